@@ -1,0 +1,1 @@
+"""Checkpoint to engine files. Never imports the runtime."""

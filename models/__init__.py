@@ -1,0 +1,1 @@
+"""What a network is: configuration, tensor names, quantisation per tensor, the graph."""

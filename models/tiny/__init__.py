@@ -1,0 +1,1 @@
+"""The embedded model: a small hybrid MoE, its corpus, training and quantiser."""

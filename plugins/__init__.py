@@ -1,0 +1,1 @@
+"""Ops: numpy reference, ONNX body, CUDA source. Knows no model."""

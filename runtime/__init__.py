@@ -1,0 +1,1 @@
+"""Runs engine files. Knows no op and no model."""

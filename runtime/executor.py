@@ -1,0 +1,42 @@
+"""What an executor is: one compiled bucket that can be run over named buffers.
+
+Knows no executor; the table that names them is in `runtime/load.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_engine.tensors import Array, TensorSpec
+
+
+@dataclass(frozen=True)
+class Specs:
+    """What one engine reads and writes; the names are those of docs/graph.md."""
+
+    inputs: tuple[TensorSpec, ...]  # steps and tables, host-written
+    states: tuple[TensorSpec, ...]  # updated in place by run
+    outputs: tuple[TensorSpec, ...]
+
+
+class Executor(Protocol):
+    """One bucket of one engine, loaded. Not thread-safe: one thread owns it."""
+
+    @property
+    def specs(self) -> Specs:
+        """The buffers `run` expects."""
+        ...
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        """Runs one step over `buffers`, which holds every input, state and output by name.
+
+        States are updated in place, outputs are written in place; nothing is allocated that
+        outlives the call. Raises ExecutorError when a buffer is missing or misshapen.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the executor holds. May be called twice."""
+        ...

@@ -1,0 +1,53 @@
+"""The error tree. A user's mistake and our own bug are different classes.
+
+SparkError
+├── UserError              something outside the program must change; the message says what
+│   ├── CheckpointError    a checkpoint is incomplete, damaged or not understood
+│   ├── OptionError        an option or combination of options cannot be honoured
+│   ├── EngineError        an engine folder is damaged, foreign, newer, or missing
+│   ├── CapacityError      the machine or the engine is too small for what was asked
+│   └── RequestError       one request is malformed or over the engine's limits
+└── InternalError          a bug in this project: please report it
+    ├── GraphError         a graph is not legal at the stage it reached
+    └── ExecutorError      an executor broke its contract
+"""
+
+
+class SparkError(Exception):
+    """Root of every error raised on purpose by this project."""
+
+
+class UserError(SparkError):
+    """Something the user can mend. The message names the value and the remedy."""
+
+
+class CheckpointError(UserError):
+    """The checkpoint is incomplete, damaged, or of an unsupported kind."""
+
+
+class OptionError(UserError):
+    """An option has a value that cannot be honoured."""
+
+
+class EngineError(UserError):
+    """The engine folder is missing, damaged, for another target, or of a newer format."""
+
+
+class CapacityError(UserError):
+    """What was asked does not fit the machine or the engine's limits."""
+
+
+class RequestError(UserError):
+    """One request is malformed or over the engine's limits. Other requests are untouched."""
+
+
+class InternalError(SparkError):
+    """A bug of ours."""
+
+
+class GraphError(InternalError):
+    """A graph is not legal at the stage it reached."""
+
+
+class ExecutorError(InternalError):
+    """An executor broke its contract."""

@@ -1,0 +1,123 @@
+"""Tensor types: the dtypes of checkpoints, graphs and engine files, and a named shape."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+Dim = int | str  # a str is a dimension that a bucket binds: "rows", "tokens"
+
+
+class DType(enum.StrEnum):
+    """Element types. NVFP4 values are packed two to a `U8`; FP8 KV pages are `U8` codes."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    F8E4M3 = "f8e4m3"
+    U8 = "u8"
+    I32 = "i32"
+    I64 = "i64"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The numpy dtype (bf16 and fp8 by ml_dtypes)."""
+        return _NUMPY[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.numpy.itemsize
+
+    @property
+    def onnx(self) -> int:
+        """The number in `onnx.TensorProto.DataType`."""
+        return _ONNX[self]
+
+    @property
+    def onnx_text(self) -> str:
+        """The name in ONNX's textual syntax."""
+        return _ONNX_TEXT[self]
+
+    @classmethod
+    def of(cls, dtype: np.dtype[np.generic] | type) -> DType:
+        """The DType of a numpy dtype. Raises KeyError for one that is not ours."""
+        return _BY_NUMPY[np.dtype(dtype)]
+
+
+_NUMPY: dict[DType, np.dtype[np.generic]] = {
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.U8: np.dtype(np.uint8),
+    DType.I32: np.dtype(np.int32),
+    DType.I64: np.dtype(np.int64),
+    DType.BOOL: np.dtype(np.bool_),
+}
+_BY_NUMPY = {v: k for k, v in _NUMPY.items()}
+_ONNX = {
+    DType.F32: 1,
+    DType.U8: 2,
+    DType.I32: 6,
+    DType.I64: 7,
+    DType.BOOL: 9,
+    DType.F16: 10,
+    DType.BF16: 16,
+    DType.F8E4M3: 17,
+}
+_ONNX_TEXT = {
+    DType.F32: "float",
+    DType.U8: "uint8",
+    DType.I32: "int32",
+    DType.I64: "int64",
+    DType.BOOL: "bool",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.F8E4M3: "float8e4m3fn",
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A name, a dtype and a shape whose string dimensions a bucket binds."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor. Raises ValueError while a dimension is unbound."""
+        return math.prod(self.dims) * self.dtype.itemsize
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape, all bound. Raises ValueError while a dimension is unbound."""
+        if any(isinstance(d, str) for d in self.shape):
+            raise ValueError(f"tensor {self.name} has unbound dimensions {self.shape}")
+        return tuple(int(d) for d in self.shape)
+
+    def bind(self, dims: dict[str, int]) -> TensorSpec:
+        """The same spec with named dimensions replaced by numbers."""
+        shape = tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape)
+        return replace(self, shape=shape)
+
+    def to_json(self) -> dict[str, object]:
+        """`{"name", "dtype", "shape"}`."""
+        return {"name": self.name, "dtype": self.dtype.value, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, row: dict[str, object]) -> TensorSpec:
+        """The inverse of `to_json`. Raises KeyError or ValueError on a malformed row."""
+        shape = row["shape"]
+        if not isinstance(shape, list):
+            raise ValueError(f"shape of {row.get('name')} is {shape!r}, not a list")
+        return cls(str(row["name"]), DType(str(row["dtype"])), tuple(shape))
