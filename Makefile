@@ -1,0 +1,58 @@
+# Two commands, each from nothing: `make run` and `make test`. Neither needs a GPU.
+# Set-up happens once and again whenever pyproject.toml changes.
+#   PYTHON=python3.12       another interpreter, 3.11 or later
+#   ORACLE_PIP_ARGS=...     arguments for installing torch, for instance, where the package index
+#                           offers the CUDA build only:
+#                           --extra-index-url https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+ORACLE_PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+ROOMS := builder check models plugins runtime
+TYPED := .mypy_site/spark_engine
+
+.PHONY: run test lint types clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.run
+	$(BIN)/spark-run --prompt "Once upon a time" --max-tokens 220
+	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
+
+test: $(VENV)/.test lint types
+	$(BIN)/pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy cannot follow the import hook of an editable install, so it is shown the same files
+# through links, laid out as they are installed.
+types: $(VENV)/.test
+	@rm -rf $(TYPED) && mkdir -p $(TYPED)
+	@ln -s $(CURDIR)/spark_engine/*.py $(CURDIR)/spark_engine/py.typed $(TYPED)/
+	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
+	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine
+
+clean:
+	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or later is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "venv is missing: sudo apt-get install -y python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+# Without torch the tests still run; parity is then held against the stored golden files.
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(ORACLE_PIP_ARGS) '$(TORCH)' \
+	  && $(BIN)/pip install --quiet --disable-pip-version-check -e '.[oracle]' \
+	  || echo "torch or transformers is not to be had here: parity runs on golden files"
+	@touch $@ $(VENV)/.run

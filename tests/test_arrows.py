@@ -1,0 +1,119 @@
+"""Imports between the rooms are data, and these are the data.
+
+An import that is wanted and not allowed here is a question about the design, not about this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house import ROOMS, ROOT, files
+
+ARROWS = {
+    "spark_engine": set(),
+    "plugins": {"spark_engine"},
+    "models": {"spark_engine", "plugins"},
+    "builder": {"spark_engine", "plugins", "models"},
+    "runtime": {"spark_engine"},
+    "check": {"spark_engine", "plugins", "models", "builder", "runtime"},
+}
+# Rooms at the bottom say what they may use; the others what they must not.
+ONLY = {
+    "spark_engine": {"numpy", "ml_dtypes"},
+    "plugins": {"numpy", "ml_dtypes"},
+}
+NEVER = {
+    "models": {"torch", "transformers", "onnxruntime", "polygraphy", "cuda", "tensorrt"},
+    "builder": {"torch", "transformers", "polygraphy"},
+    "runtime": {"torch", "transformers", "onnx", "onnx_graphsurgeon", "polygraphy"},
+    "check": {"torch", "transformers"},
+}
+# Heavy libraries live in one file each, so that the rest imports without them.
+ONE_FILE = {
+    "onnxruntime": {"runtime/ort.py", "builder/ort.py", "check/operators.py"},
+    "cuda": {"runtime/native.py", "runtime/device.py", "builder/native.py", "plugins/launch.py"},
+    "tensorrt": {"runtime/trt.py", "builder/trt.py"},
+}
+TRAINING = "models/tiny/"  # its scripts may use torch; nothing imports them
+SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
+
+
+def _imports(path: Path) -> list[tuple[str, int]]:
+    """(dotted name, level) of every import in the file, wherever it stands."""
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found.append((module, node.level))
+            found += [(f"{module}.{alias.name}", node.level) for alias in node.names]
+    return found
+
+
+def _room(name: str) -> str:
+    """The room that a name under `spark_engine` belongs to."""
+    second = name.split(".")[1] if "." in name else ""
+    return second if second in ROOMS else "spark_engine"
+
+
+def _wrong(path: Path) -> list[str]:
+    here, text = path.parts[0], path.as_posix()
+    wrong = []
+    for name, level in _imports(path):
+        top = name.split(".")[0]
+        if level:
+            wrong.append(f"relative import of {name}")
+        elif top == "spark_engine":
+            if (room := _room(name)) != here and room not in ARROWS[here]:
+                wrong.append(f"{here} may not import {room}: {name}")
+        elif top in ROOMS or top == "tests":
+            wrong.append(f"bare import of {name}: say spark_engine.{name}")
+        elif top not in sys.stdlib_module_names and not text.startswith(TRAINING):
+            wrong += _foreign(here, text, top)
+    return wrong
+
+
+def _foreign(here: str, path: str, top: str) -> list[str]:
+    if here in ONLY and path not in ONE_FILE.get(top, ()) and top not in ONLY[here]:
+        return [f"{here} may not import {top}"]
+    if top in NEVER.get(here, ()):
+        return [f"{here} may not import {top}"]
+    if top in ONE_FILE and path not in ONE_FILE[top]:
+        return [f"{top} may be imported by {sorted(ONE_FILE[top])} only"]
+    return []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_imports_follow_the_arrows(path: Path) -> None:
+    assert _wrong(path) == []
+
+
+def test_every_room_is_looked_at() -> None:
+    assert {path.parts[0] for path in SOURCES} == set(ROOMS) == set(ARROWS)
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "words"),
+    [
+        ("plugins/x.py", "from spark_engine.models import y", "may not import models"),
+        ("plugins/x.py", "import onnx", "may not import onnx"),
+        ("runtime/x.py", "from spark_engine import plugins", "may not import plugins"),
+        ("runtime/x.py", "def f():\n    import torch", "may not import torch"),
+        ("runtime/x.py", "import onnxruntime as ort", "only"),
+        ("builder/x.py", "from builder.y import z", "bare import"),
+        ("builder/x.py", "from .y import z", "relative import"),
+        ("spark_engine/x.py", "from spark_engine.plugins import y", "may not import plugins"),
+    ],
+)
+def test_a_wrong_import_is_seen(
+    path: str, line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / path).parent.mkdir()
+    (tmp_path / path).write_text(line)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert any(words in wrong for wrong in _wrong(Path(path)))

@@ -1,0 +1,34 @@
+"""Lines are spent like money: limits per file, per function and in total."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.house import ROOMS, ROOT, files
+
+FILE, FUNCTION, TOTAL = 400, 80, 12_000
+SOURCES = files(*(f"{room}/*{ext}" for room in ROOMS for ext in (".py", ".cu", ".cuh")))
+
+
+def _lines(path: Path) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_a_file_fits_in_one_head(path: Path) -> None:
+    assert _lines(path) <= FILE, f"{path} has {_lines(path)} lines: it is two files"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.suffix == ".py"], ids=str)
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    long = {f.name: n for f in functions if (n := (f.end_lineno or 0) - f.lineno + 1) > FUNCTION}
+    assert not long, f"{path}: {long} (lines; the limit is {FUNCTION})"
+
+
+def test_the_whole_stays_in_budget() -> None:
+    assert 0 < sum(map(_lines, SOURCES)) <= TOTAL
