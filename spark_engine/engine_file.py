@@ -1,0 +1,236 @@
+"""The engine folder on disk: read, write, verify (docs/engine_file.md).
+
+Knows the `.engine` container, digests, and what a reader must refuse. Knows no executor: the
+payload is bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from spark_engine.errors import EngineError
+from spark_engine.manifest import (
+    FORMAT,
+    Bucket,
+    FileDigest,
+    Json,
+    Manifest,
+    canonical_json,
+    check_format,
+    decode_manifest,
+    parse_json,
+)
+from spark_engine.tensors import Array, TensorSpec
+from spark_engine.weights_file import map_weights
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer"
+CHUNK_BYTES = 64 << 20
+
+_PIECE_BYTES = 4 << 20  # read at once, per thread
+
+
+@dataclass(frozen=True)
+class EngineHeader:
+    """What one `.engine` file reads and writes. Shapes are bound; `aliases` maps out -> in."""
+
+    executor: str
+    target: str
+    family: str
+    rows: int
+    tile: int
+    inputs: tuple[TensorSpec, ...]  # steps and tables
+    states: tuple[TensorSpec, ...]  # each also an output named `<state>.out`
+    outputs: tuple[TensorSpec, ...]
+    aliases: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Json]:
+        """The header without the payload's length and digest."""
+        specs = {k: [s.to_json() for s in getattr(self, k)] for k in _SPEC_KEYS}
+        plain = {k: getattr(self, k) for k in ("executor", "target", "family", "rows", "tile")}
+        return {**plain, **specs, "aliases": dict(self.aliases), "format": FORMAT}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Json]) -> EngineHeader:
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
+        inputs, states, outputs = (
+            tuple(TensorSpec.from_json(s) for s in row[k]) for k in _SPEC_KEYS
+        )
+        return cls(
+            executor=str(row["executor"]),
+            target=str(row["target"]),
+            family=str(row["family"]),
+            rows=int(row["rows"]),
+            tile=int(row["tile"]),
+            inputs=inputs,
+            states=states,
+            outputs=outputs,
+            aliases=dict(row["aliases"]),
+        )
+
+
+_SPEC_KEYS = ("inputs", "states", "outputs")
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """One `.engine` file, read and checked."""
+
+    header: EngineHeader
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class EngineFolder:
+    """A folder whose every byte was verified when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def weights_path(self) -> Path:
+        """The safetensors file."""
+        return self.path / WEIGHTS
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The folder of the tokenizer's files, or None when the checkpoint had none."""
+        folder = self.path / TOKENIZER
+        return folder if folder.is_dir() else None
+
+    def engine(self, bucket: Bucket) -> EngineFile:
+        """Reads the bucket's file. Raises EngineError when it is not intact."""
+        return read_engine(self.path / bucket.file)
+
+    def weights(self) -> dict[str, Array]:
+        """Every weight as a read-only array over the mapped file."""
+        return map_weights(self.weights_path)
+
+
+def encode_engine(header: EngineHeader, payload: bytes) -> bytes:
+    """The bytes of an `.engine` file."""
+    digest = hashlib.sha256(payload).hexdigest()
+    row = {**header.to_json(), "payload_bytes": len(payload), "payload_sha256": digest}
+    text = canonical_json(row)
+    return len(text).to_bytes(8, "little") + text + payload
+
+
+def read_engine(path: Path) -> EngineFile:
+    """Reads and checks one `.engine` file.
+
+    Raises EngineError when it is missing, cut, changed, or of a newer format.
+    """
+    remedy = _remedy(path.parent)
+    data = _read(path, remedy)
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise EngineError(f"{path} is cut off inside its header; {remedy}")
+    row = parse_json(data[8 : 8 + length], str(path), remedy)
+    check_format(row, str(path))
+    payload = data[8 + length :]
+    if len(payload) != row.get("payload_bytes"):
+        raise EngineError(
+            f"{path} holds {len(payload)} payload bytes, not {row.get('payload_bytes')}; {remedy}"
+        )
+    if hashlib.sha256(payload).hexdigest() != row.get("payload_sha256"):
+        raise EngineError(f"{path} was changed after it was written; {remedy}")
+    try:
+        return EngineFile(EngineHeader.from_json(row), payload)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(f"{path} has a malformed header ({error!r}); {remedy}") from error
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the folder `path`; no other file is read.
+
+    Raises EngineError when it is missing, changed, or of a newer format.
+    """
+    remedy = _remedy(path)
+    if not path.is_dir():
+        raise EngineError(f"there is no engine folder {path}; {remedy}")
+    return decode_manifest(_read(path / MANIFEST, remedy), str(path / MANIFEST), remedy)
+
+
+def open_folder(path: Path, target: str) -> EngineFolder:
+    """Opens the engine at `path` for the machine's `target`, after verifying every byte.
+
+    Raises EngineError, naming the file and the remedy, for a newer format, another target, or
+    a file that is missing, of a wrong length, or changed.
+    """
+    manifest = read_manifest(path)
+    if manifest.target != target:
+        raise EngineError(
+            f"{path} was built for {manifest.target!r} and this machine runs {target!r}: "
+            f"rebuild with `spark-build CHECKPOINT -o {path} --target {target}`"
+        )
+    verify_files(path, manifest.files)
+    return EngineFolder(path, manifest)
+
+
+def verify_files(path: Path, files: Mapping[str, FileDigest]) -> None:
+    """Compares every file below `path` with its digest, chunks in parallel.
+
+    Raises EngineError naming the first file (by name) that is missing, cut or changed.
+    """
+    for name, digest in sorted(files.items()):
+        _check_length(path, name, digest)
+    jobs = [(name, i) for name in sorted(files) for i in range(len(files[name].chunks))]
+    with _pool() as pool:
+        found = pool.map(lambda job: _hash_chunk(path / job[0], job[1]), jobs)
+        for (name, i), chunk in zip(jobs, found, strict=True):
+            if chunk != files[name].chunks[i]:
+                at = f"between bytes {i * CHUNK_BYTES} and {(i + 1) * CHUNK_BYTES}"
+                raise EngineError(f"{path / name} was changed {at}; {_remedy(path)}")
+
+
+def digest_file(path: Path) -> FileDigest:
+    """The length of a file and the digest of each chunk, hashed in parallel."""
+    size = path.stat().st_size
+    with _pool() as pool:
+        chunks = pool.map(lambda i: _hash_chunk(path, i), range(-(-size // CHUNK_BYTES)))
+        return FileDigest(size, tuple(chunks))
+
+
+def _check_length(path: Path, name: str, digest: FileDigest) -> None:
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise EngineError(f"{path / MANIFEST} names {name!r}, outside the folder; {_remedy(path)}")
+    file = path / name
+    if not file.is_file():
+        raise EngineError(f"{file} is missing; {_remedy(path)}")
+    size = file.stat().st_size
+    if size != digest.bytes or len(digest.chunks) != -(-size // CHUNK_BYTES):
+        raise EngineError(f"{file} has {size} bytes, not {digest.bytes}; {_remedy(path)}")
+
+
+def _hash_chunk(path: Path, index: int) -> str:
+    """Hex sha256 of one chunk; read in pieces, so that few threads need little memory."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        file.seek(index * CHUNK_BYTES)
+        left = CHUNK_BYTES
+        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+    return digest.hexdigest()
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, "digest")
+
+
+def _read(path: Path, remedy: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+
+
+def _remedy(folder: Path) -> str:
+    return f"rebuild the engine with `spark-build CHECKPOINT -o {folder}`"

@@ -1,0 +1,167 @@
+"""`weights.safetensors`: all weights of an engine, written one by one, read by mapping.
+
+Knows the safetensors format (8-byte header length, JSON header, data without holes) and that
+every tensor of ours starts on a 64-byte boundary of the file; knows nothing about what the
+tensors mean. Holes between tensors are filled by U8 tensors named `.pad.{offset}`, because the
+format allows none.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from spark_engine.errors import EngineError, InternalError
+from spark_engine.tensors import Array, DType, TensorSpec
+
+ALIGNMENT = 64  # bytes; one cache line, and what vector loads of every executor need
+PAD = ".pad."
+
+_TO_NAME = {
+    DType.F32: "F32",
+    DType.F16: "F16",
+    DType.BF16: "BF16",
+    DType.F8E4M3: "F8_E4M3",
+    DType.U8: "U8",
+    DType.I32: "I32",
+    DType.I64: "I64",
+    DType.BOOL: "BOOL",
+}
+_FROM_NAME = {name: dtype for dtype, name in _TO_NAME.items()}
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """Where one tensor's bytes lie; `offset` counts from the start of the file."""
+
+    spec: TensorSpec
+    offset: int
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """The whole file but its data: the header's bytes, each tensor's place, the length."""
+
+    header: bytes
+    entries: Mapping[str, WeightEntry]
+    total: int  # bytes of the file
+
+
+def plan_weights(specs: Sequence[TensorSpec]) -> WeightLayout:
+    """Places every tensor in the order given, each on a 64-byte boundary.
+
+    Raises InternalError when two tensors share a name or a name is reserved for padding.
+    """
+    _check_names(specs)
+    rows: dict[str, object] = {}
+    places: list[tuple[TensorSpec, int]] = []
+    end = 0
+    for spec in specs:
+        start = _align(end)
+        if start > end:
+            rows[f"{PAD}{end}"] = _row("U8", (start - end,), end, start)
+        end = start + spec.nbytes
+        rows[spec.name] = _row(_TO_NAME[spec.dtype], spec.dims, start, end)
+        places.append((spec, start))
+    header = _header(rows)
+    entries = {spec.name: WeightEntry(spec, len(header) + at) for spec, at in places}
+    return WeightLayout(header, entries, len(header) + end)
+
+
+def write_weights(path: Path, layout: WeightLayout, arrays: Iterable[Array]) -> None:
+    """Writes the file; `arrays` yields the tensors in the layout's order, one at a time.
+
+    Raises InternalError when an array's dtype or shape is not what the layout says, or when
+    there are fewer or more arrays than tensors.
+    """
+    with path.open("wb") as file:
+        file.write(layout.header)
+        for entry, array in zip(layout.entries.values(), arrays, strict=True):
+            _check_array(entry.spec, array)
+            file.write(bytes(entry.offset - file.tell()))
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if file.tell() != layout.total:
+            raise InternalError(f"{path} has {file.tell()} bytes, planned {layout.total}")
+
+
+def read_index(path: Path) -> dict[str, WeightEntry]:
+    """Every tensor's place, padding left out. Raises EngineError on a malformed file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            if length > size:
+                raise ValueError(f"header of {length} bytes in a file of {size}")
+            rows = json.loads(file.read(length))
+        named = {k: v for k, v in rows.items() if k != "__metadata__" and not k.startswith(PAD)}
+        return {name: _entry(name, row, 8 + length, size) for name, row in named.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} is not a readable safetensors file ({error}); rebuild with spark-build"
+        raise EngineError(message) from error
+
+
+def map_weights(path: Path) -> dict[str, Array]:
+    """Every tensor as a read-only array over the mapped file; nothing is copied.
+
+    Raises EngineError on a malformed file.
+    """
+    index = read_index(path)
+    if not index:
+        return {}
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return {name: _view(data, entry) for name, entry in index.items()}
+
+
+def _view(data: mmap.mmap, entry: WeightEntry) -> Array:
+    spec = entry.spec
+    raw = np.frombuffer(data, np.uint8, spec.nbytes, entry.offset)
+    view: Array = raw.view(spec.dtype.numpy).reshape(spec.dims)
+    return view
+
+
+def _entry(name: str, row: Mapping[str, object], base: int, size: int) -> WeightEntry:
+    offsets, shape = row["data_offsets"], row["shape"]
+    if not isinstance(offsets, list) or not isinstance(shape, list):
+        raise ValueError(f"tensor {name} has shape {shape} and offsets {offsets}")
+    start, end = (int(v) for v in offsets)
+    spec = TensorSpec(name, _FROM_NAME[str(row["dtype"])], tuple(int(d) for d in shape))
+    if start < 0 or end - start != spec.nbytes or base + end > size:
+        raise ValueError(f"tensor {name} lies at {start}:{end} of {size - base} bytes")
+    return WeightEntry(spec, base + start)
+
+
+def _header(rows: Mapping[str, object]) -> bytes:
+    """Length and JSON, filled with spaces up to the alignment, as the format allows."""
+    text = json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (_align(8 + len(text)) - 8 - len(text))
+    return len(text).to_bytes(8, "little") + text
+
+
+def _row(dtype: str, shape: Sequence[int], start: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _check_names(specs: Sequence[TensorSpec]) -> None:
+    counts = Counter(s.name for s in specs)
+    reserved = {n for n in counts if n.startswith(PAD) or n == "__metadata__"}
+    twice = reserved | {n for n, count in counts.items() if count > 1}
+    if twice:
+        raise InternalError(f"weight names used twice or reserved: {sorted(twice)}")
+
+
+def _check_array(spec: TensorSpec, array: Array) -> None:
+    if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
+        raise InternalError(
+            f"weight {spec.name} is {array.dtype}{array.shape}, planned {spec.dtype}{spec.dims}"
+        )
