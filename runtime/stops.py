@@ -1,0 +1,59 @@
+"""Stop strings in a stream of text. Knows text only: no tokens, no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def held_suffix(text: str, patterns: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of a pattern."""
+    longest = max((len(p) for p in patterns), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(len(p) > size and p.startswith(tail) for p in patterns):
+            return size
+    return 0
+
+
+def first_match(text: str, patterns: Sequence[str]) -> tuple[int, int] | None:
+    """(start, end) of the pattern that is completed first, or None.
+
+    Of several completed by the same character the longest counts. Judging by the end, not by the
+    start, is what makes the answer independent of how the stream was cut.
+    """
+    found = [(at + len(p), at) for p in patterns if (at := text.find(p)) >= 0]
+    if not found:
+        return None
+    end, start = min(found)
+    return start, end
+
+
+class StopMatcher:
+    """Passes a stream through up to the first stop string, which is left out.
+
+    Holds back every suffix that could still become a stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The part of the stream that is now certain. Empty once a stop string has matched."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        hit = first_match(text, self._stops)
+        if hit is not None:
+            self.matched = text[hit[0] : hit[1]]
+            self._held = ""
+            return text[: hit[0]]
+        cut = len(text) - held_suffix(text, self._stops)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        text, self._held = self._held, ""
+        return text

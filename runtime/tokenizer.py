@@ -1,0 +1,158 @@
+"""Text to token ids and back, and the detokeniser of a stream.
+
+Knows byte-level BPE (the only kind this model family uses) and the `tokenizers` library.
+Knows no chat template, no stop strings and no engine.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from spark_engine.errors import EngineError, RequestError
+
+
+class Tokenizer:
+    """The tokenizer of one engine. Thread-safe: nothing changes after construction."""
+
+    def __init__(self, backend: Backend, special: frozenset[int]) -> None:
+        self._backend = backend
+        self.special = special
+        size = backend.get_vocab_size(with_added_tokens=True)
+        self._bytes = [_token_bytes(backend.id_to_token(i)) for i in range(size)]
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Reads `tokenizer.json` and what `tokenizer_config.json` adds to it.
+
+        Raises EngineError when a file is missing, damaged, or not byte-level BPE.
+        """
+        path = folder / "tokenizer.json"
+        text = _read(path)
+        settings = _json(path, text)
+        if not _is_byte_level(settings.get("decoder")):
+            raise EngineError(f"{path}: the decoder is not byte-level; only that kind is supported")
+        try:
+            backend = Backend.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise EngineError(f"{path} cannot be read ({error}); build the engine again") from None
+        config = folder / "tokenizer_config.json"
+        added = _json(config, _read(config)) if config.exists() else {}
+        _add_missing(backend, added.get("added_tokens_decoder", {}), config)
+        specials = (i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        return cls(backend, frozenset(specials))
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        Raises RequestError when the text holds a lone surrogate (not encodable as UTF-8).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode: {error}") from None
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of a whole sequence; invalid UTF-8 becomes U+FFFD."""
+        detokenizer = Detokenizer(self, skip_special)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token stands for; empty for an id that has no token."""
+        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of one token, or None."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+
+class Detokenizer:
+    """Turns the ids of one stream into text deltas that never split a character.
+
+    The concatenated deltas and the flush equal `Tokenizer.decode` of all ids. Each token costs
+    time proportional to its own bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special if skip_special else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these further ids complete."""
+        table, skipped = self._tokenizer, self._skipped
+        data = b"".join(table.token_bytes(i) for i in ids if i not in skipped)
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that was never completed."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The inverse of GPT-2's byte alphabet: printable Latin-1 stands for itself, every other
+    byte for the next unused code point from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [b for b in range(256) if b not in own]
+    return {chr(b): b for b in own} | {chr(0x100 + i): b for i, b in enumerate(other)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _token_bytes(token: str | None) -> bytes:
+    if token is None:
+        return b""
+    codes = [_BYTE_OF_CHAR.get(char) for char in token]
+    known = [code for code in codes if code is not None]
+    # a token outside the byte alphabet (an added one with a space, say) stands for its own text
+    return bytes(known) if len(known) == len(codes) else token.encode()
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _add_missing(backend: Backend, rows: dict[str, Any], path: Path) -> None:
+    """Adds tokens that only tokenizer_config.json lists, and insists on their ids."""
+    for number, row in sorted(rows.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(row["content"]) is None:
+            token = AddedToken(row["content"], special=row.get("special", False), normalized=False)
+            backend.add_tokens([token])
+        if (got := backend.token_to_id(row["content"])) != int(number):
+            raise EngineError(f"{path}: token {row['content']!r} has id {got}, not {number}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EngineError(f"{path} is missing: this engine has no tokenizer") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineError(f"{path} cannot be read: {error}") from None
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise EngineError(f"{path} is not valid JSON ({error}); build the engine again") from None
+    if not isinstance(value, dict):
+        raise EngineError(f"{path} holds {type(value).__name__}, not an object")
+    return value

@@ -1,0 +1,153 @@
+"""Text to ids and back: whole, and as streams cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+
+from spark_engine.errors import EngineError, RequestError
+from spark_engine.runtime.stops import StopMatcher
+from spark_engine.runtime.tokenizer import Detokenizer, Tokenizer
+from tests.runtime import small_tokenizer
+
+TEXTS = st.one_of(st.text(max_size=60), st.sampled_from(small_tokenizer.TEXT))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return Backend.from_str(small_tokenizer.train())
+
+
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_deltas_of_random_ids_add_up_to_the_full_decode(
+    tokenizer: Tokenizer, backend: Backend, data: st.DataObject, skip: bool
+) -> None:
+    size = backend.get_vocab_size()
+    ids = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    stream = Detokenizer(tokenizer, skip)
+    deltas = [stream.push([i]) for i in ids]
+    whole = backend.decode(ids, skip_special_tokens=skip)
+    assert "".join(deltas) + stream.flush() == whole
+    assert tokenizer.decode(ids, skip) == whole
+
+
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_text_survives_a_round_trip_and_no_delta_splits_a_character(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    stream = Detokenizer(tokenizer, skip_special=False)
+    deltas = [stream.push([i]) for i in tokenizer.encode(text)]
+    assert "".join(deltas) == text
+    assert stream.flush() == ""
+    assert "\ufffd" not in "".join(deltas) or "\ufffd" in text
+
+
+def test_encode_is_the_librarys(tokenizer: Tokenizer, backend: Backend) -> None:
+    for text in small_tokenizer.TEXT:
+        want = backend.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == want
+        assert len(want) < len(text.encode())
+
+
+def test_special_tokens_are_skipped_but_think_is_not(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<|im_start|><think>a</think><|im_end|>")
+    assert tokenizer.decode(ids) == "<think>a</think>"
+    assert tokenizer.decode(ids, skip_special=False).startswith("<|im_start|>")
+
+
+def test_tokens_listed_only_in_the_config_get_their_ids(tokenizer: Tokenizer) -> None:
+    last = tokenizer.id_of("<|audio_start|>")
+    assert last == len(tokenizer) - 1
+    assert tokenizer.encode("<|audio_start|>") == [last]
+    assert last in tokenizer.special
+
+
+def test_ids_without_a_token_are_empty_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([len(tokenizer) + 5, *tokenizer.encode("hi"), -1]) == "hi"
+
+
+def test_a_lone_surrogate_is_the_requests_fault(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        tokenizer.encode("a\ud800b")
+
+
+def test_what_is_wrong_with_the_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no tokenizer"):
+        Tokenizer.load(tmp_path)
+    small_tokenizer.write(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"added_tokens_decoder": {"9999": {"content": "<|x|>"}}}')
+    with pytest.raises(EngineError, match="9999"):
+        Tokenizer.load(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    settings_ = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings_, "decoder": {"type": "Metaspace"}}))
+    with pytest.raises(EngineError, match="byte-level"):
+        Tokenizer.load(tmp_path)
+    path.write_text("{")
+    with pytest.raises(EngineError, match="not valid JSON"):
+        Tokenizer.load(tmp_path)
+
+
+def _reference_stop(text: str, stops: list[str]) -> str:
+    """Character by character: stop as soon as the text so far ends with a stop string."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+def _stopped(pieces: list[str], stops: list[str]) -> str:
+    matcher = StopMatcher(stops)
+    out = "".join(matcher.push(piece) for piece in pieces)
+    return out + matcher.flush()
+
+
+@pytest.mark.parametrize(
+    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"]]
+)
+@pytest.mark.parametrize("text", ["", "aabaabc", "xxENENDyy", "abababc", "aaaa", "xEEx"])
+def test_stop_strings_at_every_two_split_points(text: str, stops: list[str]) -> None:
+    want = _reference_stop(text, stops)
+    for i in range(len(text) + 1):
+        for j in range(i, len(text) + 1):
+            assert _stopped([text[:i], text[i:j], text[j:]], stops) == want
+
+
+@given(
+    text=st.text("abE", max_size=14),
+    stops=st.lists(st.text("abE", min_size=1, max_size=4), min_size=1, max_size=4),
+    data=st.data(),
+)
+@settings(max_examples=400, deadline=None)
+def test_stop_strings_do_not_depend_on_the_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    edges = [0, *cuts, len(text)]
+    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    assert _stopped(pieces, stops) == _reference_stop(text, stops)
+
+
+def test_only_what_could_become_a_stop_string_is_held_back() -> None:
+    matcher = StopMatcher(["</s>"])
+    assert matcher.push("abc<") == "abc"
+    assert matcher.push("/") == ""
+    assert matcher.push("x") == "</x"
+    assert matcher.push("</s>tail") == ""
+    assert matcher.matched == "</s>"
+    assert matcher.push("more") == ""
+    assert matcher.flush() == ""
