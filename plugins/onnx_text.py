@@ -1,0 +1,124 @@
+"""Writes ONNX's textual syntax: one function, node by node, with fresh names.
+
+Knows the syntax, no op's maths. A body reads as the maths it is: `f("Mul", f("Exp", g), s)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+
+import numpy as np
+
+from spark_engine.op import DOMAIN
+from spark_engine.tensors import Array, DType
+
+OPSET = 23
+Operand = str | int | float | Sequence[int] | Array | np.generic
+
+
+class Graph:
+    """A graph attribute (of Loop, Scan, If) in textual syntax."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Text:
+    """Nodes of one function or nested graph; nested graphs see the outer names.
+
+    Operands: a name; an int (int64 scalar); a float (f32 scalar); a sequence of ints (int64
+    vector, as axes and shapes are); a numpy array or scalar (a constant of its dtype).
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = numbers if numbers is not None else count()
+        self._lines: list[str] = []
+
+    def __call__(self, op: str, *operands: Operand, out: str = "", **attrs: object) -> str:
+        """Appends a node with one output, named `out` when given; returns the output's name."""
+        name = out or self.fresh()
+        self._append((name,), op, operands, attrs)
+        return name
+
+    def many(self, outputs: int, op: str, *operands: Operand, **attrs: object) -> tuple[str, ...]:
+        """Appends a node with several outputs and returns their names."""
+        names = tuple(self.fresh() for _ in range(outputs))
+        self._append(names, op, operands, attrs)
+        return names
+
+    def cast(self, value: Operand, dtype: DType, out: str = "") -> str:
+        """`value` converted to `dtype`."""
+        return self("Cast", value, out=out, to=dtype.onnx)
+
+    def graph(self, inputs: int, build: Callable[..., Sequence[str]]) -> Graph:
+        """A nested graph: `build(text, *input names)` appends its nodes and returns its outputs.
+
+        An output must be made inside (an outer name or an input needs an Identity).
+        """
+        inner = Text(self._numbers)
+        names = [self.fresh() for _ in range(inputs)]
+        outputs = build(inner, *names)
+        head = f"{self.fresh()} ({', '.join(names)}) => ({', '.join(outputs)})"
+        return Graph(head + " {\n" + "\n".join(inner._lines) + "\n}")
+
+    def function(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+        """The whole function's text. `inputs` and `outputs` are names used by the nodes."""
+        head = f'<opset_import: ["" : {OPSET}], domain: "{DOMAIN}">'
+        lines = "\n".join(self._lines)
+        return f"{head}\n{name} ({', '.join(inputs)}) => ({', '.join(outputs)})\n{{\n{lines}\n}}\n"
+
+    def fresh(self) -> str:
+        """A name no other node of this function has."""
+        return f"t{next(self._numbers)}"
+
+    def _append(
+        self,
+        names: Sequence[str],
+        op: str,
+        operands: Sequence[Operand],
+        attrs: Mapping[str, object],
+    ) -> None:
+        inputs = ", ".join(self._name(x) for x in operands)
+        pairs = ", ".join(f"{k} = {_attribute(v)}" for k, v in attrs.items())
+        middle = f" <{pairs}>" if pairs else ""
+        self._lines.append(f"  {', '.join(names)} = {op}{middle} ({inputs})")
+
+    def _name(self, operand: Operand) -> str:
+        if isinstance(operand, str):
+            return operand
+        name = self.fresh()
+        self._lines.append(f"  {name} = Constant <value = {_tensor(_array(operand))}> ()")
+        return name
+
+
+def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    return np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
+
+
+def _tensor(array: Array) -> str:
+    dims = f"[{','.join(map(str, array.shape))}]" if array.ndim else ""
+    values = ", ".join(map(_literal, array.reshape(-1)))
+    return f"{DType.of(array.dtype).onnx_text}{dims} {{{values}}}"
+
+
+def _literal(value: np.generic) -> str:
+    if value.dtype.kind in "biu":
+        return str(int(value))
+    if not np.isfinite(value):
+        raise ValueError(f"{value} has no literal in ONNX's textual syntax")
+    return repr(float(value))
+
+
+def _attribute(value: object) -> str:
+    if isinstance(value, Graph):
+        return value.text
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_attribute, value))}]"
+    if isinstance(value, (bool, int, float)):
+        return repr(int(value) if isinstance(value, bool) else value)
+    raise TypeError(f"attribute {value!r} has no textual syntax here")
