@@ -1,0 +1,59 @@
+"""Pieces of ONNX bodies that several ops share: each appends nodes and returns a value's name.
+
+Knows no op. A fused op is written with the very fragments of the ops it replaces, in their
+order: that is what makes fusion bit-equal on the CPU. All values are f32 unless said.
+
+Measured on onnxruntime 1.31 (CPU): Exp, Log, Sqrt, Div and last-axis reductions give a row
+the same bits whatever the other rows are; Softplus, Sin and Cos do not (their vector tails
+differ), and Sigmoid and Softmax are accurate only absolutely (a SiLU of them has no relative
+accuracy for negative numbers). Hence the fragments are made of Exp and Log.
+"""
+
+from __future__ import annotations
+
+from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.tensors import DType
+
+
+def widen(f: Text, x: str) -> str:
+    """`x` (f32 or bf16) as f32. A cast to its own dtype costs nothing: it is eliminated."""
+    return f.cast(x, DType.F32)
+
+
+def columns(f: Text, x: str, start: int, stop: int) -> str:
+    """x[..., start:stop], any dtype that onnxruntime can slice."""
+    return f("Slice", x, [start], [stop], [-1])
+
+
+def sigmoid(f: Text, x: str) -> str:
+    """1 / (1 + exp(-x)); an infinite exponential gives 0."""
+    return f("Div", 1.0, f("Add", f("Exp", f("Neg", x)), 1.0))
+
+
+def silu(f: Text, x: str) -> str:
+    """x / (1 + exp(-x))."""
+    return f("Div", x, f("Add", f("Exp", f("Neg", x)), 1.0))
+
+
+def softplus(f: Text, x: str) -> str:
+    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), with Kahan's log1p.
+
+    log1p(e) = log(u)·e/(u - 1) for u = 1 + e rounded, and e itself where u is 1.
+    """
+    e = f("Exp", f("Neg", f("Abs", x)))
+    u = f("Add", e, 1.0)
+    lost = f("Equal", u, 1.0)
+    gap = f("Where", lost, 1.0, f("Sub", u, 1.0))
+    log1p = f("Where", lost, e, f("Div", f("Mul", f("Log", u), e), gap))
+    return f("Add", f("Max", x, 0.0), log1p)
+
+
+def normalise(f: Text, x: str, eps: float) -> str:
+    """x / sqrt(mean(x², last axis) + eps)."""
+    mean = f("ReduceMean", f("Mul", x, x), [-1], keepdims=1)
+    return f("Div", x, f("Sqrt", f("Add", mean, eps)))
+
+
+def rms_norm(f: Text, x: str, weight: str, eps: float) -> str:
+    """normalise(x) · weight."""
+    return f("Mul", normalise(f, x, eps), weight)

@@ -1,0 +1,32 @@
+"""The table of ops: one row each, in the order of docs/graph.md. Knows nothing else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Op
+from spark_engine.plugins import rms_norm
+
+OPS: tuple[Op, ...] = (rms_norm.OP,)
+
+
+def index(ops: Iterable[Op]) -> Mapping[str, Op]:
+    """The ops by name, read-only. Raises GraphError when two share a name."""
+    found: dict[str, Op] = {}
+    for op in ops:
+        if op.name in found:
+            raise GraphError(f"two ops are named {op.name}; rename one of them")
+        found[op.name] = op
+    return MappingProxyType(found)
+
+
+REGISTRY: Mapping[str, Op] = index(OPS)
+
+
+def get(name: str) -> Op:
+    """The op called `name`. Raises GraphError listing the legal names."""
+    if name not in REGISTRY:
+        raise GraphError(f"no op is named {name!r}; the ops are {', '.join(sorted(REGISTRY))}")
+    return REGISTRY[name]

@@ -1,0 +1,191 @@
+"""Wraps ops in the smallest ONNX model that holds them and runs it on onnxruntime.
+
+Knows onnx and onnxruntime and no op. The model is made as the builder makes it: nodes in
+domain `spark`, each with its function body attached, weights as initializers, the session at
+ORT_ENABLE_BASIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from spark_engine.op import DOMAIN, Attrs, Op
+from spark_engine.plugins.onnx_nodes import OPSET
+from spark_engine.tensors import Array, DType, TensorSpec
+
+# Operands that are weights in every engine; all others are written anew each step.
+WEIGHT_NAMES = frozenset(
+    "weight w w_scale w_scale2 alpha gate scale input_scale a_log dt_bias q_norm k_norm inv_freq "
+    "kv_scale".split()
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a test graph: an op of ours, or a standard op by name."""
+
+    op: Op | str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    attrs: Attrs = field(default_factory=dict)
+
+
+def spec_of(name: str, array: Array) -> TensorSpec:
+    """The spec of an array."""
+    return TensorSpec(name, DType.of(array.dtype), array.shape)
+
+
+def formal_names(names: Sequence[str], count: int) -> list[str]:
+    """An op's operand names for `count` operands, a last `x*` numbered x0, x1, …"""
+    fixed = [n for n in names if not n.endswith("*")]
+    if len(fixed) == len(names):
+        return fixed[:count]
+    return fixed + [f"{names[-1][:-1]}{i}" for i in range(count - len(fixed))]
+
+
+def run_op(
+    op: Op, attrs: Attrs, arrays: Sequence[Array], constant: Sequence[str] | None = None
+) -> tuple[Array, ...]:
+    """The op's outputs by its body. `constant` names the operands made initializers."""
+    names = formal_names(op.inputs, len(arrays))
+    specs = tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))
+    outs = op.infer(attrs, specs)
+    out_names = [f"out_{n}" for n in formal_names(op.outputs, len(outs))]
+    fixed = WEIGHT_NAMES if constant is None else constant
+    values = dict(zip(names, arrays, strict=True))
+    results = run_graph(
+        [Node(op, names, out_names, attrs)],
+        values,
+        out_names,
+        [n for n in names if n in fixed or n.startswith("params")],
+    )
+    return tuple(results[n] for n in out_names)
+
+
+def run_graph(
+    nodes: Sequence[Node],
+    values: Mapping[str, Array],
+    outputs: Sequence[str],
+    constant: Sequence[str] = (),
+    threads: int = 1,
+) -> dict[str, Array]:
+    """Runs the nodes over `values`; `constant` names those that become initializers."""
+    session, specs = build(nodes, values, outputs, constant, threads)
+    feeds = {k: v for k, v in values.items() if k not in constant}
+    return execute(session, feeds, [specs[n] for n in outputs])
+
+
+def build(
+    nodes: Sequence[Node],
+    values: Mapping[str, Array],
+    outputs: Sequence[str],
+    constant: Sequence[str] = (),
+    threads: int = 1,
+) -> tuple[ort.InferenceSession, dict[str, TensorSpec]]:
+    """A session over the nodes and the specs of every value it holds."""
+    specs = {name: spec_of(name, array) for name, array in values.items()}
+    protos, functions = [], []
+    for i, node in enumerate(nodes):
+        proto, function = _proto(node, specs, f"n{i}")
+        protos.append(proto)
+        functions += [function] if function else []
+    graph = onnx.helper.make_graph(
+        protos,
+        "one_node",
+        [_value(specs[n]) for n in values if n not in constant],
+        [_value(specs[n]) for n in outputs],
+        [_tensor(n, values[n]) for n in constant],
+    )
+    opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
+    model = onnx.helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=10)
+    return _session(model, threads), specs
+
+
+def _proto(
+    node: Node, specs: dict[str, TensorSpec], overload: str
+) -> tuple[onnx.NodeProto, onnx.FunctionProto | None]:
+    operands = tuple(specs[n] for n in node.inputs)
+    if isinstance(node.op, str):
+        specs.update({n: _standard(node, operands, n) for n in node.outputs})
+        proto = onnx.helper.make_node(node.op, node.inputs, node.outputs, **node.attrs)
+        return proto, None
+    for name, spec in zip(node.outputs, node.op.infer(node.attrs, operands), strict=True):
+        specs[name] = TensorSpec(name, spec.dtype, spec.shape)
+    function = onnx.parser.parse_function(node.op.body(node.attrs, operands))
+    function.overload = overload
+    proto = onnx.helper.make_node(
+        node.op.name, node.inputs, node.outputs, domain=DOMAIN, overload=overload
+    )
+    return proto, function
+
+
+def _standard(node: Node, operands: Sequence[TensorSpec], name: str) -> TensorSpec:
+    """The output spec of the two standard ops that tests use: Add and Concat on the last axis."""
+    first = operands[0]
+    if node.op == "Add":
+        return TensorSpec(name, first.dtype, first.shape)
+    assert node.op == "Concat", f"no shape rule for the standard op {node.op}"
+    width = sum(s.dims[-1] for s in operands)
+    return TensorSpec(name, first.dtype, (*first.shape[:-1], width))
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.dims)
+
+
+def _tensor(name: str, array: Array) -> onnx.TensorProto:
+    raw = np.ascontiguousarray(array).tobytes()
+    return onnx.helper.make_tensor(name, DType.of(array.dtype).onnx, array.shape, raw, raw=True)
+
+
+def _session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def execute(
+    session: ort.InferenceSession, feeds: Mapping[str, Array], outputs: Sequence[TensorSpec]
+) -> dict[str, Array]:
+    """Runs over bound buffers; every output buffer holds poison before the run."""
+    binding = session.io_binding()
+    kept = [np.ascontiguousarray(a) for a in feeds.values()]
+    for name, array in zip(feeds, kept, strict=True):
+        binding.bind_input(name, "cpu", 0, _element(array), array.shape, array.ctypes.data)
+    results = {spec.name: poison(spec) for spec in outputs}
+    for name, array in results.items():
+        binding.bind_output(name, "cpu", 0, _element(array), array.shape, array.ctypes.data)
+    session.run_with_iobinding(binding)
+    return results
+
+
+def _element(array: Array) -> int:
+    return DType.of(array.dtype).onnx
+
+
+def poison(spec: TensorSpec) -> Array:
+    """A buffer full of NaN (floats) or of a wild value (integers)."""
+    array = np.empty(spec.dims, spec.dtype.numpy)
+    if spec.dtype in (DType.F32, DType.F16, DType.BF16, DType.F8E4M3):
+        array[...] = np.asarray(np.nan).astype(array.dtype)
+    else:
+        array.view(np.uint8)[...] = 0x01 if spec.dtype is DType.BOOL else 0x7B
+    return array
+
+
+def widen(array: Array) -> NDArray[Any]:
+    """Floats of any width as float64, anything else unchanged."""
+    small = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16, np.float32)
+    return array.astype(np.float64) if array.dtype in [np.dtype(d) for d in small] else array

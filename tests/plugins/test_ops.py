@@ -1,0 +1,108 @@
+"""Every op, every case: infer, reference and body agree; the contract of Op is kept."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from spark_engine.errors import GraphError
+from spark_engine.op import DOMAIN, Case, Op
+from spark_engine.plugins import registry
+from spark_engine.tensors import Array
+from tests.plugins import one_node
+
+PAIRS = [
+    pytest.param(op, case, id=f"{op.name}-{case.label}") for op in registry.OPS for case in op.cases
+]
+
+
+def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
+    """The case's inputs; the seed is a digest of its name, so cases do not shift each other."""
+    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
+
+
+def reference(op: Op, case: Case, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The reference's outputs over copies: it may not change its inputs."""
+    copies = tuple(a.copy() for a in arrays)
+    outputs = op.reference(case.attrs, copies)
+    for copy, array in zip(copies, arrays, strict=True):
+        assert copy.tobytes() == array.tobytes(), f"{op.name}'s reference changed its input"
+    return tuple(o.copy() for o in outputs)
+
+
+@pytest.mark.parametrize(("op", "case"), PAIRS)
+def test_infer_agrees_with_reference(op: Op, case: Case) -> None:
+    arrays = arrays_of(op, case)
+    names = one_node.formal_names(op.inputs, len(arrays))
+    specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
+    inferred = op.infer(case.attrs, specs)
+    results = reference(op, case, arrays)
+    assert [(s.dtype.numpy, s.dims) for s in inferred] == [(r.dtype, r.shape) for r in results]
+    assert [s.name for s in inferred] == one_node.formal_names(op.outputs, len(inferred))
+
+
+@pytest.mark.parametrize(("op", "case"), PAIRS)
+def test_body_equals_reference(op: Op, case: Case) -> None:
+    arrays = arrays_of(op, case)
+    want = reference(op, case, arrays)
+    got = one_node.run_op(op, case.attrs, arrays)
+    if case.ignore is not None:
+        case.ignore(want)
+        case.ignore(got)
+    for index, (g, w) in enumerate(zip(got, want, strict=True)):
+        label = f"{op.name}/{case.label} output {index}"
+        np.testing.assert_allclose(
+            one_node.widen(g), one_node.widen(w), rtol=case.rtol, atol=case.atol, err_msg=label
+        )
+
+
+@pytest.mark.parametrize(("op", "case"), PAIRS)
+def test_body_is_one_function_in_the_ops_order(op: Op, case: Case) -> None:
+    arrays = arrays_of(op, case)
+    names = one_node.formal_names(op.inputs, len(arrays))
+    specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
+    function = onnx.parser.parse_function(op.body(case.attrs, specs))
+    outputs = one_node.formal_names(op.outputs, len(op.infer(case.attrs, specs)))
+    assert (function.domain, function.name) == (DOMAIN, op.name)
+    assert (list(function.input), list(function.output)) == (names, outputs)
+    assert [(i.domain, i.version) for i in function.opset_import] == [("", 23)]
+    defined = [name for node in function.node for name in node.output]
+    assert len(set(defined)) == len(defined), "a value is defined twice"
+
+
+@pytest.mark.parametrize(("op", "case"), PAIRS)
+def test_case_gives_exactly_the_ops_attributes(op: Op, case: Case) -> None:
+    assert set(case.attrs) <= set(op.attrs)
+    assert {k for k, v in op.attrs.items() if v is None} <= set(case.attrs)
+
+
+@pytest.mark.parametrize("op", registry.OPS, ids=lambda op: op.name)
+def test_op_keeps_the_contract(op: Op) -> None:
+    module = __import__(op.infer.__module__, fromlist=["__doc__"])
+    assert len((module.__doc__ or "").strip()) > 40, "an op's module states its formula and source"
+    assert len({case.label for case in op.cases}) == len(op.cases) > 0
+    assert all(not n.endswith("*") for n in (*op.inputs[:-1], *op.outputs[:-1]))
+    for function in (op.infer, op.reference, op.body):
+        assert function.__doc__
+    for output, operand in op.aliases.items():
+        assert 0 <= output < len(op.outputs) and 0 <= operand < len(op.inputs)
+
+
+def test_registry_refuses_two_ops_of_one_name() -> None:
+    with pytest.raises(GraphError, match="two ops are named rms_norm"):
+        registry.index([*registry.OPS, registry.get("rms_norm")])
+
+
+def test_registry_names_the_legal_ops() -> None:
+    assert list(registry.REGISTRY) == [op.name for op in registry.OPS]
+    with pytest.raises(GraphError, match=r"no op is named 'rmsnorm'; the ops are .*rms_norm"):
+        registry.get("rmsnorm")
+
+
+def test_every_op_refuses_a_missing_operand() -> None:
+    for op in registry.OPS:
+        with pytest.raises(GraphError, match=op.name):
+            op.infer(op.cases[0].attrs, ())
