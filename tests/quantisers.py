@@ -1,0 +1,93 @@
+"""Numpy quantisers for test checkpoints: FP8 per tensor, FP8 128x128 blocks, NVFP4.
+
+Written from the formats' definitions, apart from the package's own code, so that a test that
+compares the two compares two things. Knows no tensor name and no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_MIDPOINTS = (MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Stored tensors by role, and the f32 values they stand for."""
+
+    codes: NDArray[np.generic]
+    scale: NDArray[np.generic]
+    scale2: F32 | None
+    values: F32
+
+
+def e4m3(x: F32) -> NDArray[np.generic]:
+    """Round to nearest even, saturating at 448."""
+    return np.clip(x, -448, 448).astype(E4M3)
+
+
+def e2m1(x: F32) -> NDArray[np.uint8]:
+    """4-bit codes, nearest, ties to the even code, saturating at 6."""
+    a = np.abs(x)
+    index = np.searchsorted(_MIDPOINTS, a, side="left")
+    tie_to_upper = (a[..., None] == _MIDPOINTS[1::2]).any(-1)
+    return (index + tie_to_upper + 8 * np.signbit(x)).astype(np.uint8)
+
+
+def e2m1_values(codes: NDArray[np.uint8]) -> F32:
+    """The f32 value of each 4-bit code."""
+    sign = np.where(codes & 8, np.float32(-1), np.float32(1))
+    return (sign * MAGNITUDES[codes & 7]).astype(np.float32)
+
+
+def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[..., K] codes -> [..., K/2] bytes, even element in the low nibble."""
+    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+
+
+def fp8(w: F32) -> Quantised:
+    """One scale for the tensor: amax / 448."""
+    scale = np.float32(np.abs(w).max() / 448)
+    codes = e4m3(w / scale)
+    return Quantised(codes, np.array(scale), None, codes.astype(np.float32) * scale)
+
+
+def fp8_block(w: F32, block: int = 128) -> Quantised:
+    """One bf16 scale (to multiply by) for each block x block tile, ragged at the edges."""
+    rows, cols = -(-w.shape[0] // block), -(-w.shape[1] // block)
+    scale = np.empty((rows, cols), ml_dtypes.bfloat16)
+    codes = np.empty(w.shape, E4M3)
+    values = np.empty_like(w)
+    for i in range(rows):
+        for j in range(cols):
+            at = np.s_[i * block : (i + 1) * block, j * block : (j + 1) * block]
+            scale[i, j] = np.abs(w[at]).max() / 448
+            codes[at] = e4m3(w[at] / np.float32(scale[i, j]))
+            values[at] = codes[at].astype(np.float32) * np.float32(scale[i, j])
+    return Quantised(codes, scale, None, values)
+
+
+def nvfp4(w: F32, divide: bool = False) -> Quantised:
+    """Blocks of 16 along K with an e4m3 scale and one f32 global scale.
+
+    The global scale multiplies (amax / 2688), or divides (2688 / amax) with `divide`.
+    """
+    amax = np.float32(np.abs(w).max())
+    scale2 = np.float32(2688) / amax if divide else amax / np.float32(2688)
+    factor = np.float32(1) / scale2 if divide else scale2
+    blocks = w.reshape(*w.shape[:-1], -1, 16)
+    raw = np.abs(blocks).max(-1) / (6 * factor)
+    scale = np.clip(np.where(raw == 0, 1, raw), 2**-9, 448).astype(np.float32).astype(E4M3)
+    wide = scale.astype(np.float32)[..., None]
+    codes = e2m1((blocks / (wide * factor)).astype(np.float32))
+    values = e2m1_values(codes) * wide
+    values = values / scale2 if divide else values * scale2
+    packed = pack(codes.reshape(w.shape))
+    return Quantised(packed, scale, scale2, values.reshape(w.shape).astype(np.float32))
