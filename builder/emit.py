@@ -1,0 +1,117 @@
+"""Writing an engine folder so that a build that dies leaves the old engine or none.
+
+Knows staging, locking and renaming; knows nothing of what the files hold. Everything is written
+into `.NAME.staging` beside the destination, flushed to disk, and renamed at the very end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from spark_engine.engine_file import MANIFEST, digest_file
+from spark_engine.errors import OptionError
+from spark_engine.manifest import FileDigest, Manifest
+
+
+@contextmanager
+def locked(destination: Path) -> Iterator[None]:
+    """Holds the destination for one build; a second build of it waits here.
+
+    The kernel frees the lock when its holder dies. What a dead build left is cleared first.
+    Raises OptionError when the destination is something else than an engine.
+    """
+    check_destination(destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(destination, "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _recover(destination)
+        yield
+
+
+@contextmanager
+def staging(destination: Path) -> Iterator[Path]:
+    """A folder that becomes `destination` when the block ends well, and vanishes when not.
+
+    To be used under `locked`.
+    """
+    folder = _beside(destination, "staging")
+    folder.mkdir()
+    try:
+        yield folder
+        _flush(folder)
+        _swap(folder, destination)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Adds the digest of every file in the folder to the manifest and writes it, last."""
+    files = {name: digest_file(folder / name) for name in sorted(_names(folder))}
+    sealed = replace(manifest, files=files)
+    (folder / MANIFEST).write_bytes(sealed.encode())
+    return sealed
+
+
+def file_bytes(files: dict[str, FileDigest], suffix: str) -> int:
+    """Bytes of all files whose name ends so."""
+    return sum(d.bytes for name, d in files.items() if name.endswith(suffix))
+
+
+def check_destination(destination: Path) -> None:
+    """Raises OptionError unless the path is free, an engine folder, or an empty folder."""
+    if not destination.exists():
+        return
+    if not destination.is_dir() or (
+        any(destination.iterdir()) and not (destination / MANIFEST).is_file()
+    ):
+        raise OptionError(
+            f"-o {destination} exists and is not an engine folder: choose another, or remove it"
+        )
+
+
+def _recover(destination: Path) -> None:
+    """Clears what a killed build left: its staging folder, and the old engine moved aside."""
+    shutil.rmtree(_beside(destination, "staging"), ignore_errors=True)
+    old = _beside(destination, "old")
+    if old.exists() and not destination.exists():
+        os.rename(old, destination)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _swap(folder: Path, destination: Path) -> None:
+    """Puts the folder in the destination's place; `_recover` mends a death in between."""
+    old = _beside(destination, "old")
+    if destination.exists():
+        os.rename(destination, old)
+    os.rename(folder, destination)
+    _sync(destination.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _names(folder: Path) -> list[str]:
+    files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return [name for name in files if name != MANIFEST]
+
+
+def _beside(destination: Path, what: str) -> Path:
+    return destination.with_name(f".{destination.name}.{what}")

@@ -1,0 +1,72 @@
+"""The fingerprint of a build: everything its engine is made from, as sha256.
+
+Knows what a build reads (checkpoint files, options, our own sources, library versions); knows
+nothing of what it writes. Equal fingerprints mean equal engines, so an unchanged build is a no-op.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import spark_engine
+from spark_engine import builder, models, plugins
+from spark_engine.builder.options import Options
+from spark_engine.engine_file import digest_file
+from spark_engine.manifest import Fingerprint, Json, canonical_json
+
+LIBRARIES = (
+    "ml_dtypes",
+    "numpy",
+    "onnx",
+    "onnx-graphsurgeon",
+    "onnxruntime",
+    "spark-engine",
+)
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja")
+SOURCES = (".py", ".cu", ".cuh")
+
+
+def producer() -> dict[str, str]:
+    """Versions of the libraries that decide what an engine's bytes are."""
+    return {name: metadata.version(name) for name in LIBRARIES}
+
+
+def fingerprint(checkpoint: Path, options: Options) -> Fingerprint:
+    """Reads every byte of the checkpoint, chunks in parallel.
+
+    Raises OSError when a file of the checkpoint cannot be read.
+    """
+    rooms = (spark_engine, builder, models)
+    parts = {
+        "checkpoint": _hash(_files(checkpoint)),
+        "options": _hash(options.to_json()),
+        "toolchain": _hash([producer(), *(_sources(m.__file__) for m in rooms)]),
+        "plugins": _hash(_sources(plugins.__file__)),
+    }
+    return Fingerprint(**parts, all=_hash(parts))
+
+
+def _files(checkpoint: Path) -> Json:
+    """Length and chunk digests of the checkpoint's files by name."""
+    found = (p for pattern in CHECKPOINT_FILES for p in checkpoint.glob(pattern))
+    digests = {p.name: digest_file(p) for p in sorted(found)}
+    return {name: [d.bytes, d.chunks] for name, d in digests.items()}
+
+
+def _sources(init: str | None) -> Json:
+    """sha256 of each source file of a room, by name."""
+    if init is None:
+        return {}
+    paths: Iterable[Path] = sorted(Path(init).parent.iterdir())
+    return {p.name: _hash_bytes(p.read_bytes()) for p in paths if p.suffix in SOURCES}
+
+
+def _hash(value: Json) -> str:
+    return _hash_bytes(canonical_json(value))
+
+
+def _hash_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,112 @@
+"""The memory plan: bytes known before anything runs, and where each tensor lies in the arena.
+
+Knows lifetimes, sizes and aliases; knows no executor. The `ort` executor keeps its own arena and
+the plan is only reported; an executor that owns its memory places tensors by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph import Ops, aliases, spec_of
+from spark_engine.manifest import Memory
+from spark_engine.tensors import TensorSpec
+
+ALIGNMENT = 256  # bytes: what a CUDA allocation starts on
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of memory needed from step `first` to step `last`, both inclusive."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def meets(self, other: Block) -> bool:
+        """Are both alive at some step?"""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Offsets of the blocks by name, and the bytes that hold them all."""
+
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, ...]:
+    """One block per group of aliased inner tensors; node order is execution order.
+
+    A tensor that shares memory with a graph input or output lies in the caller's buffers and
+    gets no block. `dims` binds the named dimensions.
+    """
+    homes = _homes(graph, ops)
+    outside = {id(homes[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in homes}
+    spans: dict[int, list[int]] = {}
+    members: dict[int, gs.Tensor] = {}
+    for step, node in enumerate(graph.nodes):
+        for tensor in (*node.inputs, *node.outputs):
+            home = homes.get(id(tensor))
+            if home is not None and id(home) not in outside:
+                spans.setdefault(id(home), []).append(step)
+                members[id(home)] = home
+    return tuple(
+        Block(t.name, _aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
+        for key, t in members.items()
+    )
+
+
+def place(blocks: Sequence[Block]) -> Arena:
+    """Offsets such that no two blocks alive together overlap: largest first, lowest gap."""
+    offsets: dict[str, int] = {}
+    placed: list[Block] = []
+    for block in sorted(blocks, key=lambda b: (-b.nbytes, b.first, b.name)):
+        offsets[block.name] = _lowest_gap(block, placed, offsets)
+        placed.append(block)
+    return Arena(offsets, max((offsets[b.name] + b.nbytes for b in placed), default=0))
+
+
+def totals(
+    weights: int, states: Iterable[tuple[TensorSpec, str]], tables: Iterable[TensorSpec], arena: int
+) -> Memory:
+    """The plan in bytes. Page-indexed states are the KV cache."""
+    rows = list(states)
+    return Memory(
+        weights=weights,
+        kv=sum(s.nbytes for s, unit in rows if unit == "page"),
+        states=sum(s.nbytes for s, unit in rows if unit == "slot"),
+        tables=sum(t.nbytes for t in tables),
+        arena=arena,
+    )
+
+
+def _homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
+    """Every tensor's oldest alias: the one whose memory it uses."""
+    homes = {id(t): t for t in (*graph.inputs, *graph.outputs)}
+    for node in graph.nodes:
+        shared = {id(out): source for out, source in aliases(node, ops)}
+        for tensor in node.outputs:
+            source = shared.get(id(tensor), tensor)
+            homes[id(tensor)] = homes.get(id(source), source)
+    return homes
+
+
+def _lowest_gap(block: Block, placed: Sequence[Block], offsets: Mapping[str, int]) -> int:
+    taken = sorted((offsets[b.name], b.nbytes) for b in placed if b.meets(block))
+    start = 0
+    for offset, nbytes in taken:
+        if offset - start >= block.nbytes:
+            break
+        start = max(start, offset + nbytes)
+    return start
+
+
+def _aligned(nbytes: int) -> int:
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,150 @@
+"""What the user asked for, and what it comes to for one checkpoint.
+
+Knows defaults and limits of options; knows no graph. `resolve` turns wishes ("auto", None) into
+numbers once, so that nothing behind it meets an open question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from spark_engine.builder.buckets import Buckets, bucket_sizes
+from spark_engine.errors import OptionError
+from spark_engine.interface import Limits, Precision
+from spark_engine.tensors import DType
+
+TARGETS = ("cpu", "sm_90a", "sm_121a")
+KV_DTYPES = ("f32", "bf16", "fp8")
+STATE_DTYPES = ("f32", "bf16")
+CPU_MAX_CONTEXT = 4096
+CPU_MAX_SEQS = 32
+KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
+
+
+@dataclass(frozen=True)
+class Options:
+    """The wishes of one build. None and "auto" mean: decide from the checkpoint and target."""
+
+    target: str = "auto"
+    decode: tuple[int, ...] | None = None  # rows of each decode bucket
+    prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
+    max_context: int | None = None  # tokens of the longest sequence
+    max_seqs: int | None = None
+    kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
+    kv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    fuse: bool = True
+    debug: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The options as the fingerprint hashes them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the defaults depend on. `kv_token_width` counts K and V values of one token."""
+
+    max_context: int
+    vocab: int
+    kv_token_width: int  # 2 · full-attention layers · kv_heads · head_dim
+    kv_dtype: DType | None  # declared by the checkpoint
+    state_dtype: DType | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided before a graph is built. `notes` are sentences for the report."""
+
+    target: str
+    limits: Limits
+    precision: Precision
+    buckets: Buckets
+    fuse: bool
+    debug: bool
+    notes: tuple[str, ...]
+
+
+def resolve(options: Options, facts: ModelFacts) -> Plan:
+    """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
+    target = _target(options.target)
+    precision = _precision(options, facts)
+    seqs = _seqs(options)
+    context = _context(options.max_context, facts.max_context)
+    limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
+    pages, note = _pages(options.kv_tokens, limits, facts.kv_token_width * precision.kv.itemsize)
+    limits = Limits(max_seqs=seqs, max_context=context, pages=pages, vocab=facts.vocab)
+    buckets = bucket_sizes(options.decode, options.prefill, limits)
+    return Plan(target, limits, precision, buckets, options.fuse, options.debug, note)
+
+
+def _target(name: str) -> str:
+    if name not in ("auto", *TARGETS):
+        raise OptionError(f"--target {name} is not known; choose from auto, {', '.join(TARGETS)}")
+    if name.startswith("sm_"):
+        raise OptionError(
+            f"--target {name}: CUDA engines come with the next version; use --target cpu"
+        )
+    return "cpu"
+
+
+def _precision(options: Options, facts: ModelFacts) -> Precision:
+    """Activations are f32 on the CPU; KV and state follow the checkpoint unless told."""
+    activation = DType.F32
+    kv = facts.kv_dtype or activation
+    state = facts.state_dtype or DType.F32
+    if options.kv_dtype != "auto":
+        kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
+    if options.state_dtype != "auto":
+        state = _dtype("--state-dtype", options.state_dtype, STATE_DTYPES)
+    return Precision(activation, kv, state)
+
+
+def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
+    if name not in legal:
+        raise OptionError(f"{option} {name} is not known; choose from auto, {', '.join(legal)}")
+    return DType.F8E4M3 if name == "fp8" else DType(name)
+
+
+def _seqs(options: Options) -> int:
+    """As told, or as many as the largest decode bucket that was asked for."""
+    if options.max_seqs is not None:
+        return _positive("--max-seqs", options.max_seqs)
+    return max(options.decode) if options.decode else CPU_MAX_SEQS
+
+
+def _context(wish: int | None, most: int) -> int:
+    if wish is None:
+        return min(most, CPU_MAX_CONTEXT)
+    if not 0 < wish <= most:
+        raise OptionError(f"--max-context {wish}: the model's positions allow 1 to {most}")
+    return wish
+
+
+def _pages(wish: int | None, limits: Limits, token_bytes: int) -> tuple[int, tuple[str, ...]]:
+    """KV pages for `wish` tokens, or for every sequence at full length within KV_BUDGET."""
+    least = limits.pages_per_seq
+    most = limits.max_seqs * least
+    if wish is not None:
+        pages = -(-_positive("--kv-tokens", wish) // limits.page_size)
+        if pages < least:
+            raise OptionError(
+                f"--kv-tokens {wish} holds less than one sequence of --max-context "
+                f"{limits.max_context}: give at least {least * limits.page_size}"
+            )
+        return min(pages, most), ()
+    affordable = KV_BUDGET // max(1, token_bytes * limits.page_size)
+    pages = max(least, min(most, affordable))
+    if pages == most:
+        return pages, ()
+    tokens = pages * limits.page_size
+    return pages, (
+        f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "
+        f"{limits.max_context}, to stay near {KV_BUDGET >> 30} GiB; --kv-tokens changes that",
+    )
+
+
+def _positive(option: str, value: int) -> int:
+    if value <= 0:
+        raise OptionError(f"{option} {value} must be positive")
+    return value

@@ -1,0 +1,141 @@
+"""Build half of the `ort` executor: a graph and a bucket become an ONNX model, as bytes.
+
+Knows ONNX. Every node of ours becomes a call of a model-local function whose body the op gives,
+so that onnxruntime needs no library of ours. Weights are external data in `weights.safetensors`,
+found by offset, so the bytes stay small and no weight is copied: the reader sets the session
+entry `session.model_external_initializers_file_folder_path` to the engine folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, parser
+
+from spark_engine import interface
+from spark_engine.builder.buckets import Size
+from spark_engine.builder.graph import Ops, attrs_of, spec_of, state_aliases
+from spark_engine.engine_file import WEIGHTS, EngineHeader
+from spark_engine.errors import GraphError
+from spark_engine.interface import STATE_OUT
+from spark_engine.op import DOMAIN
+from spark_engine.tensors import TensorSpec
+from spark_engine.weights_file import WeightEntry
+
+EXECUTOR = "ort"
+OPSET = 23
+
+Functions = dict[str, onnx.FunctionProto]
+
+
+def compile(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
+    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes.
+
+    Raises GraphError when an op's body does not parse or the model is not valid ONNX.
+    """
+    functions: Functions = {}
+    nodes = [_node(node, size, ops, functions) for node in graph.nodes]
+    inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
+    outputs = [_value(spec_of(t).bind(size.dims)) for t in graph.outputs]
+    body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
+    model = _model(body, functions)
+    _check(model)
+    _attach_weights(model.graph, weights)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def header(graph: gs.Graph, size: Size, target: str, states: tuple[str, ...]) -> EngineHeader:
+    """What the compiled bucket reads and writes, in the order of docs/graph.md."""
+    found = {t.name: spec_of(t).bind(size.dims) for t in graph.inputs}
+    results = [spec_of(t).bind(size.dims) for t in graph.outputs]
+    updates = {name + STATE_OUT for name in states}
+    given = {*found} - {*states}
+    return EngineHeader(
+        executor=EXECUTOR,
+        target=target,
+        family=size.family,
+        rows=size.rows,
+        tile=size.tile,
+        inputs=tuple(found[n] for n in _input_order(given)),
+        states=tuple(found[n] for n in states),
+        outputs=tuple(s for s in results if s.name not in updates),
+        aliases=state_aliases(states),
+    )
+
+
+def _input_order(names: set[str]) -> list[str]:
+    """Steps, then tables; weights are no inputs of the engine."""
+    steps = [s.name for s in interface.steps()]
+    tables = [s.name for s in interface.tables(interface.Limits(1, 1, 1, 1))]
+    return [name for name in (*steps, *tables) if name in names]
+
+
+def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:
+    inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
+    if node.domain != DOMAIN:
+        return helper.make_node(node.op, inputs, outputs, name=node.name, **node.attrs)
+    op = ops[node.op]
+    text = op.body(attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs))
+    name = f"{op.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if name not in functions:
+        functions[name] = _function(name, text)
+    return helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
+
+
+def _function(name: str, text: str) -> onnx.FunctionProto:
+    """The body as a function of its own name: one op has several bodies in a graph."""
+    try:
+        function = parser.parse_function(text)
+    except parser.ParseError as error:
+        raise GraphError(f"the body of {name} does not parse: {error}\n{text}") from error
+    function.name = name
+    return function
+
+
+def _model(graph: onnx.GraphProto, functions: Functions) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(
+        graph,
+        opset_imports=opsets,
+        functions=list(functions.values()),
+        ir_version=helper.find_min_ir_version_for(opsets, ignore_unknown=True),
+        producer_name="spark-engine",
+    )
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """Run while weights are still inputs: the checker would look for their file."""
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise GraphError(f"graph {model.graph.name} is not valid ONNX: {error}") from error
+
+
+def _attach_weights(graph: onnx.GraphProto, weights: Mapping[str, WeightEntry]) -> None:
+    """Turns the inputs that are weights into initialisers stored in the weights file."""
+    used = [value.name for value in graph.input if value.name in weights]
+    kept = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    graph.initializer.extend(_external(weights[name]) for name in used)
+
+
+def _external(entry: WeightEntry) -> onnx.TensorProto:
+    spec = entry.spec
+    tensor = onnx.TensorProto(
+        name=spec.name,
+        data_type=spec.dtype.onnx,
+        dims=spec.dims,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    place = {"location": WEIGHTS, "offset": str(entry.offset), "length": str(spec.nbytes)}
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.dims)

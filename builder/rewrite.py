@@ -1,0 +1,97 @@
+"""The rewriting engine: rules as rows, applied in order, counted, refusals with a sentence.
+
+Knows how rules are applied; knows no rule. A rule finds a place, may refuse it with a reason a
+person can read, and otherwise rewrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph import Ops
+from spark_engine.manifest import Refusal
+
+MAX_ROUNDS = 100  # a rule that still finds places after so many sweeps does not converge
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a rule may look at and change: the graph, and the recipes of its weights."""
+
+    graph: gs.Graph
+    weights: MutableMapping[str, Any]
+    ops: Ops
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rule applies: the node it hangs on, and what the pattern found around it."""
+
+    root: gs.Node
+    parts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+        name: as it is counted in the manifest.
+        pattern: (scene, node) -> the place if the shape around the node fits, else None.
+        check: (scene, place) -> None, or the sentence that says why it cannot be done here.
+        replace: (scene, place) rewires the graph; dead nodes are swept afterwards.
+    """
+
+    name: str
+    pattern: Callable[[Scene, gs.Node], Place | None]
+    check: Callable[[Scene, Place], str | None]
+    replace: Callable[[Scene, Place], None]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What happened: how often each rule applied (0 included), and what was refused."""
+
+    counts: dict[str, int]
+    refusals: tuple[Refusal, ...]
+
+
+def rewrite(scene: Scene, rules: Sequence[Rule]) -> Rewritten:
+    """Applies each rule until it finds no further place, then the next. Changes the scene.
+
+    Raises RuntimeError when a rule does not converge (it recreates its own pattern).
+    """
+    counts: dict[str, int] = {}
+    refusals: dict[tuple[str, str], Refusal] = {}
+    for rule in rules:
+        counts[rule.name] = 0
+        for _ in range(MAX_ROUNDS):
+            done = _sweep(scene, rule, refusals)
+            counts[rule.name] += done
+            if not done:
+                break
+        else:
+            raise RuntimeError(f"rule {rule.name} does not converge")
+    return Rewritten(counts, tuple(refusals.values()))
+
+
+def _sweep(scene: Scene, rule: Rule, refusals: dict[tuple[str, str], Refusal]) -> int:
+    """One pass over the nodes in graph order; a node that a replacement removed is passed."""
+    done = 0
+    for node in list(scene.graph.nodes):
+        place = rule.pattern(scene, node) if node.outputs else None
+        if place is None:
+            continue
+        reason = rule.check(scene, place)
+        if reason is not None:
+            refusals[rule.name, node.name] = Refusal(rule.name, node.name, reason)
+            continue
+        rule.replace(scene, place)
+        refusals.pop((rule.name, node.name), None)
+        done += 1
+    scene.graph.cleanup().toposort()
+    return done
