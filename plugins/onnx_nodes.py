@@ -14,6 +14,7 @@ from spark_engine.op import DOMAIN
 from spark_engine.tensors import Array, DType
 
 OPSET = 23
+DOUBLE = 11  # onnx.TensorProto.DOUBLE: bodies may widen, tensors of the graph never do
 Operand = str | int | float | Sequence[int] | Array | np.generic
 
 
@@ -50,6 +51,14 @@ class Text:
     def cast(self, value: Operand, dtype: DType, out: str = "") -> str:
         """`value` converted to `dtype`."""
         return self("Cast", value, out=out, to=dtype.onnx)
+
+    def double(self, value: Operand) -> str:
+        """`value` as float64."""
+        return self("Cast", value, to=DOUBLE)
+
+    def long(self, value: Operand) -> str:
+        """`value` as int64."""
+        return self.cast(value, DType.I64)
 
     def graph(self, inputs: int, build: Callable[..., Sequence[str]]) -> Graph:
         """A nested graph: `build(text, *input names)` appends its nodes and returns its outputs.
@@ -101,7 +110,8 @@ def _array(value: int | float | Sequence[int] | Array | np.generic) -> Array:
 def _tensor(array: Array) -> str:
     dims = f"[{','.join(map(str, array.shape))}]" if array.ndim else ""
     values = ", ".join(map(_literal, array.reshape(-1)))
-    return f"{DType.of(array.dtype).onnx_text}{dims} {{{values}}}"
+    wide = array.dtype == np.float64
+    return f"{'double' if wide else DType.of(array.dtype).onnx_text}{dims} {{{values}}}"
 
 
 def _literal(value: np.generic) -> str:

@@ -7,9 +7,21 @@ from types import MappingProxyType
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Op
-from spark_engine.plugins import rms_norm
+from spark_engine.plugins import (
+    causal_conv,
+    embed,
+    last_rows,
+    mark_tokens,
+    rms_norm,
+)
 
-OPS: tuple[Op, ...] = (rms_norm.OP,)
+OPS: tuple[Op, ...] = (
+    embed.OP,
+    mark_tokens.OP,
+    rms_norm.OP,
+    causal_conv.OP,
+    last_rows.OP,
+)
 
 
 def index(ops: Iterable[Op]) -> Mapping[str, Op]:
