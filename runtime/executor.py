@@ -5,11 +5,13 @@ Knows no executor; the table that names them is in `runtime/load.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from spark_engine.tensors import Array, TensorSpec
+
+Wait = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class Executor(Protocol):
 
         States are updated in place, outputs are written in place; nothing is allocated that
         outlives the call. Raises ExecutorError when a buffer is missing or misshapen.
+        """
+        ...
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """Starts `run` and returns what blocks until its outputs can be read.
+
+        Launches run in the order of their start, over all buckets of an engine. Tables are
+        read as they are at this call; steps, states that the step names by slot or page, and
+        outputs belong to the executor until the wait returned. A synchronous executor does
+        everything here and returns a function that does nothing.
         """
         ...
 

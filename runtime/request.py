@@ -1,0 +1,181 @@
+"""What a caller asks for and what it gets back.
+
+Knows the ranges of the sampling parameters and an engine's limits; knows no text (stop strings
+are carried for the frontend, which cancels) and nothing about how a request is run.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
+# name: (lowest, highest), both allowed; checked for being finite first
+_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition": (0.01, 10.0),
+    "presence": (-2.0, 2.0),
+    "frequency": (-2.0, 2.0),
+}
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. Every request ends with exactly one."""
+
+    STOP = "stop"  # an end or stop id was sampled, or the frontend saw a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Status(enum.StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"  # holds nothing
+    SWAPPED = "swapped"  # holds a snapshot
+    RUNNING = "running"  # holds a slot and pages
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are drawn and when it ends.
+
+    `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None means as many as fit.
+    No end id and no stop id is sampled before `min_tokens` tokens. `seed` None lets the engine
+    draw one. `logprobs` None reports none, k reports the sampled token's and the top k.
+    Raises RequestError naming the parameter, its value and its range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            _check_float(name, getattr(self, name), low, high)
+        _require(self.top_p > 0, "top_p", self.top_p, "above 0")
+        # A smaller temperature overflows the scaled logits; whoever wants argmax says 0.
+        t = self.temperature
+        _require(t == 0 or t >= 1e-4, "temperature", t, "0, or at least 0.0001")
+        _check_int("top_k", self.top_k, -1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, max(1, self.min_tokens), 2**31 - 1)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        self._check_stops()
+
+    def _check_stops(self) -> None:
+        count = len(self.stop)
+        _require(
+            count <= MAX_STOP_STRINGS, "stop", f"{count} strings", f"at most {MAX_STOP_STRINGS}"
+        )
+        _require(all(self.stop), "stop", "an empty string", "non-empty strings")
+        for value in self.logit_bias.values():
+            _check_float("logit_bias", value, -100.0, 100.0)
+
+    def ends(self, eos: tuple[int, ...]) -> frozenset[int]:
+        """The ids that end this request, `eos` being the model's end ids."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos))
+
+    def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
+        """Raises RequestError when an id or a count is over the engine's limits."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in ids:
+                _check_int(name, token, 0, limits.vocab - 1)
+        suppressed = self.ends(eos) if self.min_tokens else frozenset()
+        used = len(suppressed | set(self.logit_bias))
+        room = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
+        _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", room)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, limits.top_logprobs)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids, how to sample, and how urgent it is (higher runs first)."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+
+    def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
+        """Raises RequestError when an engine of these limits can never run the request."""
+        _require(bool(self.prompt), "prompt", "empty", "at least one token")
+        whole = all(type(token) is int for token in self.prompt)
+        _require(whole, "prompt", "not all integers", "a sequence of token ids")
+        low, high = min(self.prompt), max(self.prompt)
+        _check_int("prompt token", low, 0, limits.vocab - 1)
+        _check_int("prompt token", high, 0, limits.vocab - 1)
+        most = capacity(limits) - 1
+        room = f"at most {most} (context {limits.max_context}, {limits.pages} pages of "
+        _require(
+            len(self.prompt) <= most,
+            "prompt",
+            f"{len(self.prompt)} tokens",
+            room + f"{limits.page_size} tokens, one token to generate)",
+        )
+        self.params.check(limits, eos)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One sampled token of one request, or its end, or both.
+
+    `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when
+    the request asked for them. `finish` is set on a request's last event; `message` says more
+    where the reason is ERROR.
+    """
+
+    request_id: int
+    token: int | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+    message: str = ""
+
+
+def capacity(limits: Limits) -> int:
+    """Tokens, prompt and generated, that a sequence running alone can reach."""
+    return min(limits.max_context, limits.pages * limits.page_size)
+
+
+def _require(ok: bool, name: str, value: object, wanted: str) -> None:
+    if not ok:
+        raise RequestError(f"{name} is {value}; it must be {wanted}")
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(ok, name, repr(value), f"an integer from {low} to {high}")
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
+    ok = ok and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+    _require(ok, name, repr(value), f"a number from {low:g} to {high:g}")

@@ -1,0 +1,170 @@
+"""The loop: schedule, fill, run, sample, finish.
+
+Knows the order of things and what ends a sequence; which sequence runs is the scheduler's
+business, what the arrays mean is `fill`'s. With `depth` 1 a step is launched before the
+results of the one before it are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from spark_engine.runtime.executor import Executor, Wait
+from spark_engine.runtime.fill import fill_launch, fill_tables
+from spark_engine.runtime.memory import BucketKey, Memory, Snapshot
+from spark_engine.runtime.plan import Launch, Plan, Row
+from spark_engine.runtime.request import Event, FinishReason, Status
+from spark_engine.runtime.scheduler import Scheduler
+from spark_engine.runtime.sequence import Sequence
+from spark_engine.tensors import Array
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the loop did since it was made; `buckets` counts launches by (family, rows)."""
+
+    steps: int = 0
+    sampled: int = 0
+    prefilled: int = 0
+    padded_rows: int = 0
+    surplus_rows: int = 0  # ran for a sequence that turned out to have ended
+    errors: int = 0
+    buckets: Counter[BucketKey] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A launched, uncollected launch."""
+
+    launch: Launch
+    outputs: Mapping[str, Array]
+    wait: Wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What one emitting row brought."""
+
+    row: Row
+    token: int
+    ok: bool
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+class Loop:
+    """One engine's loop. Not thread-safe."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        memory: Memory,
+        executors: Mapping[BucketKey, Executor],
+        depth: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.counts = Counts()
+        self._memory = memory
+        self._executors = executors
+        self._depth = depth
+        self._flights: deque[tuple[int, list[_Run]]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        return len(self._flights)
+
+    def step(self) -> list[Event]:
+        """Does one step; returns what was sampled and who ended."""
+        plan = self.scheduler.plan(self.in_flight)
+        self._fill(plan)
+        self._run(plan)
+        samples = self._sample(plan)
+        return self._finish(samples)
+
+    def _fill(self, plan: Plan) -> None:
+        for move in plan.saves:
+            move.seq.snapshot = self._memory.save(move.slot, move.pages)
+        for move in plan.restores:
+            if isinstance(move.seq.snapshot, Snapshot):
+                self._memory.restore(move.seq.snapshot, move.slot, move.pages)
+            move.seq.snapshot = None
+        fill_tables(self._memory, plan)
+
+    def _run(self, plan: Plan) -> None:
+        runs = []
+        for launch in plan.launches:
+            key = (launch.family, launch.bucket)
+            buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
+            fill_launch(buffers, launch)
+            runs.append(_Run(launch, buffers, self._executors[key].launch(buffers)))
+            self._count(launch)
+        self.counts.steps += bool(runs)
+        self._flights.append((plan.step, runs))
+
+    def _sample(self, plan: Plan) -> list[_Sample]:
+        """Collects the steps that are due: all of them when there is no reason to run ahead."""
+        keep = self._depth if plan.launches and not plan.drain else 0
+        samples: list[_Sample] = []
+        while len(self._flights) > keep:
+            step, runs = self._flights.popleft()
+            for run in runs:
+                run.wait()
+                samples += _read(run)
+            self.scheduler.collected(step)
+        return samples
+
+    def _finish(self, samples: list[_Sample]) -> list[Event]:
+        events = []
+        for sample in samples:
+            if sample.row.seq.status is Status.FINISHED:
+                self.counts.surplus_rows += 1
+            else:
+                events.append(self._apply(sample))
+        return events
+
+    def _apply(self, sample: _Sample) -> Event:
+        seq = sample.row.seq
+        if not sample.ok:
+            self.counts.errors += 1
+            self.scheduler.finish(seq, FinishReason.ERROR)
+            return Event(seq.id, finish=FinishReason.ERROR, message="non-finite logits")
+        self.counts.sampled += 1
+        seq.tokens.append(sample.token)
+        reason = end_of(seq)
+        if reason:
+            self.scheduler.finish(seq, reason)
+        return Event(seq.id, sample.token, sample.logprob, sample.top, reason)
+
+    def _count(self, launch: Launch) -> None:
+        self.counts.buckets[launch.family, launch.bucket] += 1
+        self.counts.padded_rows += launch.bucket - len(launch.rows)
+        if launch.family == "prefill":
+            self.counts.prefilled += sum(row.count for row in launch.rows)
+
+
+def end_of(seq: Sequence) -> FinishReason | None:
+    """Why the sequence ends with its last token, or None."""
+    last = len(seq.tokens) - 1
+    if seq.tokens[last] in seq.ends and not seq.forbids_end(last):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(seq.tokens) >= seq.limit else None
+
+
+def _read(run: _Run) -> Iterator[_Sample]:
+    """The samples of a run, copied out of its output arrays."""
+    out, live = run.outputs, len(run.launch.rows)
+    tokens, ok = out["next_tokens"][:live].tolist(), out["ok"][:live].tolist()
+    logprobs = out["logprobs"][:live].tolist()
+    for i, row in enumerate(run.launch.rows):
+        if row.emit:
+            k = row.seq.request.params.logprobs
+            top = _top(out, i, k) if k else ()
+            yield _Sample(row, tokens[i], bool(ok[i]), None if k is None else logprobs[i], top)
+
+
+def _top(out: Mapping[str, Array], row: int, count: int) -> tuple[tuple[int, float], ...]:
+    ids, values = out["top_ids"][row, :count].tolist(), out["top_logprobs"][row, :count].tolist()
+    return tuple(zip(ids, values, strict=True))
