@@ -1,0 +1,105 @@
+"""How far two arrays are apart, in numbers. Knows numpy; knows no threshold, no name, no engine.
+
+Rows are what axis 0 counts (tokens, slots). Every figure is that of the worst row, because an
+average over a thousand good tokens hides the one bad token that a user reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.tensors import Array
+
+F64 = NDArray[np.float64]
+SMALL_ROW = 0.1  # rows shorter than this part of the typical row are measured against that part
+
+
+@dataclass(frozen=True)
+class Distance:
+    """`rel_l2` and `max_rel` are parts of the reference row's length and largest magnitude."""
+
+    cosine: float
+    rel_l2: float
+    max_abs: float
+    max_rel: float
+    worst_row: int
+
+
+@dataclass(frozen=True)
+class LogitDistance:
+    """`kl` in nats, reference to candidate, of the worst row.
+
+    `flips` are rows whose greatest logit stands elsewhere; `near_ties` those of them where the
+    reference itself held the two apart by less than the tolerance.
+    """
+
+    kl: float
+    flips: int
+    near_ties: int
+    rows: int
+
+    @property
+    def wrong_flips(self) -> int:
+        """Rows that chose another token for no excuse."""
+        return self.flips - self.near_ties
+
+
+def distance(candidate: Array, reference: Array) -> Distance:
+    """Compares two arrays of one shape. Raises ValueError when the shapes differ."""
+    a, b = _rows(candidate), _rows(reference)
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {candidate.shape} and {reference.shape} differ")
+    if a.size == 0:
+        return Distance(1.0, 0.0, 0.0, 0.0, 0)
+    length = np.linalg.norm(b, axis=1)
+    floor = SMALL_ROW * np.sqrt(np.mean(length**2))
+    unit = np.maximum(np.maximum(length, floor), np.finfo(np.float64).tiny)
+    error = np.linalg.norm(a - b, axis=1) / unit
+    cosine = _cosine(a, b, floor)
+    worst = int(np.argmax(error))
+    largest = float(np.abs(a - b).max())
+    peak = max(float(np.abs(b).max()), np.finfo(np.float64).tiny)
+    return Distance(float(cosine.min()), float(error[worst]), largest, largest / peak, worst)
+
+
+def logit_distance(candidate: Array, reference: Array, tie: float) -> LogitDistance:
+    """Compares logits [rows, V]. `tie` is a part of the reference row's range of logits."""
+    a, b = _rows(candidate), _rows(reference)
+    p, q = _log_softmax(b), _log_softmax(a)
+    kl = np.sum(np.exp(p) * (p - q), axis=1)
+    chosen, truth = np.argmax(a, axis=1), np.argmax(b, axis=1)
+    row = np.arange(len(b))
+    gap = b[row, truth] - b[row, chosen]
+    flipped = chosen != truth
+    near = flipped & (gap <= tie * np.ptp(b, axis=1))
+    worst = float(max(kl.max(initial=0.0), 0.0))
+    return LogitDistance(worst, int(flipped.sum()), int(near.sum()), len(b))
+
+
+def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray[np.bool_]:
+    """bool [rows]: the reference holds `chosen` to be as good as its own choice, within `tie`."""
+    b = _rows(reference_logits)
+    picked = b[np.arange(len(b)), np.clip(chosen.astype(np.int64), 0, b.shape[1] - 1)]
+    return np.asarray(b.max(axis=1) - picked <= tie * np.ptp(b, axis=1))
+
+
+def _rows(x: Array) -> F64:
+    x = np.atleast_1d(x)
+    return np.asarray(x.reshape(len(x), -1), np.float64)
+
+
+def _cosine(a: F64, b: F64, floor: float) -> F64:
+    """1 for rows too short to have a direction worth comparing."""
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    long_enough = np.linalg.norm(b, axis=1) > floor
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine = np.sum(a * b, axis=1) / lengths
+    return np.where(long_enough, np.where(lengths > 0, cosine, 0.0), 1.0)
+
+
+def _log_softmax(x: F64) -> F64:
+    shifted = x - x.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

@@ -1,0 +1,187 @@
+"""What is run: seeded sequences whose lengths stand on both sides of every edge.
+
+Knows the step inputs and tables of docs/graph.md and an engine's limits and buckets; knows no
+model and runs nothing. Tokens are forced (no step reads a token that another step sampled), so
+that two engines that once disagree still see the same input afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.interface import SAMPLING_F, SAMPLING_I, TILE, Limits
+from spark_engine.tensors import Array
+
+LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
+DECODED = 3  # forced tokens decoded after each prompt
+ODD_SPLIT = 37  # a prefill that stops here and goes on later
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run of a bucket: the arrays of docs/graph.md's step inputs."""
+
+    family: str
+    rows: int
+    token_ids: Array  # i32 [rows * tile]
+    slots: Array  # i32 [rows], as are the rest
+    starts: Array
+    counts: Array
+    emit: Array
+
+    def feed(self) -> dict[str, Array]:
+        """The step inputs by name."""
+        names = ("token_ids", "slots", "starts", "counts", "emit")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Text:
+    """One sequence: where it lies, its tokens, and how many of them are prompt."""
+
+    slot: int
+    pages: tuple[int, ...]
+    ids: tuple[int, ...]
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """Launches over states that begin empty; the tables hold for all of them."""
+
+    label: str
+    texts: tuple[Text, ...]
+    tables: dict[str, Array]
+    launches: tuple[Launch, ...]
+
+
+def sessions(
+    limits: Limits,
+    buckets: Sequence[tuple[str, int]],
+    seed: int = 0,
+    recorded: Sequence[Sequence[int]] = (),
+) -> list[Session]:
+    """Every session of a check.
+
+    Args:
+        limits: of the engine (the smallest of both, when two are compared).
+        buckets: (family, rows) that may be launched; each is launched at least once.
+        seed: of the tokens, the slots and the order of the pages.
+        recorded: token ids of real prompts, run beside the random ones.
+    """
+    rng = np.random.default_rng(seed)
+    prompts = [_random(rng, n, limits.vocab) for n in LENGTHS if n + DECODED <= limits.max_context]
+    prompts += [list(ids)[: limits.max_context - DECODED] for ids in recorded]
+    decode = [rows for family, rows in buckets if family == "decode"]
+    prefill = [rows for family, rows in buckets if family == "prefill"]
+    found = []
+    for group in _groups(prompts, limits):
+        found.append(_session(rng, "ragged", group, max(prefill), max(decode), limits))
+    for rows in prefill:
+        group = _groups(prompts[::-1], limits)[0]
+        found.append(_session(rng, f"prefill_t{rows * 64}", group, rows, min(decode), limits))
+    for rows in decode:
+        few = [_random(rng, 2 + i % 5, limits.vocab) for i in range(rows)]
+        few = _groups(few, limits)[0]
+        found.append(_session(rng, f"decode_b{rows}", few, min(prefill), rows, limits))
+    if max(map(len, prompts)) > ODD_SPLIT:
+        group = _groups([p for p in prompts if len(p) > ODD_SPLIT], limits)[0]
+        split = _session(rng, "split", group, max(prefill), max(decode), limits, ODD_SPLIT)
+        found.append(split)
+    return found
+
+
+def default_tables(limits: Limits) -> dict[str, Array]:
+    """Tables that ask for greedy decoding without penalties and own no page."""
+    slots = limits.max_seqs + 1
+    sampling_f = np.zeros((slots, len(SAMPLING_F)), np.float32)
+    sampling_f[:, SAMPLING_F.index("top_p")] = 1
+    sampling_f[:, SAMPLING_F.index("repetition")] = 1
+    return {
+        "page_table": np.full((slots, limits.pages_per_seq), -1, np.int32),
+        "prompt_lens": np.zeros(slots, np.int32),
+        "sampling_f": sampling_f,
+        "sampling_i": np.zeros((slots, len(SAMPLING_I)), np.int32),
+        "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
+        "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
+    }
+
+
+def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
+    return [int(i) for i in rng.integers(0, vocab, length)]
+
+
+def _groups(prompts: Iterable[list[int]], limits: Limits) -> list[list[list[int]]]:
+    """The prompts in order, in as few groups as slots and pages allow."""
+    groups: list[list[list[int]]] = [[]]
+    pages = 0
+    for prompt in prompts:
+        need = -(-(len(prompt) + DECODED) // limits.page_size)
+        if groups[-1] and (len(groups[-1]) == limits.max_seqs or pages + need > limits.pages):
+            groups.append([])
+            pages = 0
+        groups[-1].append(prompt)
+        pages += need
+    return groups
+
+
+def _session(
+    rng: np.random.Generator,
+    label: str,
+    prompts: list[list[int]],
+    prefill_rows: int,
+    decode_rows: int,
+    limits: Limits,
+    split: int = 0,
+) -> Session:
+    slots = rng.permutation(limits.max_seqs)
+    pages = iter(rng.permutation(limits.pages))
+    texts = []
+    for prompt, slot in zip(prompts, slots, strict=False):
+        ids = (*prompt, *_random(rng, DECODED, limits.vocab))
+        need = -(-len(ids) // limits.page_size)
+        held = tuple(int(next(pages)) for _ in range(need))
+        texts.append(Text(int(slot), held, ids, len(prompt)))
+    tables = default_tables(limits)
+    for text in texts:
+        tables["page_table"][text.slot, : len(text.pages)] = text.pages
+        tables["prompt_lens"][text.slot] = text.prompt
+    launches = [*_prefill(texts, prefill_rows, split), *_decode(texts, decode_rows)]
+    return Session(label, tuple(texts), tables, tuple(launches))
+
+
+def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
+    """All prompts, tiles packed; with `split` each prompt stops there once, in a launch of its own.
+
+    A tile is (text, start, count); only the last tile of a text in one launch may be short.
+    """
+    parts = [(0, split), (split, 1 << 30)] if split else [(0, 1 << 30)]
+    tile = TILE["prefill"]
+    for low, high in parts:
+        tiles = []
+        for text in texts:
+            end = min(high, text.prompt)
+            tiles += [(text, at, min(tile, end - at)) for at in range(low, end, tile)]
+        for i in range(0, len(tiles), rows):
+            yield _launch("prefill", rows, tiles[i : i + rows])
+
+
+def _decode(texts: Sequence[Text], rows: int) -> Iterator[Launch]:
+    for step in range(DECODED):
+        for i in range(0, len(texts), rows):
+            some = [(text, text.prompt + step, 1) for text in texts[i : i + rows]]
+            yield _launch("decode", rows, some)
+
+
+def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:
+    tile = TILE[family]
+    ids = np.zeros((rows, tile), np.int32)
+    per_row = np.zeros((4, rows), np.int32)
+    per_row[0] = -1
+    for row, (text, start, count) in enumerate(tiles):
+        ids[row, :count] = text.ids[start : start + count]
+        per_row[:, row] = text.slot, start, count, start + count >= text.prompt
+    return Launch(family, rows, ids.reshape(-1), *per_row)
