@@ -10,8 +10,11 @@ from spark_engine.op import Op
 from spark_engine.plugins import (
     causal_conv,
     embed,
+    fp8_block_quant,
+    fp8_quant,
     last_rows,
     mark_tokens,
+    nvfp4_quant,
     rms_norm,
 )
 
@@ -19,6 +22,9 @@ OPS: tuple[Op, ...] = (
     embed.OP,
     mark_tokens.OP,
     rms_norm.OP,
+    fp8_quant.OP,
+    fp8_block_quant.OP,
+    nvfp4_quant.OP,
     causal_conv.OP,
     last_rows.OP,
 )
