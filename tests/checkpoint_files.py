@@ -150,7 +150,7 @@ def write_shards(path: Path, tensors: Mapping[str, Array], shards: int) -> None:
         write_safetensors(path / "model.safetensors", tensors)
         return
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(shards):
         file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
         part = names[i::shards]

@@ -38,13 +38,15 @@ def e2m1(x: F32) -> NDArray[np.uint8]:
     a = np.abs(x)
     index = np.searchsorted(_MIDPOINTS, a, side="left")
     tie_to_upper = (a[..., None] == _MIDPOINTS[1::2]).any(-1)
-    return (index + tie_to_upper + 8 * np.signbit(x)).astype(np.uint8)
+    codes: NDArray[np.uint8] = (index + tie_to_upper + 8 * np.signbit(x)).astype(np.uint8)
+    return codes
 
 
 def e2m1_values(codes: NDArray[np.uint8]) -> F32:
     """The f32 value of each 4-bit code."""
     sign = np.where(codes & 8, np.float32(-1), np.float32(1))
-    return (sign * MAGNITUDES[codes & 7]).astype(np.float32)
+    values: F32 = (sign * MAGNITUDES[codes & 7]).astype(np.float32)
+    return values
 
 
 def pack(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -90,4 +92,4 @@ def nvfp4(w: F32, divide: bool = False) -> Quantised:
     values = e2m1_values(codes) * wide
     values = values / scale2 if divide else values * scale2
     packed = pack(codes.reshape(w.shape))
-    return Quantised(packed, scale, scale2, values.reshape(w.shape).astype(np.float32))
+    return Quantised(packed, scale, np.array(scale2), values.reshape(w.shape).astype(np.float32))

@@ -1,0 +1,140 @@
+"""Rotary frequencies from config.json: rope types default and yarn.
+
+Knows the formulas of transformers 5.x (`modeling_rope_utils.py`, `_compute_yarn_parameters`,
+after Peng et al., 2023) for text, where the three rows of the multimodal rope are equal and its
+interleaving is the identity. Knows no tensor and no graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import CheckpointError
+
+TYPES = ("default", "yarn")
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Context extension by `factor` over `original` positions."""
+
+    factor: float
+    original: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Partial rotary embedding of the first `dims` elements of a head.
+
+    `attention_factor` multiplies cos and sin; rotation is linear, so it may as well multiply
+    the first `dims` elements of the q and k norms' weights, and that is where it goes.
+    """
+
+    dims: int
+    theta: float
+    attention_factor: float = 1.0
+    yarn: Yarn | None = None
+
+    def inv_freq(self) -> NDArray[np.float32]:
+        """f32 [dims/2], computed in f32 as transformers does."""
+        steps = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
+        freqs = (np.float32(self.theta) ** steps).astype(np.float32)
+        plain = np.float32(1) / freqs
+        if self.yarn is None:
+            return plain
+        keep = np.float32(1) - self._ramp(self.yarn)
+        stretched = np.float32(1) / (np.float32(self.yarn.factor) * freqs)
+        mixed: NDArray[np.float32] = stretched * (np.float32(1) - keep) + plain * keep
+        return mixed.astype(np.float32)
+
+    def _ramp(self, yarn: Yarn) -> NDArray[np.float32]:
+        """0 where a frequency is kept, 1 where it is interpolated, linear between."""
+        low = self._dim_of(yarn.beta_fast, yarn.original)
+        high = self._dim_of(yarn.beta_slow, yarn.original)
+        if yarn.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dims - 1)
+        high += 0.001 if low == high else 0.0
+        line = (np.arange(self.dims // 2, dtype=np.float32) - low) / (high - low)
+        ramp: NDArray[np.float32] = np.clip(line, 0, 1).astype(np.float32)
+        return ramp
+
+    def _dim_of(self, rotations: float, positions: int) -> float:
+        """The (fractional) dimension that turns `rotations` times over `positions`."""
+        turns = math.log(positions / (rotations * 2 * math.pi))
+        return self.dims * turns / (2 * math.log(self.theta))
+
+
+def rope_from_hf(text: Mapping[str, Any]) -> Rope:
+    """Reads rope_parameters, or the older rope_scaling, rope_theta, partial_rotary_factor.
+
+    Raises CheckpointError naming the key for any rope type but default and yarn.
+    """
+    row = dict(text.get("rope_scaling") or {}) | dict(text.get("rope_parameters") or {})
+    kind = row.get("rope_type", row.get("type", "default"))
+    if kind == "mrope":  # an older spelling of default with mrope_section
+        kind = "default"
+    if kind not in TYPES:
+        raise CheckpointError(
+            f"config.json: rope_type is {kind!r}; supported: {', '.join(TYPES)}. Take a config "
+            "without rope scaling, or with yarn"
+        )
+    theta = _positive(row, text, "rope_theta", None)
+    part = _positive(row, text, "partial_rotary_factor", 0.25)
+    dims = int(int(text.get("head_dim") or 256) * part)
+    if dims < 2 or dims % 2 or part > 1:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor {part} of head_dim {text.get('head_dim')} gives "
+            f"{dims} rotary dimensions; they must be even, at least 2 and at most head_dim"
+        )
+    if kind == "default":
+        return Rope(dims, theta)
+    return _yarn(row, text, dims, theta)
+
+
+def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: float) -> Rope:
+    longest = int(text.get("max_position_embeddings") or 32768)
+    original = int(row.get("original_max_position_embeddings") or longest)
+    factor = float(row.get("factor") or longest / original)
+    if factor < 1:
+        raise CheckpointError(f"config.json: the yarn factor is {factor}; it must be at least 1")
+    yarn = Yarn(
+        factor=factor,
+        original=original,
+        beta_fast=float(row.get("beta_fast") or 32),
+        beta_slow=float(row.get("beta_slow") or 1),
+        truncate=bool(row.get("truncate", True)),
+    )
+    return Rope(dims, theta, _attention_factor(row, factor), yarn)
+
+
+def _attention_factor(row: Mapping[str, Any], factor: float) -> float:
+    given = row.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def mscale(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if row.get("mscale") and row.get("mscale_all_dim"):
+        return mscale(float(row["mscale"])) / mscale(float(row["mscale_all_dim"]))
+    return mscale(1.0)
+
+
+def _positive(
+    row: Mapping[str, Any], text: Mapping[str, Any], key: str, default: float | None
+) -> float:
+    value = row.get(key, text.get(key))
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise CheckpointError(f"config.json: {key} is {value!r}: expected a positive number")
+    return float(value)
