@@ -1,0 +1,102 @@
+"""Polygraphy comparison functions for what `observe` shows. Knows thresholds; runs nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.check.metrics import distance, logit_distance, near_tie_rows
+from spark_engine.check.thresholds import Thresholds
+
+Floats = NDArray[Any]
+Named = Mapping[str, Floats]
+
+LOGITS = ("logits", "logits_all")
+TOKENS = ("next_tokens", "last_tokens")  # chosen by the row's logits
+PROBABILITIES = ("logprobs", "top_logprobs")  # compared as probabilities: a log has no scale
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one tensor of one launch is near enough. True in a boolean context if it is."""
+
+    name: str
+    passed: bool
+    reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+class Compare:
+    """A compare function: (candidate's result, reference's result) -> verdict by name.
+
+    Tensors that only one side has (a debug build's marks) are left out.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._limits = thresholds
+
+    def __call__(self, candidate: Named, reference: Named) -> OrderedDict[str, Verdict]:
+        verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        for name in candidate:
+            if name in reference:
+                verdicts[name] = self._one(name, candidate, reference)
+        return verdicts
+
+    def _one(self, name: str, candidate: Named, reference: Named) -> Verdict:
+        a, b = candidate[name], reference[name]
+        if a.shape != b.shape:
+            return Verdict(name, False, f"shape {a.shape}, reference {b.shape}")
+        if not np.isfinite(a).all() or not np.isfinite(b).all():
+            whose = "candidate" if not np.isfinite(a).all() else "reference"
+            return Verdict(name, False, f"the {whose} holds NaN or infinity")
+        if name in TOKENS:
+            return self._tokens(name, a, b, reference)
+        if a.dtype.kind == "i":
+            wrong = int((a != b).sum())
+            return Verdict(name, wrong == 0, f"{wrong} integers differ" if wrong else "")
+        if name in PROBABILITIES:
+            return self._probabilities(name, a, b)
+        return self._floats(name, a, b)
+
+    def _tokens(self, name: str, a: Floats, b: Floats, reference: Named) -> Verdict:
+        """Another token is allowed where the reference holds both to be as good."""
+        differ = a != b
+        if not differ.any():
+            return Verdict(name, True)
+        logits = reference["logits"][reference["emitted"]]
+        wrong = int((differ & ~near_tie_rows(logits, a, self._limits.tie)).sum())
+        figures = {"flips": float(differ.sum()), "near_ties": float(differ.sum() - wrong)}
+        return Verdict(name, wrong == 0, f"{wrong} tokens differ" if wrong else "", figures)
+
+    def _probabilities(self, name: str, a: Floats, b: Floats) -> Verdict:
+        gap = float(np.abs(np.exp(a) - np.exp(b)).max(initial=0.0))
+        limit = self._limits.rel_l2
+        reason = f"probabilities differ by {gap:.2g} > {limit:g}" if gap > limit else ""
+        return Verdict(name, not reason, reason, {"max_abs": gap})
+
+    def _floats(self, name: str, a: Floats, b: Floats) -> Verdict:
+        limits, d = self._limits, distance(a, b)
+        figures = {k: float(v) for k, v in asdict(d).items()}
+        complaints = []
+        if name in LOGITS:
+            more = logit_distance(a, b, limits.tie)
+            figures |= {"kl": more.kl, "flips": more.flips, "near_ties": more.near_ties}
+            if more.kl > limits.kl:
+                complaints.append(f"KL {more.kl:.2g} nats > {limits.kl:g}")
+            if more.wrong_flips:
+                complaints.append(f"{more.wrong_flips} of {more.rows} rows choose another token")
+        if d.rel_l2 > limits.rel_l2:
+            complaints.append(
+                f"relative L2 {d.rel_l2:.2g} > {limits.rel_l2:g} in row {d.worst_row}"
+            )
+        if d.cosine < limits.cosine:
+            complaints.append(f"cosine {d.cosine:.5f} < {limits.cosine:g}")
+        return Verdict(name, not complaints, "; ".join(complaints), figures)

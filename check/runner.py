@@ -1,0 +1,159 @@
+"""Polygraphy runners over any executor: the one place that knows both.
+
+`EngineRunner` is pure: states go in and come out as named tensors, so that an iteration depends
+on nothing before it. `SessionRunner` keeps the states from launch to launch, as a server does,
+and returns what `observe` shows. Both choose the bucket by the shapes that they are given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from polygraphy.backend.base import BaseRunner
+from polygraphy.common import TensorMetadata
+
+from spark_engine import interface
+from spark_engine.check.observe import observe
+from spark_engine.check.prompts import Session
+from spark_engine.errors import InternalError
+from spark_engine.interface import STATE_OUT, TILE
+from spark_engine.runtime.load import Loaded
+from spark_engine.runtime.memory import BucketKey, Memory
+from spark_engine.tensors import DType, TensorSpec
+
+Feed = Mapping[str, NDArray[Any]]
+SESSION = "session"  # i32 [1]: another number than before starts on empty states
+
+
+class EngineRunner(BaseRunner):  # type: ignore[misc]
+    """Steps, tables and states in; outputs and `<state>.out` out. Owns its buffers.
+
+    Arrays of types that numpy lacks (bf16) travel as their bits, u16.
+    """
+
+    def __init__(self, name: str, engine: Loaded) -> None:
+        super().__init__(name=name)
+        self._engine = engine
+        self._memory: Memory | None = None
+
+    def activate_impl(self) -> None:
+        """Allocates the buffers of every bucket."""
+        specs = {key: executor.specs for key, executor in self._engine.executors.items()}
+        self._memory = Memory(self._engine.states, self._engine.tables, specs)
+
+    def deactivate_impl(self) -> None:
+        """Frees them."""
+        self._memory = None
+
+    def get_input_metadata_impl(self) -> TensorMetadata:
+        """Names, types and shapes; rows and tokens are left open."""
+        metadata = TensorMetadata()
+        for spec in self._wanted():
+            shape = [d if isinstance(d, int) else None for d in spec.shape]
+            metadata.add(spec.name, _bits(np.empty(0, spec.dtype.numpy)).dtype, shape)
+        return metadata
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
+        """One launch. Raises InternalError when the engine has no bucket of these shapes."""
+        key = self._key(feed_dict)
+        buffers = self._run(key, feed_dict)
+        results = [s.name for s in self._engine.executors[key].specs.outputs]
+        states = [info.spec.name for info in self._engine.states]
+        return {n: _bits(buffers[n]).copy() for n in results} | {
+            n + STATE_OUT: _bits(buffers[n]).copy() for n in states
+        }
+
+    def _wanted(self) -> Iterator[TensorSpec]:
+        yield from interface.steps()
+        yield from self._engine.tables
+        yield from (info.spec for info in self._engine.states)
+
+    def _key(self, feed: Feed) -> BucketKey:
+        rows, tokens = len(feed["slots"]), len(feed["token_ids"])
+        family = "decode" if tokens == rows * TILE["decode"] else "prefill"
+        if (family, rows) not in self._engine.executors:
+            raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
+        return family, rows
+
+    def _buffers(self, key: BucketKey) -> Mapping[str, NDArray[Any]]:
+        if self._memory is None:
+            raise InternalError(f"{self.name} was not activated")
+        return self._memory.buffers(*key, 0)
+
+    def _run(self, key: BucketKey, feed: Feed) -> Mapping[str, NDArray[Any]]:
+        buffers = self._buffers(key)
+        for name, array in feed.items():
+            if name in buffers:
+                buffers[name].view(array.dtype)[...] = array
+        start = time.perf_counter()
+        self._engine.executors[key].run(buffers)
+        self.inference_time = time.perf_counter() - start
+        return buffers
+
+
+class SessionRunner(EngineRunner):
+    """Keeps the states between launches; a feed brings steps, tables and `session`.
+
+    A new session begins on poisoned states: a launch that reads what it must not shows NaN.
+    """
+
+    def __init__(self, name: str, engine: Loaded) -> None:
+        super().__init__(name, engine)
+        self._session: int | None = None
+
+    def activate_impl(self) -> None:
+        """Allocates the buffers; no session is open."""
+        super().activate_impl()
+        self._session = None
+
+    def deactivate_impl(self) -> None:
+        """Frees the buffers and ends the session."""
+        super().deactivate_impl()
+        self._session = None
+
+    def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
+        """One launch of a session; returns the defined part of outputs and states."""
+        key = self._key(feed_dict)
+        if (session := int(feed_dict[SESSION][0])) != self._session:
+            self._session = session
+            self._poison(key, feed_dict["page_table"])
+        buffers = self._run(key, feed_dict)
+        outputs = [s.name for s in self._engine.executors[key].specs.outputs]
+        return dict(observe(buffers, outputs, self._engine.states))
+
+    def _wanted(self) -> Iterator[TensorSpec]:
+        yield TensorSpec(SESSION, DType.I32, (1,))
+        yield from interface.steps()
+        yield from self._engine.tables
+
+    def _poison(self, key: BucketKey, page_table: NDArray[Any]) -> None:
+        """NaN into the slots and pages that the session owns, and the scratch ones."""
+        buffers = self._buffers(key)
+        pages = np.unique(np.append(page_table[page_table >= 0], -1))
+        slots = np.append(np.flatnonzero((page_table >= 0).any(axis=1)), -1)
+        for info in self._engine.states:
+            state = buffers[info.spec.name]
+            state[pages if info.unit == "page" else slots] = _wild(state.dtype)
+
+
+def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:
+    """What `SessionRunner` reads, launch after launch: a Polygraphy data loader."""
+    for number, session in enumerate(sessions):
+        for launch in session.launches:
+            yield {SESSION: np.array([number], np.int32), **session.tables, **launch.feed()}
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _wild(dtype: np.dtype[Any]) -> Any:
+    """NaN, or its e4m3 code, or a number that no count reaches."""
+    if dtype == np.uint8:
+        return 0x7F
+    return 1 << 24 if dtype.kind == "i" else np.nan

@@ -1,0 +1,61 @@
+"""How far apart is too far: the table in `thresholds.json`, and which row of it applies.
+
+A row is named after the activation dtype; `quantised` is added where activations or KV pages are
+rounded to a few bits, because one rounding that falls the other way then moves a whole step of
+the grid: such engines are alike, not equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_engine.errors import InternalError
+from spark_engine.manifest import Manifest
+from spark_engine.tensors import DType
+
+PATH = Path(__file__).with_name("thresholds.json")
+ROUNDS_ACTIVATIONS = ("fp8", "fp8_block", "nvfp4_a4")
+_COARSENESS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Limits for the worst row of a tensor.
+
+    Attributes:
+        name: the row of the table.
+        cosine: at least this.
+        rel_l2: at most this part of the reference row's length.
+        kl: nats, at most, from the reference's next-token distribution.
+        tie: logits closer than this part of the row's range may change places.
+    """
+
+    name: str
+    cosine: float
+    rel_l2: float
+    kl: float
+    tie: float
+
+
+def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
+    """The row for a comparison among these engines: the coarsest of them decides."""
+    all_of = tuple(manifests)
+    dtype = max((m.dtypes.activation.value for m in all_of), key=_COARSENESS.index)
+    rounded = any(_rounds(m) for m in all_of)
+    return load(f"{dtype} quantised" if rounded else dtype)
+
+
+def load(name: str) -> Thresholds:
+    """One row of the table. Raises InternalError when there is none of this name."""
+    table = json.loads(PATH.read_text())
+    if name not in table:
+        raise InternalError(f"{PATH.name} has no row {name!r}; it has {sorted(table)}")
+    return Thresholds(name, **table[name])
+
+
+def _rounds(manifest: Manifest) -> bool:
+    formats = {q.format for q in manifest.quantisation}
+    return bool(formats & {*ROUNDS_ACTIVATIONS}) or manifest.dtypes.kv is DType.F8E4M3
