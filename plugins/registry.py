@@ -12,6 +12,7 @@ from spark_engine.plugins import (
     embed,
     fp8_block_quant,
     fp8_quant,
+    gated_delta,
     last_rows,
     mark_tokens,
     nvfp4_quant,
@@ -26,6 +27,8 @@ OPS: tuple[Op, ...] = (
     fp8_block_quant.OP,
     nvfp4_quant.OP,
     causal_conv.OP,
+    gated_delta.STEP,
+    gated_delta.CHUNK,
     last_rows.OP,
 )
 
