@@ -9,6 +9,7 @@ entry `session.model_external_initializers_file_folder_path` to the engine folde
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 
 import onnx
@@ -27,6 +28,7 @@ from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
+ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 Functions = dict[str, onnx.FunctionProto]
 
@@ -82,7 +84,11 @@ def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.Nod
     name = f"{op.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name not in functions:
         functions[name] = _function(name, text)
-    return helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
+    call = helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
+    # The body has swallowed the attributes; who checks the engine wants them back.
+    origin = {"op": op.name, "attrs": dict(attrs_of(node, op))}
+    call.metadata_props.add(key=ORIGIN, value=json.dumps(origin, sort_keys=True))
+    return call
 
 
 def _function(name: str, text: str) -> onnx.FunctionProto:
