@@ -1,0 +1,16 @@
+"""The fusions, in the order they are applied. Order matters: see each line's reason."""
+
+from __future__ import annotations
+
+from spark_engine.builder.merge_rules import MERGE_PROJECTIONS, SHARED_EXPERT
+from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT, SHARE_QUANT
+from spark_engine.builder.rewrite import Rule
+
+RULES: tuple[Rule, ...] = (
+    SHARE_QUANT,  # first: merging asks whether two projections read one quantised input
+    MERGE_PROJECTIONS,
+    SHARED_EXPERT,  # needs gate_up merged, and its quantisers still apart
+    NORM_QUANT,
+    ACT_QUANT,
+    GATED_NORM_QUANT,
+)

@@ -1,0 +1,110 @@
+"""Bucket sizes, defaults of options, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_engine.builder.buckets import Size, bucket_sizes, decode_rows, parse_sizes
+from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, resolve
+from spark_engine.errors import OptionError
+from spark_engine.interface import Limits
+from spark_engine.tensors import DType
+
+FACTS = ModelFacts(262144, 1000, 2 * 2 * 2 * 64, None, None)
+
+
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (32, (1, 2, 4, 8, 16, 32)), (5, (1, 2, 4, 5))],
+)
+def test_decode_rows(most: int, rows: tuple[int, ...]) -> None:
+    assert decode_rows(most) == rows
+
+
+def test_sizes_bind_dims_and_name_files() -> None:
+    decode, prefill = Size("decode", 4), Size("prefill", 4)
+    assert decode.dims == {"rows": 4, "tokens": 4} and decode.file == "decode_b4.engine"
+    assert prefill.dims == {"rows": 4, "tokens": 256} and prefill.file == "prefill_t256.engine"
+
+
+def test_wishes_are_sorted_and_the_largest_holds_every_sequence() -> None:
+    found = bucket_sizes((4, 1, 4), (256, 64), Limits(6, 128, 8, 9))
+    assert [s.rows for s in found.decode] == [1, 4, 6]
+    assert [s.dims["tokens"] for s in found.of("prefill")] == [64, 256]
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "words"),
+    [((0, 1), None, "--decode 0,1"), ((9,), None, "--max-seqs"), (None, (65,), "--prefill 65")],
+)
+def test_bad_sizes(
+    decode: tuple[int, ...] | None, prefill: tuple[int, ...] | None, words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        bucket_sizes(decode, prefill, Limits(6, 128, 8, 9))
+
+
+def test_parse() -> None:
+    assert parse_sizes("--decode", "1, 2,4") == (1, 2, 4)
+    for text in ("1,,2", "a", "", "-1", "1.5"):
+        with pytest.raises(OptionError, match="not a number"):
+            parse_sizes("--decode", text)
+
+
+def test_defaults() -> None:
+    plan = resolve(Options(), FACTS)
+    assert plan.target == "cpu"
+    assert (plan.limits.max_context, plan.limits.max_seqs) == (4096, 32)
+    assert plan.limits.pages == 32 * 64 and plan.notes == ()
+    assert plan.precision.activation is plan.precision.kv is plan.precision.state is DType.F32
+    assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 32]
+    assert [s.rows for s in plan.buckets.prefill] == [1, 4]
+
+
+def test_the_checkpoint_decides_auto_dtypes() -> None:
+    facts = ModelFacts(100, 10, 64, DType.F8E4M3, DType.BF16)
+    plan = resolve(Options(), facts)
+    assert plan.precision.kv is DType.F8E4M3 and plan.precision.kv_storage is DType.U8
+    assert plan.precision.state is DType.BF16 and plan.limits.max_context == 100
+    told = resolve(Options(kv_dtype="bf16", state_dtype="f32"), facts)
+    assert told.precision.kv is DType.BF16 and told.precision.state is DType.F32
+
+
+def test_kv_is_capped_and_says_so() -> None:
+    wide = ModelFacts(262144, 10, 1 << 15, None, None)
+    plan = resolve(Options(max_context=8192), wide)
+    used = plan.limits.pages * 64 * wide.kv_token_width * 4
+    assert KV_BUDGET * 0.9 < used <= KV_BUDGET
+    assert "--kv-tokens" in plan.notes[0]
+    long = resolve(Options(max_context=262144, max_seqs=2), wide)
+    assert long.limits.pages == long.limits.pages_per_seq == 4096
+
+
+def test_decode_wish_sets_max_seqs() -> None:
+    assert resolve(Options(decode=(1, 2, 4)), FACTS).limits.max_seqs == 4
+    assert resolve(Options(decode=(2,), max_seqs=4), FACTS).buckets.decode[-1].rows == 4
+
+
+def test_kv_tokens() -> None:
+    assert resolve(Options(max_context=128, kv_tokens=129), FACTS).limits.pages == 3
+    assert resolve(Options(max_context=64, max_seqs=2, kv_tokens=9999), FACTS).limits.pages == 2
+    with pytest.raises(OptionError, match="--kv-tokens 64 .* at least 128"):
+        resolve(Options(max_context=128, kv_tokens=64), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(target="sm_90a"), "next version; use --target cpu"),
+        (Options(target="gpu"), "choose from auto, cpu"),
+        (Options(max_context=0), "--max-context 0"),
+        (Options(max_context=10**7), "1 to 262144"),
+        (Options(max_seqs=0), "--max-seqs 0"),
+        (Options(kv_tokens=-1), "--kv-tokens -1"),
+        (Options(kv_dtype="int4"), "--kv-dtype int4"),
+        (Options(state_dtype="fp8"), "--state-dtype fp8"),
+    ],
+)
+def test_bad_options(options: Options, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        resolve(options, FACTS)

@@ -1,0 +1,166 @@
+"""Every check sees its fault, and a legal graph passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+import pytest
+
+from spark_engine.builder import verify
+from spark_engine.builder.graph import variable
+from spark_engine.builder.verify import Subject
+from spark_engine.interface import Limits
+from spark_engine.tensors import DType, TensorSpec
+from tests.builder.toy import OPS, toy_graph
+
+LIMITS = Limits(2, 64, 2, 5)
+STATES = {"total": (TensorSpec("total", DType.F32, ("rows", 3)), "slot")}
+CHECKS = (
+    *(verify.known_ops, verify.operands, verify.wiring, verify.order, verify.inference),
+    *(verify.states, verify.hazards, verify.no_state_copies),
+    *(verify.no_quantisers, verify.launches),
+)
+
+
+def subject(graph: gs.Graph) -> Subject:
+    return Subject(graph, "decode", LIMITS, STATES, frozenset({"w", "x"}), OPS)
+
+
+def complaints(graph: gs.Graph) -> dict[str, list[str]]:
+    found = {check.__name__: list(check(subject(graph))) for check in CHECKS}
+    return {name: words for name, words in found.items() if words}
+
+
+def f32(name: str, *shape: int | str) -> gs.Variable:
+    return variable(TensorSpec(name, DType.F32, shape))
+
+
+def test_a_legal_graph_has_no_complaints() -> None:
+    assert complaints(toy_graph()) == {}
+
+
+def unknown(g: gs.Graph) -> None:
+    g.nodes[0].op = "triple"
+
+
+def foreign(g: gs.Graph) -> None:
+    g.nodes[1].op = "Softmax"
+
+
+def attribute(g: gs.Graph) -> None:
+    g.nodes[0].attrs["speed"] = 3
+
+
+def operand(g: gs.Graph) -> None:
+    g.nodes[0].inputs.append(g.inputs[0])
+
+
+def dangling(g: gs.Graph) -> None:
+    g.nodes[1].inputs[1] = f32("nowhere", "rows", 3)
+
+
+def twice(g: gs.Graph) -> None:
+    g.nodes[1].outputs.append(g.nodes[0].outputs[0])
+
+
+def same_name(g: gs.Graph) -> None:
+    g.nodes[0].outputs[0].name = "x"
+
+
+def disorder(g: gs.Graph) -> None:
+    g.nodes.reverse()
+
+
+def dtype(g: gs.Graph) -> None:
+    g.nodes[0].outputs[0].dtype = DType.BF16.numpy
+
+
+def broadcast(g: gs.Graph) -> None:
+    g.inputs[1].shape = [3]
+
+
+def state_lost(g: gs.Graph) -> None:
+    g.outputs[0].name = "other"
+
+
+def state_replaced(g: gs.Graph) -> None:
+    last = g.nodes[2]
+    last.op, last.inputs = "double", [last.inputs[0]]
+
+
+def read_late(g: gs.Graph) -> None:
+    late = f32("late", "rows", 3)
+    g.nodes.append(
+        gs.Node("double", name="late", inputs=[g.inputs[2]], outputs=[late], domain="spark")
+    )
+
+
+def state_copy(g: gs.Graph) -> None:
+    copy = f32("copy", "rows", 3)
+    node = gs.Node("Concat", name="c", attrs={"axis": 1}, inputs=[g.inputs[2]], outputs=[copy])
+    g.nodes.insert(0, node)
+
+
+def alone(g: gs.Graph) -> None:
+    g.nodes[0].op = "round"
+
+
+def crowded(g: gs.Graph) -> None:
+    for i in range(17):
+        out = f32(f"o{i}", "rows", 3)
+        name = f"layers.0.n{i}"
+        g.nodes.append(
+            gs.Node("double", name=name, inputs=[g.inputs[0]], outputs=[out], domain="spark")
+        )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "words"),
+    [
+        (unknown, "known_ops", "spark::triple"),
+        (foreign, "known_ops", "onnx::Softmax"),
+        (attribute, "operands", "unknown ['speed']"),
+        (operand, "operands", "has 2 inputs"),
+        (dangling, "wiring", "which nothing writes"),
+        (twice, "wiring", "h is written 2 times"),
+        (same_name, "wiring", "2 tensors are named 'x'"),
+        (disorder, "order", "stands before"),
+        (dtype, "inference", "writes h bf16"),
+        (broadcast, "inference", "no broadcasting"),
+        (state_lost, "states", "has no output total.out"),
+        (state_replaced, "states", "not an in-place update"),
+        (read_late, "hazards", "late read total after last"),
+        (state_copy, "no_state_copies", "Concat c copies state total"),
+        (alone, "no_quantisers", "round h was left standing alone"),
+        (crowded, "launches", "17 launches"),
+    ],
+)
+def test_each_fault_is_seen(spoil: Callable[[gs.Graph], None], check: str, words: str) -> None:
+    graph = toy_graph()
+    spoil(graph)
+    known = [c for c in CHECKS if c.__name__ == check]
+    assert words in " ".join(known[0](subject(graph)))
+
+
+def test_prefill_may_quantise_alone() -> None:
+    graph = toy_graph()
+    alone(graph)
+    assert not list(verify.no_quantisers(replace(subject(graph), family="prefill")))
+
+
+def test_inputs_and_outputs_are_those_of_the_interface() -> None:
+    graph = toy_graph()
+    assert not list(verify.inputs(subject(graph)))
+    stranger = replace(subject(graph), weights=frozenset())
+    assert any("neither step, table, state nor weight" in c for c in verify.inputs(stranger))
+    graph.inputs.append(variable(TensorSpec("slots", DType.F32, ("rows",))))
+    assert any("input slots is slots f32" in c for c in verify.inputs(subject(graph)))
+    missing = list(verify.outputs(subject(graph)))
+    assert len(missing) == 6 and "next_tokens" in missing[0]
+
+
+def test_verify_names_family_stage_and_check() -> None:
+    with pytest.raises(verify.GraphError, match="decode graph, stage fused, outputs: .* more"):
+        verify.verify(subject(toy_graph()), "fused")

@@ -1,0 +1,48 @@
+"""A tiny graph over two made-up ops, for tests that need a graph and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph import variable
+from spark_engine.op import Attrs, Op
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _first(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return (TensorSpec("y", specs[-1].dtype, specs[-1].shape),)
+
+
+def _op(name: str, inputs: tuple[str, ...], text: str, **rest: object) -> Op:
+    def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        raise AssertionError("not called")
+
+    head = f'<domain: "spark", opset_import: ["" : 23]>\n{name}'
+    call = f"({', '.join(inputs)}) => (y) {{{text}}}"
+    body: Callable[[Attrs, tuple[TensorSpec, ...]], str] = lambda a, s: f"{head} {call}"  # noqa: E731
+    return Op(name, inputs, ("y",), {}, _first, reference, body, (), **rest)  # type: ignore[arg-type]
+
+
+OPS = {
+    "double": _op("double", ("x",), "y = Add(x, x)"),
+    "accumulate": _op("accumulate", ("x", "state"), "y = Add(x, state)", aliases={0: 1}),
+    "round": _op("round", ("x",), "y = Floor(x)", quantises=True),
+}
+
+
+def toy_graph() -> gs.Graph:
+    """x -> double -> h; h + w -> sum; total.out = accumulate(sum, total)."""
+    x = variable(TensorSpec("x", DType.F32, ("rows", 3)))
+    w = variable(TensorSpec("w", DType.F32, ("rows", 3)))
+    total = variable(TensorSpec("total", DType.F32, ("rows", 3)))
+    h, summed, out = (
+        variable(TensorSpec(n, DType.F32, ("rows", 3))) for n in ("h", "sum.out", "total.out")
+    )
+    nodes = [
+        gs.Node("double", name="h", inputs=[x], outputs=[h], domain="spark"),
+        gs.Node("Add", name="sum.out", inputs=[h, w], outputs=[summed]),
+        gs.Node("accumulate", name="last", inputs=[summed, total], outputs=[out], domain="spark"),
+    ]
+    return gs.Graph(nodes, [x, w, total], [out], opset=23)
