@@ -42,11 +42,11 @@ def write_row(tables: Buffers, seq: Sequence) -> None:
     pages[len(seq.pages) :] = -1
     tables["prompt_lens"][slot] = seq.prompt_len
     penalties = (params.repetition, params.presence, params.frequency)
-    tables["sampling_f"][slot, :6] = (params.temperature, params.top_p, params.min_p, *penalties)
+    floats = (params.temperature, params.top_p, params.min_p, *penalties, 0, 0)
+    tables["sampling_f"][slot] = floats
     low, high = seq.seed & 0xFFFFFFFF, seq.seed >> 32 & 0xFFFFFFFF
-    seed = np.array([low, high], np.uint32).view(np.int32)
-    tables["sampling_i"][slot, 0] = max(params.top_k, 0)
-    tables["sampling_i"][slot, 1:3] = seed
+    ints = np.array([max(params.top_k, 0), low, high, 0], np.uint32)
+    tables["sampling_i"][slot] = ints.view(np.int32)
     # Nothing of it is in flight: the next token to be sampled is the one after those known.
     write_bias(tables, seq, suppress=seq.forbids_end(len(seq.tokens)))
 

@@ -37,7 +37,7 @@ class OrtExecutor:
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._session = _session(payload, folder, threads, self._label)
+        self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
         # One binding per set of buffers; holding the buffers keeps their memory alive.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
         self.in_place = True
@@ -52,12 +52,10 @@ class OrtExecutor:
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step over `buffers`. Raises ExecutorError when one is missing or misshapen."""
-        if self._session is None:
-            raise ExecutorError(f"{self._label} was closed")
-        if not self.in_place:
+        if self.in_place:
+            self._open().run_with_iobinding(self._binding(buffers))
+        else:
             self._run_apart(buffers)
-            return
-        self._session.run_with_iobinding(self._binding(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Runs at once; there is nothing to wait for."""
@@ -69,6 +67,11 @@ class OrtExecutor:
         self._bound.clear()
         self._session = None
 
+    def _open(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ExecutorError(f"{self._label} was closed")
+        return self._session
+
     def _binding(self, buffers: Mapping[str, Array]) -> ort.IOBinding:
         for known, binding in self._bound:
             if known is buffers:
@@ -79,7 +82,7 @@ class OrtExecutor:
         return binding
 
     def _bind(self, arrays: Mapping[str, Array | None]) -> ort.IOBinding:
-        binding = self._session.io_binding()
+        binding = self._open().io_binding()
         for spec in (*self._specs.inputs, *self._specs.states):
             binding.bind_input(spec.name, "cpu", 0, *_place(spec, arrays.get(spec.name)))
         outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._specs.states]
@@ -90,7 +93,7 @@ class OrtExecutor:
     def _run_apart(self, buffers: Mapping[str, Array]) -> None:
         """Runs into fresh state memory and copies it back."""
         apart = {s.name + STATE_OUT: allocate(s) for s in self._specs.states}
-        self._session.run_with_iobinding(self._bind({**buffers, **apart}))
+        self._open().run_with_iobinding(self._bind({**buffers, **apart}))
         for spec in self._specs.states:
             np.copyto(buffers[spec.name], apart[spec.name + STATE_OUT])
 
@@ -98,12 +101,12 @@ class OrtExecutor:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
         apart, together = _wild(header), _wild(header)
         self._run_apart(apart)
-        self._session.run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
+        self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
         names = [s.name for s in (*header.states, *header.outputs)]
         return all(_bits_equal(apart[name], together[name]) for name in names)
 
 
-def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession | None:
+def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
@@ -130,31 +133,30 @@ def _place(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...],
 
 
 def _wild(header: EngineHeader) -> dict[str, Array]:
-    """Seeded buffers for one step in which every row works, on slots and pages of its own."""
+    """Seeded buffers for one step in which every row works, on a slot and a page of its own."""
     rng = np.random.default_rng(0)
     arrays = {s.name: allocate(s) for s in (*header.inputs, *header.states, *header.outputs)}
     for spec in header.states:
-        if spec.dtype is not DType.I32:
+        if spec.dtype is not DType.I32:  # token ids and counts stay 0
             raw = arrays[spec.name]
             low = 0 if spec.dtype is DType.U8 else -8  # e4m3 codes below 64 are plain numbers
             raw[...] = rng.integers(low, 8, raw.shape).astype(raw.dtype)
-    rows = header.rows
-    slots = np.arange(rows) % (arrays["page_table"].shape[0] - 1)
-    arrays["slots"][:] = np.where(np.arange(rows) < arrays["page_table"].shape[0] - 1, slots, -1)
-    arrays["starts"][:] = 1
-    arrays["counts"][:] = (arrays["slots"] >= 0) * min(2, header.tile)
-    arrays["emit"][:] = 1
     table = arrays["page_table"]
-    table[...] = -1
-    pages = max(1, _page_count(header))
-    table[:, 0] = np.where(np.arange(len(table)) < pages, np.arange(len(table)) % pages, -1)
+    live = min(header.rows, len(table) - 1, _page_count(header))
+    table.fill(-1)
+    table[:live, 0] = rng.permutation(live)
+    arrays["slots"].fill(-1)
+    arrays["slots"][:live] = rng.permutation(live)
+    for name, value in (("starts", 1), ("counts", min(2, header.tile)), ("emit", 1)):
+        arrays[name][:live] = value
     arrays["bias_ids"].fill(-1)
-    arrays["sampling_f"][:, :4] = (1, 1, 0, 1)
+    arrays["sampling_f"][:, :4] = (1, 1, 0, 1)  # plain sampling
     return arrays
 
 
 def _page_count(header: EngineHeader) -> int:
-    return min((s.dims[0] - 1 for s in header.states if s.name.endswith("_pages")), default=1)
+    counts = [s.dims[0] - 1 for s in header.states if s.name.endswith("_pages")]
+    return min(counts, default=header.rows)
 
 
 def _aliased(header: EngineHeader, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -97,9 +97,10 @@ class Scheduler:
         """The next step, `in_flight` being the number of launched, uncollected ones."""
         plan = Plan(self._next_step)
         self._next_step += 1
-        self._grow(plan, in_flight)
+        grown = self._grow(plan, in_flight)
         if not plan.drain and not plan.preempted:
             self._admit(plan, in_flight)
+        plan.grown = [(s, len(s.pages) - 1) for s in grown if s.status is Status.RUNNING]
         decode = [Row(s, s.launched, 1, True) for s in self.running if self._can_decode(s)]
         prefill = list(self._prefill_rows(self._tiles(bool(decode))))
         self._launch(plan, "decode", self.sizes.decode, decode)
@@ -137,14 +138,15 @@ class Scheduler:
 
     # A page for every decode row.
 
-    def _grow(self, plan: Plan, in_flight: int) -> None:
+    def _grow(self, plan: Plan, in_flight: int) -> list[Sequence]:
+        """Takes a page for whoever needs one to decode; returns who got one."""
         got = []
         for seq in tuple(self.running):
             lacks = seq.status is Status.RUNNING and seq.decodable and not self._can_decode(seq)
             if lacks and self._make_page(seq, plan, in_flight):
                 seq.pages += self.pages.take()
                 got.append(seq)
-        plan.grown = [(s, len(s.pages) - 1) for s in got if s.status is Status.RUNNING]
+        return got
 
     def _can_decode(self, seq: Sequence) -> bool:
         return seq.decodable and seq.launched < len(seq.pages) * self.sizes.page_size
