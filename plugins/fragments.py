@@ -26,8 +26,12 @@ def columns(f: Text, x: str, start: int, stop: int) -> str:
 
 
 def sigmoid(f: Text, x: str) -> str:
-    """1 / (1 + exp(-x)); an infinite exponential gives 0."""
-    return f("Div", 1.0, f("Add", f("Exp", f("Neg", x)), 1.0))
+    """1 / (1 + exp(-x)); an infinite exponential gives 0.
+
+    Not Div by a constant 1: onnxruntime fuses (1/a)·b to b/a, which has other bits and which,
+    beside a cast, fails to load ("Node input is not a graph input").
+    """
+    return f("Reciprocal", f("Add", f("Exp", f("Neg", x)), 1.0))
 
 
 def silu(f: Text, x: str) -> str:

@@ -8,15 +8,22 @@ from types import MappingProxyType
 from spark_engine.errors import GraphError
 from spark_engine.op import Op
 from spark_engine.plugins import (
+    act_quant,
     causal_conv,
     embed,
     fp8_block_quant,
     fp8_quant,
     gated_delta,
+    gated_norm,
+    gated_norm_quant,
     last_rows,
     mark_tokens,
+    norm_quant,
     nvfp4_quant,
     rms_norm,
+    shared_gate,
+    sigmoid_gate,
+    silu_mul,
 )
 
 OPS: tuple[Op, ...] = (
@@ -26,9 +33,16 @@ OPS: tuple[Op, ...] = (
     fp8_quant.OP,
     fp8_block_quant.OP,
     nvfp4_quant.OP,
+    norm_quant.OP,
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
+    gated_norm.OP,
+    gated_norm_quant.OP,
+    sigmoid_gate.OP,
+    silu_mul.OP,
+    act_quant.OP,
+    shared_gate.OP,
     last_rows.OP,
 )
 

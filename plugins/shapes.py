@@ -8,6 +8,7 @@ from spark_engine.errors import GraphError
 from spark_engine.tensors import Dim, DType, TensorSpec
 
 ACTIVATIONS = (DType.F32, DType.BF16)
+WEIGHTS = (DType.F32, DType.F16, DType.BF16)
 
 
 def count(op: str, specs: Sequence[TensorSpec], least: int, most: int | None = None) -> None:
@@ -41,3 +42,12 @@ def width(op: str, spec: TensorSpec, multiple: int = 1) -> int:
             f"a number divisible by {multiple}"
         )
     return size
+
+
+def at_least(op: str, spec: TensorSpec, columns: int) -> None:
+    """Raises GraphError unless the last dimension holds `columns`."""
+    if width(op, spec) < columns:
+        raise GraphError(
+            f"{op}: operand {spec.name} has shape {list(spec.shape)}, expected at least "
+            f"{columns} columns"
+        )
