@@ -1,0 +1,159 @@
+"""The server process: starts the engine process, serves HTTP, drains, and says how it ended.
+
+Knows processes, signals and deadlines; the endpoints are in `runtime/app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from spark_engine.engine_file import TOKENIZER
+from spark_engine.errors import OptionError
+from spark_engine.runtime.app import Front, create_app
+from spark_engine.runtime.chat import ChatTemplate
+from spark_engine.runtime.client import EngineClient
+from spark_engine.runtime.service import Service
+from spark_engine.runtime.tokenizer import Tokenizer
+
+FORCE_S = 5.0  # between the last word to the clients and closing on them
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to serve. Times in seconds; `timeout_s` None: requests may take as long as they like.
+
+    Attributes:
+        names: what the model is called in requests; empty: the engine's name.
+        max_queue: requests that may wait beyond those that run.
+        drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
+        stall_s: silence of the engine after which /health turns red.
+        grace_s: how long a server whose engine died still answers, before it exits.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    names: tuple[str, ...] = ()
+    max_queue: int = 256
+    timeout_s: float | None = None
+    drain_timeout_s: float = 30.0
+    stall_s: float = 60.0
+    grace_s: float = 5.0
+
+
+def run(folder: Path, options: ServerOptions) -> int:
+    """Serves the engine in `folder` until a signal; returns the exit code.
+
+    Raises EngineError, CapacityError or OptionError when it cannot start.
+    """
+    waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
+    module = "spark_engine.runtime.worker"
+    command = (sys.executable, "-m", module, str(folder), str(waiting))
+    return asyncio.run(serve(command, folder, options))
+
+
+async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
+    """The same with another engine process: `command` gets the socket's address appended."""
+    listener = _bind(options.host, options.port)
+    tokenizer, template = read_text(folder)
+    client = EngineClient(command, options.max_queue, options.stall_s)
+    try:
+        info = await client.start()
+        names = options.names or (info.name,)
+        service = Service(client, info, tokenizer, template, names, options.timeout_s)
+        front = Front(service)
+        config = uvicorn.Config(
+            create_app(front, service, options.api_key), log_level="warning", access_log=False
+        )
+        server = _Server(config, front, client, options)
+        log.info("serving %s on http://%s:%d", names[0], *listener.getsockname()[:2])
+        return await server.run_until_done(listener)
+    finally:
+        listener.close()
+        await client.close()
+
+
+def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """Tokenizer and chat template of an engine folder, None where it has none."""
+    path = folder / TOKENIZER
+    if not (path / "tokenizer.json").exists():
+        return None, None
+    return Tokenizer.load(path), ChatTemplate.load(path)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our way down: drain, then cancel, then close; the exit code says why."""
+
+    def __init__(
+        self, config: uvicorn.Config, front: Front, client: EngineClient, options: ServerOptions
+    ) -> None:
+        super().__init__(config)
+        self._front = front
+        self._client = client
+        self._options = options
+        self._leave = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._signals = 0
+        self._code = 0
+
+    async def run_until_done(self, listener: socket.socket) -> int:
+        """Serves; returns the exit code."""
+        tasks = [asyncio.create_task(t) for t in (self._drain(), self._mourn())]
+        await self.serve([listener])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._code
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT. A second one does not wait for the drain."""
+        self._signals += 1
+        self._front.draining = True
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._leave.set)
+
+    async def _drain(self) -> None:
+        await self._leave.wait()
+        limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
+        while self._client.in_flight and self._loop.time() < limit and self._signals < 2:
+            await asyncio.sleep(0.05)
+        if self._client.in_flight:
+            log.warning("cancelling %d requests", self._client.in_flight)
+            self._client.cancel_all()
+        await self._close_at_last()
+
+    async def _mourn(self) -> None:
+        await self._client.died.wait()
+        log.error("the engine is gone: %s", self._client.reason)
+        self._code = 1
+        await asyncio.sleep(self._options.grace_s)
+        self.should_exit = True
+        await self._close_at_last()
+
+    async def _close_at_last(self) -> None:
+        await asyncio.sleep(FORCE_S)
+        self.force_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet, so that nobody waits on a loading engine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        words = f"cannot serve on {host}:{port} ({error.strerror}); choose another --host or --port"
+        raise OptionError(words) from None
+    return listener

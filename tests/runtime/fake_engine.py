@@ -1,0 +1,130 @@
+"""An engine without a model: answers from a script, one token a step for every running request.
+
+    python fake_engine.py worker TOKENIZER ADDRESS     the engine process
+    python fake_engine.py server TOKENIZER OPTIONS     the server, OPTIONS being JSON
+
+What a prompt says decides what happens: STALL never comes back from a step, BOOM raises in it, NAN
+ends with an error, TOOL calls a tool; any other prompt gets thoughts and an answer in words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from spark_engine.interface import Limits
+from spark_engine.runtime import server, worker
+from spark_engine.runtime.ipc import EngineInfo
+from spark_engine.runtime.request import Event, FinishReason, Request
+from spark_engine.runtime.tokenizer import Tokenizer
+
+SLOTS = 8
+CONTEXT = 512
+STEP_S = 0.002
+THOUGHT = "I add é 🙂.\n</think>\n\n"
+ANSWER = "The answer is 42, 猫! "
+CALL = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+class FakeEngine:
+    """Enough of `runtime.engine.Engine` for the worker's loop."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
+        self._tokenizer = tokenizer
+        self._eos = eos
+        self._live: dict[int, tuple[Request, list[int], int]] = {}
+        self._ends: list[Event] = []
+        self._next = 0
+        self._steps = 0
+
+    @property
+    def idle(self) -> bool:
+        return not (self._live or self._ends)
+
+    def submit(self, request: Request) -> int:
+        number, self._next = self._next, self._next + 1
+        text = self._tokenizer.decode(request.prompt, skip_special=False)
+        words = THOUGHT if text.endswith("<think>\n") else ""
+        script = self._tokenizer.encode(words + (CALL if "TOOL" in text else ANSWER))
+        tail = [self._eos] if "TOOL" in text else self._tokenizer.encode(ANSWER * 50)
+        self._live[number] = (request, script + tail, 0)
+        return number
+
+    def cancel(self, request_id: int) -> bool:
+        if self._live.pop(request_id, None) is None:
+            return False
+        self._ends.append(Event(request_id, finish=FinishReason.CANCELLED))
+        return True
+
+    def step(self) -> list[Event]:
+        time.sleep(STEP_S)
+        self._steps += 1
+        events, self._ends = self._ends, []
+        return events + [self._advance(number) for number in list(self._live)[:SLOTS]]
+
+    def _advance(self, number: int) -> Event:
+        request, script, at = self._live[number]
+        text = self._tokenizer.decode(request.prompt)
+        if "STALL" in text:
+            time.sleep(1000)
+        if "BOOM" in text:
+            raise RuntimeError("the step went wrong")
+        if "NAN" in text:
+            del self._live[number]
+            return Event(number, finish=FinishReason.ERROR, message="logits are not finite")
+        token, params = script[at % len(script)], request.params
+        finish = FinishReason.LENGTH if at + 1 == params.max_tokens else None
+        finish = FinishReason.STOP if token in params.ends((self._eos,)) else finish
+        self._live[number] = (request, script, at + 1)
+        if finish:
+            del self._live[number]
+        top = tuple((token + i, -0.5 - i) for i in range(params.logprobs or 0))
+        return Event(number, token, None if params.logprobs is None else -0.5, top, finish)
+
+    def stats(self) -> dict[str, Any]:
+        running = min(len(self._live), SLOTS)
+        return {
+            "running": running,
+            "waiting": len(self._live) - running,
+            "swapped": 0,
+            "free_pages": 8 - running,
+            "pages": 8,
+            "free_slots": SLOTS - running,
+            "preempted_swap": 0,
+            "preempted_recompute": 0,
+            "steps": self._steps,
+            "buckets": {"decode_8": self._steps},
+            "padded_rows": 0,
+            "errors": 0,
+        }
+
+
+def open_fake(folder: Path) -> worker.Opened:
+    tokenizer = Tokenizer.load(folder)
+    eos = tokenizer.id_of("<|im_end|>")
+    assert eos is not None
+    limits = Limits(max_seqs=SLOTS, max_context=CONTEXT, pages=64, vocab=len(tokenizer))
+    info = EngineInfo("fake", limits, (eos,), {"temperature": 0.7, "top_k": 20})
+    return info, FakeEngine(tokenizer, eos)
+
+
+def main() -> int:
+    mode, folder, last = sys.argv[1:]
+    if mode == "worker":
+        return worker.serve(last, lambda: open_fake(Path(folder)))
+    logging.basicConfig(level=logging.INFO)
+    options = server.ServerOptions(**json.loads(last))
+    command = (sys.executable, __file__, "worker", folder)
+    return asyncio.run(server.serve(command, Path(folder).parent, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
