@@ -23,7 +23,7 @@ Buffers = Mapping[str, NDArray[Any]]
 LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
 _PARTS = ("conv_state", "gdn_state", "k_pages", "v_pages", "out")
 _LAST = ("logits_all", "logits", "ok", "next_tokens", "logprobs", "top_logprobs", "last_tokens")
-_EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
+EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
 _PER_TOKEN = ("logits_all", "out")
 _LEFT_OUT = ("top_ids",)  # equal logits may stand in either order; top_logprobs tells
 
@@ -74,7 +74,7 @@ def _mask(name: str, buffers: Buffers) -> NDArray[np.bool_]:
         tile = len(buffers["token_ids"]) // len(counts)
         return np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
     live = np.asarray(counts > 0)
-    return live & np.asarray(emit == 1) if name in _EMITTED else live
+    return live & np.asarray(emit == 1) if name in EMITTED else live
 
 
 def _slot_rows(name: str, buffers: Buffers) -> NDArray[Any]:

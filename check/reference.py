@@ -1,0 +1,131 @@
+"""An executor that computes with the ops' float64 references: independent of onnxruntime.
+
+Reads the model that the `ort` executor would run, and calls `Op.reference` in place of each
+function. Between nodes values have the graph's dtypes, as in every executor. Slow, and meant to
+be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from spark_engine.engine_file import WEIGHTS, EngineHeader
+from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.interface import STATE_OUT
+from spark_engine.op import DOMAIN, Attrs, Op
+from spark_engine.plugins.registry import get
+from spark_engine.runtime.executor import Specs, Wait
+from spark_engine.tensors import TensorSpec
+from spark_engine.weights_file import map_weights
+
+ORIGIN = "spark"  # builder/ort.py writes it
+Values = dict[str, NDArray[Any]]
+Watch = Callable[["Step", tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: an op of ours with its attributes, or a standard operator (`op` is None)."""
+
+    name: str
+    kind: str
+    op: Op | None
+    attrs: Attrs
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read_steps(payload: bytes) -> list[Step]:
+    """The nodes of an `ort` payload in their order.
+
+    Raises EngineError when a node does not say what it was made from.
+    """
+    model = onnx.load_from_string(payload)
+    return [_step(node) for node in model.graph.node]
+
+
+class ReferenceExecutor:
+    """The protocol of `runtime/executor.py`. `watch` is told of every node's operands."""
+
+    def __init__(
+        self,
+        header: EngineHeader,
+        payload: bytes,
+        folder: Path,
+        threads: int = 0,
+        watch: Watch | None = None,
+    ) -> None:
+        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self._steps = read_steps(payload)
+        self._weights = map_weights(folder / WEIGHTS)
+        self._watch = watch
+
+    @property
+    def specs(self) -> Specs:
+        """The buffers `run` expects."""
+        return self._specs
+
+    def run(self, buffers: Mapping[str, NDArray[Any]]) -> None:
+        """One launch. Raises ExecutorError when a reference returns another shape than planned."""
+        values: Values = {**self._weights}
+        for spec in (*self._specs.inputs, *self._specs.states):
+            values[spec.name] = buffers[spec.name].copy()
+        for step in self._steps:
+            operands = tuple(values[name] for name in step.inputs)
+            results = _compute(step, operands)
+            values.update(zip(step.outputs, results, strict=True))
+            if self._watch is not None:
+                self._watch(step, operands, results)
+        for spec, name in self._results():
+            _store(buffers[spec.name], values[name], spec)
+
+    def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
+        """Runs at once."""
+        self.run(buffers)
+        return lambda: None
+
+    def close(self) -> None:
+        """Frees nothing: weights are mapped."""
+
+    def _results(self) -> Iterator[tuple[TensorSpec, str]]:
+        yield from ((spec, spec.name) for spec in self._specs.outputs)
+        yield from ((spec, spec.name + STATE_OUT) for spec in self._specs.states)
+
+
+def _step(node: onnx.NodeProto) -> Step:
+    names = tuple(node.input), tuple(node.output)
+    if node.domain != DOMAIN:
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return Step(node.name, node.op_type, None, given, *names)
+    origin = {p.key: p.value for p in node.metadata_props}.get(ORIGIN)
+    if origin is None:
+        raise EngineError(
+            f"node {node.name} does not say which op it is: rebuild the engine with spark-build"
+        )
+    row = json.loads(origin)
+    return Step(node.name, row["op"], get(row["op"]), row["attrs"], *names)
+
+
+def _compute(step: Step, operands: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+    if step.op is not None:
+        return tuple(step.op.reference(step.attrs, operands))
+    if step.kind == "Add":
+        wide = operands[0].astype(np.float64) + operands[1].astype(np.float64)
+        return (wide.astype(operands[0].dtype),)
+    if step.kind == "Concat":
+        return (np.concatenate(operands, axis=int(step.attrs["axis"])),)
+    raise ExecutorError(f"node {step.name} is a {step.kind}, for which there is no reference")
+
+
+def _store(buffer: NDArray[Any], value: NDArray[Any], spec: TensorSpec) -> None:
+    if value.shape != spec.dims:
+        raise ExecutorError(f"{spec.name} came out as {value.shape}, planned {spec.dims}")
+    buffer[...] = value.astype(spec.dtype.numpy)

@@ -1,0 +1,117 @@
+"""What a check found: plain values, as a table for a person or as JSON. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+FIGURES = ("rel_l2", "cosine", "max_abs", "kl", "flips", "near_ties", "differ")
+_WORST_IS_LEAST = ("cosine",)
+
+
+@dataclass
+class Finding:
+    """One tensor or node over all launches: the worst figures, the first failure."""
+
+    name: str
+    launches: int = 0
+    passed: bool = True
+    reason: str = ""
+    where: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def add(self, passed: bool, reason: str, where: str, figures: Mapping[str, float]) -> None:
+        """Takes in one launch's verdict."""
+        self.launches += 1
+        for key in FIGURES:
+            if key in figures:
+                worst = min if key in _WORST_IS_LEAST else max
+                value = float(figures[key])
+                self.figures[key] = worst(self.figures.get(key, value), value)
+        if self.passed and not passed:
+            self.passed, self.reason, self.where = False, reason, where
+
+
+@dataclass
+class Level:
+    """One level of a check. `first` names where the first failure stands, empty if none."""
+
+    name: str
+    candidate: str
+    reference: str
+    thresholds: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+    launches: int = 0
+    first: str = ""
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Nothing in it failed."""
+        return all(f.passed for f in self.findings)
+
+
+@dataclass
+class Report:
+    """A whole check."""
+
+    engine: str
+    against: str
+    levels: list[Level] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Every level passed."""
+        return all(level.passed for level in self.levels)
+
+    @property
+    def first(self) -> str:
+        """The first divergence of the finest level that has one, empty if none."""
+        return next((level.first for level in self.levels if level.first), "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        levels = [{**asdict(level), "passed": level.passed} for level in self.levels]
+        top = {"engine": self.engine, "against": self.against, "passed": self.passed}
+        return {**top, "first_divergence": self.first, "levels": levels}
+
+
+def show(report: Report, console: Console) -> None:
+    """The report as tables, and a verdict in one line."""
+    for level in report.levels:
+        title = f"{level.name}: {level.candidate} against {level.reference}"
+        table = Table(title=f"{title}, {level.launches} launches", title_justify="left")
+        table.add_column("tensor or node")
+        for key in FIGURES:
+            table.add_column(key, justify="right")
+        table.add_column("verdict")
+        for finding in _worth_showing(level.findings):
+            cells = [_cell(finding.figures.get(key)) for key in FIGURES]
+            table.add_row(finding.name, *cells, _verdict(finding))
+        console.print(table)
+        if level.note:
+            console.print(level.note)
+    if report.passed:
+        console.print(f"[green]{report.engine}: no divergence")
+    else:
+        console.print(f"[red]{report.engine}: first divergence at {report.first}")
+
+
+def _worth_showing(findings: Iterable[Finding]) -> list[Finding]:
+    """All failures and the rest, as long as the table stays readable."""
+    rows = list(findings)
+    return rows if len(rows) <= 60 else [f for f in rows if not f.passed][:60] or rows[:60]
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.passed:
+        return "[green]ok"
+    return f"[red]{finding.reason} ({finding.where})"
