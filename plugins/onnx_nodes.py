@@ -15,6 +15,7 @@ from spark_engine.tensors import Array, DType
 
 OPSET = 23
 DOUBLE = 11  # onnx.TensorProto.DOUBLE: bodies may widen, tensors of the graph never do
+LOOP_TYPES = ("int64", "bool")  # iteration and condition, scalars
 Operand = str | int | float | Sequence[int] | Array | np.generic
 
 
@@ -60,15 +61,19 @@ class Text:
         """`value` as int64."""
         return self.cast(value, DType.I64)
 
-    def graph(self, inputs: int, build: Callable[..., Sequence[str]]) -> Graph:
+    def graph(
+        self, inputs: int, build: Callable[..., Sequence[str]], types: Sequence[str] = ()
+    ) -> Graph:
         """A nested graph: `build(text, *input names)` appends its nodes and returns its outputs.
 
-        An output must be made inside (an outer name or an input needs an Identity).
+        An output must be made inside (an outer name or an input needs an Identity). `types`
+        are those of the first inputs; a Loop needs LOOP_TYPES, the rest is inferred.
         """
         inner = Text(self._numbers)
         names = [self.fresh() for _ in range(inputs)]
         outputs = build(inner, *names)
-        head = f"{self.fresh()} ({', '.join(names)}) => ({', '.join(outputs)})"
+        typed = [f"{t} {n}" for t, n in zip(types, names, strict=False)] + names[len(types) :]
+        head = f"{self.fresh()} ({', '.join(typed)}) => ({', '.join(outputs)})"
         return Graph(head + " {\n" + "\n".join(inner._lines) + "\n}")
 
     def function(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:
