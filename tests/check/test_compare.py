@@ -1,0 +1,107 @@
+"""Verdicts: what passes, what fails, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.check.compare import Compare
+from spark_engine.check.observe import observe, place
+from spark_engine.check.thresholds import PATH, Thresholds, load
+from spark_engine.errors import InternalError
+from spark_engine.manifest import StateInfo
+from spark_engine.tensors import DType, TensorSpec
+
+LIMITS = Thresholds("test", cosine=0.999, rel_l2=0.01, kl=0.01, tie=0.01)
+
+
+def _results(**changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    results = {
+        "emitted": np.array([0, 2], np.int32),
+        "layers.0.gdn_state": rng.normal(size=(3, 2, 4)).astype(np.float32),
+        "logits": np.array([[3, 2.999, 0], [0, 1, 0], [0, 0, 9]], np.float32),
+        "next_tokens": np.array([0, 2], np.int32),
+        "logprobs": np.array([-0.7, -0.001], np.float32),
+    }
+    return results | changes
+
+
+def test_equal_results_pass() -> None:
+    assert all(Compare(LIMITS)(_results(), _results()).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("layers.0.gdn_state", lambda a: a * 1.02, "relative L2"),
+        ("layers.0.gdn_state", lambda a: a[:2], "shape"),
+        ("layers.0.gdn_state", lambda a: a * np.nan, "NaN"),
+        ("logits", lambda a: a[:, ::-1], "rows choose another token"),
+        ("next_tokens", lambda a: np.array([0, 1], np.int32), "1 tokens differ"),
+        ("next_tokens", lambda a: np.array([2, 2], np.int32), "1 tokens differ"),
+        ("logprobs", lambda a: a - 0.1, "probabilities differ"),
+        ("emitted", lambda a: a + 1, "integers differ"),
+    ],
+)
+def test_a_difference_is_told(name: str, change: Any, words: str) -> None:
+    wrong = _results(**{name: change(_results()[name])})
+    verdicts = Compare(LIMITS)(wrong, _results())
+    assert not verdicts[name] and words in verdicts[name].reason
+    assert all(v for n, v in verdicts.items() if n != name)
+
+
+def test_a_near_tie_excuses_another_token() -> None:
+    other = _results(
+        logits=np.array([[2.999, 3, 0], [0, 1, 0], [0, 0, 9]], np.float32),
+        next_tokens=np.array([1, 2], np.int32),
+    )
+    verdicts = Compare(LIMITS)(other, _results())
+    assert all(verdicts.values())
+    assert verdicts["logits"].figures["near_ties"] == 1
+
+
+def test_rows_of_the_table() -> None:
+    assert load("f32").rel_l2 < load("f32 quantised").rel_l2
+    with pytest.raises(InternalError, match=PATH.name):
+        load("f64")
+
+
+def test_only_what_has_a_value_is_observed() -> None:
+    """A launch of two tiles of one sequence and an inert one; all else is poison."""
+    nan = np.full((4, 1, 64, 2), np.nan, np.float32)
+    pages, state = nan.copy(), np.full((4, 3), np.nan, np.float32)
+    pages[2], pages[0, :, :5], state[1] = 1, 2, 7
+    table = np.full((4, 3), -1, np.int32)
+    table[1, :2] = 2, 0
+    buffers = {
+        "token_ids": np.zeros(192, np.int32),
+        "slots": np.array([1, 1, -1], np.int32),
+        "starts": np.array([0, 64, 0], np.int32),
+        "counts": np.array([64, 5, 0], np.int32),
+        "emit": np.array([0, 1, 0], np.int32),
+        "page_table": table,
+        "layers.1.k_pages": pages,
+        "layers.0.gdn_state": state,
+        "layers.0.out": np.where(np.arange(192) < 69, 1.0, np.nan)[:, None],
+        "next_tokens": np.array([-9, 5, -9], np.int32),
+    }
+    infos = [
+        StateInfo(TensorSpec("layers.1.k_pages", DType.F32, pages.shape), "page"),
+        StateInfo(TensorSpec("layers.0.gdn_state", DType.F32, state.shape), "slot"),
+    ]
+    seen = observe(buffers, ["next_tokens", "layers.0.out"], infos)
+    assert all(np.isfinite(a).all() for a in seen.values())
+    assert seen["layers.1.k_pages"].shape == (69, 1, 2)
+    np.testing.assert_array_equal(seen["layers.1.k_pages"][:, 0, 0], [1] * 64 + [2] * 5)
+    np.testing.assert_array_equal(seen["layers.0.gdn_state"], [[7, 7, 7]])
+    np.testing.assert_array_equal(seen["next_tokens"], [5])
+    np.testing.assert_array_equal(seen["emitted"], [1])
+
+
+def test_the_order_is_that_of_the_network() -> None:
+    names = ["logits", "layers.10.out", "layers.2.out", "layers.2.conv_state", "next_tokens"]
+    wanted = ["layers.2.conv_state", "layers.2.out", "layers.10.out", "logits", "next_tokens"]
+    assert sorted(["seen", *names], key=place) == ["seen", *wanted]

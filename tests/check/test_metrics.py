@@ -1,0 +1,60 @@
+"""Figures of known distances, and that no average hides the worst row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spark_engine.check.metrics import distance, logit_distance, near_tie_rows
+
+RNG = np.random.default_rng(0)
+
+
+def test_equal_arrays_are_at_no_distance() -> None:
+    x = RNG.normal(size=(5, 8))
+    d = distance(x, x)
+    assert (d.rel_l2, d.max_abs, d.max_rel) == (0, 0, 0)
+    assert d.cosine == pytest.approx(1)
+
+
+def test_one_bad_row_in_a_thousand_is_the_figure() -> None:
+    truth = RNG.normal(size=(1000, 16))
+    x = truth.copy()
+    x[700] *= 1.5
+    d = distance(x, truth)
+    assert d.rel_l2 == pytest.approx(0.5)
+    assert d.worst_row == 700
+
+
+def test_a_turned_row_shows_in_the_cosine() -> None:
+    truth = np.ones((3, 4))
+    x = truth.copy()
+    x[1] = -1
+    assert distance(x, truth).cosine == pytest.approx(-1)
+
+
+def test_noise_in_a_row_of_nearly_nothing_is_small() -> None:
+    truth = np.ones((10, 4))
+    truth[3] = 1e-9
+    x = truth + 1e-7
+    assert distance(x, truth).rel_l2 < 1e-5
+
+
+def test_shapes_must_agree() -> None:
+    with pytest.raises(ValueError, match="differ"):
+        distance(np.zeros(3), np.zeros(4))
+
+
+def test_kl_is_that_of_the_worst_row() -> None:
+    truth = np.log(np.array([[0.5, 0.5], [0.5, 0.5]]))
+    x = np.log(np.array([[0.5, 0.5], [0.25, 0.75]]))
+    wanted = 0.5 * np.log(0.5 / 0.25) + 0.5 * np.log(0.5 / 0.75)
+    assert logit_distance(x, truth, 0).kl == pytest.approx(wanted)
+
+
+def test_a_flip_is_excused_by_a_near_tie_of_the_reference_only() -> None:
+    truth = np.array([[10.0, 9.99, 0.0], [10.0, 5.0, 0.0]])
+    x = np.array([[9.99, 10.0, 0.0], [5.0, 10.0, 0.0]])
+    d = logit_distance(x, truth, tie=0.01)
+    assert (d.flips, d.near_ties, d.wrong_flips) == (2, 1, 1)
+    np.testing.assert_array_equal(near_tie_rows(truth, np.array([1, 1]), 0.01), [True, False])
