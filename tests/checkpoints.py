@@ -125,7 +125,9 @@ def write_checkpoint(
     """
     if format not in FORMATS or (experts == "fused" and format not in PLAIN):
         raise ValueError(f"cannot write format {format!r} with {experts!r} experts")
-    config = text_config(moe, config_kwargs)
+    wide = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    blocks = wide if moe and format == "fp8_block" else {}  # gate and up must end on a block
+    config = text_config(moe, blocks | dict(config_kwargs or {}))
     rng = np.random.default_rng(seed)
     drawn = {_full(n, prefix): w for n, w in _draw(config, rng)}
     stored, values, scales = _store(drawn, format, split_scales)
