@@ -21,6 +21,7 @@ from spark_engine.plugins import (
     last_rows,
     linear,
     mark_tokens,
+    moe_router,
     norm_quant,
     nvfp4_linear,
     nvfp4_linear_a4,
@@ -54,6 +55,7 @@ OPS: tuple[Op, ...] = (
     sigmoid_gate.OP,
     silu_mul.OP,
     act_quant.OP,
+    moe_router.OP,
     shared_gate.OP,
     last_rows.OP,
 )

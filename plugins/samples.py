@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spark_engine.tensors import Array, DType
 
@@ -17,9 +18,9 @@ def normal(rng: Rng, *shape: int, scale: float = 1.0, dtype: DType = DType.F32) 
     return values
 
 
-def positive(rng: Rng, *shape: int, low: float = 0.5, high: float = 2.0) -> Array:
+def positive(rng: Rng, *shape: int, low: float = 0.5, high: float = 2.0) -> NDArray[np.float32]:
     """f32 values between `low` and `high`, as scales are."""
-    return rng.uniform(low, high, shape).astype(np.float32)
+    return np.asarray(rng.uniform(low, high, shape), np.float32)
 
 
 def awkward(rng: Rng, rows: int, width: int, dtype: DType = DType.F32) -> Array:

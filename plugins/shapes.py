@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_engine.errors import GraphError
+from spark_engine.op import Attrs
 from spark_engine.tensors import Dim, DType, TensorSpec
 
 ACTIVATIONS = (DType.F32, DType.BF16)
@@ -51,3 +52,11 @@ def at_least(op: str, spec: TensorSpec, columns: int) -> None:
             f"{op}: operand {spec.name} has shape {list(spec.shape)}, expected at least "
             f"{columns} columns"
         )
+
+
+def activation(op: str, attrs: Attrs) -> DType:
+    """The attribute `dtype`. Raises GraphError unless it is f32 or bf16."""
+    name = str(attrs["dtype"])
+    if name not in (d.value for d in ACTIVATIONS):
+        raise GraphError(f"{op}: dtype is {name!r}, expected f32 or bf16")
+    return DType(name)

@@ -66,7 +66,7 @@ def run_op(
         [Node(op, names, out_names, attrs)],
         values,
         out_names,
-        [n for n in names if n in fixed or n.startswith("params")],
+        [n for n in names if n in fixed or n.startswith(("params", "gate"))],
     )
     return tuple(results[n] for n in out_names)
 
