@@ -4,7 +4,8 @@
     python fake_engine.py server TOKENIZER OPTIONS     the server, OPTIONS being JSON
 
 What a prompt says decides what happens: STALL never comes back from a step, BOOM raises in it, NAN
-ends with an error, TOOL calls a tool; any other prompt gets thoughts and an answer in words.
+ends with an error, SLOW makes steps slow, TOOL calls a tool; any other prompt gets thoughts and an
+answer in words.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from spark_engine.runtime.tokenizer import Tokenizer
 SLOTS = 8
 CONTEXT = 512
 STEP_S = 0.002
+SLOW_S = 0.02
 THOUGHT = "I add é 🙂.\n</think>\n\n"
 ANSWER = "The answer is 42, 猫! "
 CALL = (
@@ -44,6 +46,7 @@ class FakeEngine:
         self._ends: list[Event] = []
         self._next = 0
         self._steps = 0
+        self._slow = False
 
     @property
     def idle(self) -> bool:
@@ -56,6 +59,7 @@ class FakeEngine:
         script = self._tokenizer.encode(words + (CALL if "TOOL" in text else ANSWER))
         tail = [self._eos] if "TOOL" in text else self._tokenizer.encode(ANSWER * 50)
         self._live[number] = (request, script + tail, 0)
+        self._slow = "SLOW" in text
         return number
 
     def cancel(self, request_id: int) -> bool:
@@ -65,7 +69,7 @@ class FakeEngine:
         return True
 
     def step(self) -> list[Event]:
-        time.sleep(STEP_S)
+        time.sleep(SLOW_S if self._slow else STEP_S)
         self._steps += 1
         events, self._ends = self._ends, []
         return events + [self._advance(number) for number in list(self._live)[:SLOTS]]
