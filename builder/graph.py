@@ -92,13 +92,6 @@ def add_node(
     return node
 
 
-def replace_uses(graph: gs.Graph, old: gs.Tensor, new: gs.Tensor) -> None:
-    """Every reader of `old`, and the graph's outputs, take `new` instead."""
-    for node in consumers(old):
-        node.inputs[:] = [new if t is old else t for t in node.inputs]
-    graph.outputs = [new if t is old else t for t in graph.outputs]
-
-
 def detach(node: gs.Node) -> None:
     """Cuts a node off, so that the next cleanup removes it."""
     node.inputs.clear()

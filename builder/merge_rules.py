@@ -21,7 +21,15 @@ from spark_engine.builder.graph import (
 )
 from spark_engine.builder.quant_rules import QUANT
 from spark_engine.builder.rewrite import Place, Rule, Scene
-from spark_engine.builder.weights import concat, concat_scalars, same_values
+from spark_engine.builder.weights import (
+    append_expert,
+    concat,
+    recipe_of,
+    same_values,
+    without_input_scale,
+)
+from spark_engine.errors import GraphError
+from spark_engine.models.weights import Recipe
 
 BLOCK = 128  # rows that share one scale of an fp8_block weight
 
@@ -135,15 +143,14 @@ def can_join_expert(scene: Scene, place: Place) -> str | None:
     stored = sorted({FORMATS.get(n.op, n.op) for n in (down, gate_up)})
     if stored != [routed.attrs["format"]]:
         return f"the shared expert is {' and '.join(stored)}, the routed {routed.attrs['format']}"
-    if routed.attrs["format"] == "nvfp4_a4":
-        return "the shared expert's input and weight scales are already multiplied into one"
     if len(consumers(routed.outputs[0])) > 1 or len(place.parts["router"].inputs) > 2:
         return "the routed result is also read elsewhere"
-    for mine, theirs in _pairs(place):
-        if mine.dtype != theirs.dtype or list(mine.shape) != list(theirs.shape[1:]):
+    for mine, stack in _pairs(scene, place):
+        theirs = recipe_of(scene, stack)
+        if mine.dtype is not theirs.dtype or mine.shape != theirs.shape[1:]:
             return (
-                f"{mine.name} is {mine.dtype}{list(mine.shape)}, and a routed expert's is "
-                f"{theirs.dtype}{list(theirs.shape[1:])}"
+                f"beside {stack.name} the shared expert's is {mine.dtype}{list(mine.shape)}, a "
+                f"routed expert's {theirs.dtype}{list(theirs.shape[1:])}"
             )
     return None
 
@@ -153,7 +160,7 @@ def join_expert(scene: Scene, place: Place) -> None:
     node, routed, router = place.root, place.parts["routed"], place.parts["router"]
     x, gate = node.inputs[2:]
     out, routing = node.outputs[0], [t.name for t in router.outputs]
-    params = [concat_expert(scene, theirs, mine) for mine, theirs in _pairs(place)]
+    params = [append_expert(scene, stack, mine) for mine, stack in _pairs(scene, place)]
     inputs, picks = [routed.inputs[0]], [router.inputs[0], router.inputs[1], gate]
     attrs, router_attrs = dict(routed.attrs), dict(router.attrs)
     for old in (node, routed, router):
@@ -163,18 +170,25 @@ def join_expert(scene: Scene, place: Place) -> None:
     scene.graph.nodes += [chosen, add_node(scene.ops, "grouped_moe", inputs, [out], **attrs)]
 
 
-def concat_expert(scene: Scene, stack: gs.Tensor, one: gs.Tensor) -> gs.Tensor:
-    """[E,…] and […] -> [E+1,…]."""
-    return concat_scalars(scene, stack, one)
-
-
-def _pairs(place: Place) -> list[tuple[gs.Tensor, gs.Tensor]]:
+def _pairs(scene: Scene, place: Place) -> list[tuple[Recipe, gs.Tensor]]:
     """(shared expert's parameter, the routed experts' stack), in grouped_moe's order."""
     routed, down, gate_up = (place.parts[k] for k in ("routed", "down", "gate_up"))
-    mine = [n.inputs[i] for n in (gate_up, down) for i in LINEARS[n.op].joined]
-    if routed.attrs["format"] == "fp8":  # x_scale and h_scale follow the weights
-        mine += [n.inputs[2] for n in (gate_up, down)]
+    makers = (gate_up, down)
+    mine = [recipe_of(scene, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
+    if routed.attrs["format"] == "nvfp4_a4":  # x_scale and h_scale are no part of the product
+        mine = [m if i % 3 < 2 else without_input_scale(m) for i, m in enumerate(mine)]
+        mine += [recipe_of(scene, _quantiser(n).inputs[1]) for n in makers]
+    if routed.attrs["format"] == "fp8":
+        mine += [recipe_of(scene, n.inputs[2]) for n in makers]
     return list(zip(mine, routed.inputs[3:], strict=True))
+
+
+def _quantiser(linear: gs.Node) -> gs.Node:
+    """The node that quantised a linear's input. Raises GraphError when there is none."""
+    node = producer(linear.inputs[0])
+    if node is None or not is_op(node, *QUANT):
+        raise GraphError(f"{linear.name} reads an input that nothing quantises")
+    return node
 
 
 def _maker(tensor: gs.Tensor) -> gs.Node | None:

@@ -20,31 +20,11 @@ from spark_engine.builder.graph import (
     is_output,
     is_standard,
     producer,
-    replace_uses,
 )
 from spark_engine.builder.rewrite import Place, Rule, Scene
-from spark_engine.builder.weights import same_values, stack_scalars
+from spark_engine.builder.weights import stack_scalars
 
 QUANT = {"fp8_quant": "fp8", "fp8_block_quant": "fp8_block", "nvfp4_quant": "nvfp4"}
-
-
-def find_shared(scene: Scene, node: gs.Node) -> Place | None:
-    """A quantiser whose input an earlier quantiser of the same kind and scale already reads."""
-    if not is_op(node, *QUANT):
-        return None
-    for other in consumers(node.inputs[0]):
-        if other is node:
-            return None
-        if is_op(other, node.op) and same_values(scene, node.inputs[1:], other.inputs[1:]):
-            return Place(node, {"first": other})
-    return None
-
-
-def share(scene: Scene, place: Place) -> None:
-    """The earlier quantiser's results serve both."""
-    for old, new in zip(place.root.outputs, place.parts["first"].outputs, strict=True):
-        replace_uses(scene.graph, old, new)
-    detach(place.root)
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,7 @@ def _add(
     for tensor in plain:
         tensor.inputs.clear()
     keep = int(any(t is made.y for t in plain))
-    attrs = {**fused.attrs, "keep": keep, "quant": quant, "n": len(quantisers)}
+    attrs = {**fused.attrs, "keep": keep, "quant": quant, "n": max(1, len(quantisers))}
     node = add_node(scene.ops, fused.op, [*fused.inputs, *scales], outputs, **attrs)
     scene.graph.nodes.append(node)
 
@@ -169,7 +149,6 @@ def always(scene: Scene, place: Place) -> str | None:
     return None
 
 
-SHARE_QUANT = Rule("share_quant", find_shared, always, share)
 NORM_QUANT = Rule("norm_quant", find_norm, always, fuse_norm)
 ACT_QUANT = Rule("act_quant", find_act, always, fuse_act)
 GATED_NORM_QUANT = Rule("gated_norm_quant", find_gated, always, fuse_gated)

@@ -13,17 +13,23 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.graph import Ops
+from spark_engine.errors import GraphError
 from spark_engine.manifest import Refusal
+from spark_engine.models.weights import Reads, Weight
 
 MAX_ROUNDS = 100  # a rule that still finds places after so many sweeps does not converge
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a rule may look at and change: the graph, and the recipes of its weights."""
+    """What a rule may look at and change: the graph, and the recipes of its weights.
+
+    `checkpoint` is what scalars are read from where a rule asks whether two are equal.
+    """
 
     graph: gs.Graph
-    weights: MutableMapping[str, Any]
+    weights: MutableMapping[str, Weight]
+    checkpoint: Reads
     ops: Ops
 
 
@@ -63,7 +69,7 @@ class Rewritten:
 def rewrite(scene: Scene, rules: Sequence[Rule]) -> Rewritten:
     """Applies each rule until it finds no further place, then the next. Changes the scene.
 
-    Raises RuntimeError when a rule does not converge (it recreates its own pattern).
+    Raises GraphError when a rule does not converge (it recreates its own pattern).
     """
     counts: dict[str, int] = {}
     refusals: dict[tuple[str, str], Refusal] = {}
@@ -75,7 +81,7 @@ def rewrite(scene: Scene, rules: Sequence[Rule]) -> Rewritten:
             if not done:
                 break
         else:
-            raise RuntimeError(f"rule {rule.name} does not converge")
+            raise GraphError(f"rule {rule.name} does not converge")
     return Rewritten(counts, tuple(refusals.values()))
 
 
@@ -94,4 +100,13 @@ def _sweep(scene: Scene, rule: Rule, refusals: dict[tuple[str, str], Refusal]) -
         refusals.pop((rule.name, node.name), None)
         done += 1
     scene.graph.cleanup().toposort()
+    _drop_unused_weights(scene)
     return done
+
+
+def _drop_unused_weights(scene: Scene) -> None:
+    graph, weights = scene.graph, scene.weights
+    graph.inputs = [t for t in graph.inputs if t.outputs or t.name not in weights]
+    kept = {t.name for t in graph.inputs}
+    for name in [n for n in weights if n not in kept]:
+        del weights[name]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from spark_engine.builder.merge_rules import MERGE_PROJECTIONS, SHARED_EXPERT
-from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT, SHARE_QUANT
+from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
 from spark_engine.builder.rewrite import Rule
 
 RULES: tuple[Rule, ...] = (
-    SHARE_QUANT,  # first: merging asks whether two projections read one quantised input
-    MERGE_PROJECTIONS,
+    MERGE_PROJECTIONS,  # first: a merged projection is one reader of a quantised input
     SHARED_EXPERT,  # needs gate_up merged, and its quantisers still apart
     NORM_QUANT,
     ACT_QUANT,

@@ -1,0 +1,127 @@
+"""The manifest, put together from what the stages of a build produced.
+
+Knows which stage gives which key; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_engine import interface
+from spark_engine.builder import memory, ort
+from spark_engine.builder.fingerprint import producer
+from spark_engine.builder.lower import Lowered
+from spark_engine.builder.options import Plan
+from spark_engine.builder.rewrite import Rewritten
+from spark_engine.errors import GraphError
+from spark_engine.manifest import (
+    Bucket,
+    Fingerprint,
+    Manifest,
+    ModelInfo,
+    Quantised,
+    Refusal,
+    StateInfo,
+)
+from spark_engine.models.model import Model
+from spark_engine.models.schemes import Scheme
+from spark_engine.tensors import TensorSpec
+from spark_engine.weights_file import WeightLayout
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One family's legal graph, and what the rules did to it."""
+
+    lowered: Lowered
+    rewritten: Rewritten
+
+
+def weight_specs(families: Sequence[Lowered]) -> list[TensorSpec]:
+    """Every weight of any family once, sorted by name.
+
+    Raises GraphError when two families make different weights of one name.
+    """
+    found = dict(families[0].weights)
+    for family in families[1:]:
+        for name, weight in family.weights.items():
+            if found.setdefault(name, weight) != weight:
+                raise GraphError(f"weight {name} differs between families")
+    return [found[name].spec for name in sorted(found)]
+
+
+def make_manifest(
+    name: str,
+    model: Model,
+    plan: Plan,
+    families: Mapping[str, Compiled],
+    buckets: Sequence[Bucket],
+    layout: WeightLayout,
+    fingerprint: Fingerprint,
+) -> Manifest:
+    """The manifest but for `files`, which are known when all of them are written."""
+    states = families["decode"].lowered.states
+    tables = interface.tables(plan.limits)
+    arena = max((b.arena_bytes for b in buckets), default=0)
+    assert model.checkpoint is not None
+    return Manifest(
+        name=name,
+        producer=producer(),
+        target=plan.target,
+        executor=ort.EXECUTOR,
+        model=_model_info(model),
+        limits=plan.limits,
+        dtypes=plan.precision,
+        states=tuple(StateInfo(spec, unit) for spec, unit in states),
+        tables=tables,
+        buckets=tuple(buckets),
+        memory=memory.totals(layout.total, states, tables, arena),
+        quantisation=quantisation(model),
+        fusions={family: c.rewritten.counts for family, c in families.items()},
+        refusals=_refusals(families),
+        tactics=(),
+        ignored=dict(model.ignored),
+        generation=dict(model.checkpoint.generation),
+        eos_token_ids=model.config.eos_token_ids,
+        fingerprint=fingerprint,
+        files={},
+    )
+
+
+def quantisation(model: Model) -> tuple[Quantised, ...]:
+    """How each projection is stored, and of how many checkpoint tensors."""
+    rows = []
+    owned = _tensors_by_module(model)
+    for module, scheme in model.table.modules.items():
+        stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
+        rows.append(Quantised(module, stored, owned[module]))
+    return tuple(rows)
+
+
+def _tensors_by_module(model: Model) -> Counter[str]:
+    """Checkpoint tensors by the module (of the table) that they belong to."""
+    counts: Counter[str] = Counter()
+    prefix = model.layout.file_name("")
+    for name in model.tensors:
+        head, experts, _ = name.removeprefix(prefix).partition(".experts.")
+        counts[head + ".experts" if experts else head.rpartition(".")[0]] += 1
+    return counts
+
+
+def _model_info(model: Model) -> ModelInfo:
+    config = model.config
+    return ModelInfo(
+        model_type=config.model_type,
+        layers=len(config.layers),
+        hidden=config.hidden,
+        vocab=config.vocab,
+        parameters=model.parameters,
+    )
+
+
+def _refusals(families: Mapping[str, Compiled]) -> tuple[Refusal, ...]:
+    """Each refusal once: the families usually agree."""
+    found = (r for c in families.values() for r in c.rewritten.refusals)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,143 @@
+"""The straight line from a checkpoint to an engine folder. Read it as a table of contents.
+
+Knows the order of the steps and nothing of their insides.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from spark_engine.builder import ort
+from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
+from spark_engine.builder.clock import Clock
+from spark_engine.builder.emit import locked, seal, staging
+from spark_engine.builder.fingerprint import fingerprint
+from spark_engine.builder.lower import Lowered, facts_of, lower
+from spark_engine.builder.memory import lifetimes, place
+from spark_engine.builder.options import Options, Plan, resolve
+from spark_engine.builder.report import Report
+from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
+from spark_engine.builder.rules import RULES
+from spark_engine.builder.verify import Subject, verify
+from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
+from spark_engine.errors import EngineError
+from spark_engine.interface import TILE
+from spark_engine.manifest import Bucket, Fingerprint, Manifest
+from spark_engine.models.model import Model, open_model
+from spark_engine.plugins.registry import REGISTRY
+from spark_engine.weights_file import WeightLayout, plan_weights, write_weights
+
+Progress = Callable[[str], None]
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
+)
+
+
+def build(checkpoint: Path, destination: Path, options: Options, progress: Progress) -> Report:
+    """Builds the engine folder `destination`, or finds that nothing has changed.
+
+    Until everything is written and on disk, `destination` holds what it held before. Raises
+    CheckpointError or OptionError before anything is written; GraphError for a bug of ours.
+    """
+    clock = Clock(progress)
+    clock.start("read", f"opening {checkpoint}")
+    model = open_model(checkpoint)
+    plan = resolve(options, facts_of(model))
+    with locked(destination):
+        clock.start("hash", "hashing the checkpoint")
+        print_ = fingerprint(checkpoint, options)
+        old = unchanged(destination, plan.target, print_)
+        if old is not None:
+            return Report(old, False, clock.seconds(), clock.peak_rss())
+        clock.start("graph", "lowering, verifying and fusing")
+        families = {f: compile_graph(model, plan, f) for f in TILE}
+        layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
+        with staging(destination) as folder:
+            clock.start("compile", "compiling the buckets")
+            buckets = [
+                b for c in families.values() for b in compile_buckets(c, plan, layout, folder)
+            ]
+            clock.start("weights", f"writing {layout.total / 2**20:.1f} MiB of weights")
+            emit_weights(model, families, layout, folder / WEIGHTS)
+            copy_tokenizer(checkpoint, folder / TOKENIZER)
+            clock.start("seal", "hashing and sealing")
+            manifest = make_manifest(
+                destination.name, model, plan, families, buckets, layout, print_
+            )
+            manifest = seal(folder, manifest)
+    return Report(manifest, True, clock.seconds(), clock.peak_rss(), plan.notes)
+
+
+def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
+    """The manifest of an intact engine made from the very same things, else None."""
+    try:
+        old = open_folder(destination, target)
+    except EngineError:
+        return None
+    return old.manifest if old.manifest.fingerprint == print_ else None
+
+
+def compile_graph(model: Model, plan: Plan, family: str) -> Compiled:
+    """One family's graph: lowered, verified, rewritten by the rules, verified again."""
+    lowered = lower(model, plan, family)
+    verify(_subject(lowered, plan), "lowered")
+    if not plan.fuse:
+        return Compiled(lowered, Rewritten({}, ()))
+    done = rewrite(scene_of(model, lowered), RULES)
+    verify(_subject(lowered, plan), "fused")
+    return Compiled(lowered, done)
+
+
+def compile_buckets(
+    compiled: Compiled, plan: Plan, layout: WeightLayout, folder: Path
+) -> list[Bucket]:
+    """Writes one `.engine` file per bucket of the family."""
+    lowered, buckets = compiled.lowered, []
+    states = tuple(spec.name for spec, _ in lowered.states)
+    for size in plan.buckets.of(lowered.family):
+        arena = place(lifetimes(lowered.graph, REGISTRY, size.dims))
+        header = ort.header(lowered.graph, size, plan.target, states)
+        payload = ort.compile(lowered.graph, size, layout.entries, REGISTRY)
+        (folder / size.file).write_bytes(encode_engine(header, payload))
+        bucket = Bucket(size.family, size.rows, size.tile, size.file, arena.nbytes)
+        buckets.append(bucket)
+    return buckets
+
+
+def emit_weights(
+    model: Model, families: Mapping[str, Compiled], layout: WeightLayout, path: Path
+) -> None:
+    """Evaluates one recipe at a time and writes it."""
+    recipes = {k: v for c in families.values() for k, v in c.lowered.weights.items()}
+    assert model.checkpoint is not None
+    reader = model.checkpoint
+    write_weights(path, layout, (recipes[name].evaluate(reader) for name in layout.entries))
+
+
+def copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+    """Copies the tokenizer's files as they are; none are needed to run token ids."""
+    found = [checkpoint / name for name in TOKENIZER_FILES if (checkpoint / name).is_file()]
+    if found:
+        folder.mkdir()
+    for path in found:
+        shutil.copyfile(path, folder / path.name)
+
+
+def scene_of(model: Model, lowered: Lowered) -> Scene:
+    """What the rules work on."""
+    assert model.checkpoint is not None
+    return Scene(lowered.graph, lowered.weights, model.checkpoint, REGISTRY)
+
+
+def _subject(lowered: Lowered, plan: Plan) -> Subject:
+    return Subject(
+        lowered.graph,
+        lowered.family,
+        plan.limits,
+        {spec.name: (spec, unit) for spec, unit in lowered.states},
+        frozenset(lowered.weights),
+        REGISTRY,
+    )

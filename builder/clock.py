@@ -1,0 +1,32 @@
+"""Wall time by stage and the peak memory of a build. Knows no stage by name."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+
+class Clock:
+    """Tells `progress` when a stage starts, and how long each took."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._starts: list[tuple[str, float]] = []
+
+    def start(self, stage: str, text: str) -> None:
+        """Ends the stage before and starts this one."""
+        self._starts.append((stage, time.perf_counter()))
+        self._progress(text)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage; the last one runs until now."""
+        ends = [at for _, at in self._starts[1:]] + [time.perf_counter()]
+        return {stage: end - at for (stage, at), end in zip(self._starts, ends, strict=True)}
+
+    @staticmethod
+    def peak_rss() -> int:
+        """Bytes of the largest resident size of this process so far, mapped files included."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,50 @@
+"""The checkpoint's network as a graph of one family, and the facts its options depend on.
+
+Knows how to ask `models`; attaches no op's body yet (`ort.py` does, per bucket).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.options import ModelFacts, Plan
+from spark_engine.models.config import FULL
+from spark_engine.models.model import Model
+from spark_engine.models.network import build_network
+from spark_engine.models.weights import Weight
+from spark_engine.tensors import DType, TensorSpec
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A network of one family that rules may rewrite.
+
+    `weights` (recipes by input name) changes with the graph; `states` are (spec, unit) with
+    unit "slot" or "page".
+    """
+
+    family: str
+    graph: gs.Graph
+    weights: dict[str, Weight]
+    states: tuple[tuple[TensorSpec, str], ...]
+
+
+def lower(model: Model, plan: Plan, family: str) -> Lowered:
+    """The unfused graph of `family`. Raises what `build_network` raises."""
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug)
+    network.graph.toposort()
+    return Lowered(family, network.graph, dict(network.weights), network.states)
+
+
+def facts_of(model: Model) -> ModelFacts:
+    """What defaults of options are decided from."""
+    config = model.config
+    return ModelFacts(
+        max_context=config.max_position,
+        vocab=config.vocab,
+        kv_token_width=2 * config.layers.count(FULL) * config.kv_heads * config.head_dim,
+        kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
+        state_dtype=config.state_dtype,
+    )

@@ -1,0 +1,133 @@
+"""What a build says at its end, and `spark-inspect` at any time: the manifest, for a person.
+
+Knows the manifest and how to lay it out; computes nothing that is not in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from spark_engine.manifest import Bucket, Manifest
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a build. `seconds` by stage; `peak_rss` in bytes; `built` False: a no-op."""
+
+    manifest: Manifest
+    built: bool
+    seconds: dict[str, float]
+    peak_rss: int
+    notes: tuple[str, ...] = ()
+
+
+def show_report(console: Console, report: Report, folder: str) -> None:
+    """Prints the report of one build."""
+    if not report.built:
+        console.print(f"{folder} is up to date: checkpoint, options and tools are unchanged")
+        return
+    console.print(render(report.manifest))
+    for note in report.notes:
+        console.print(f"note: {escape(note)}")
+    total = sum(report.seconds.values())
+    stages = ", ".join(f"{name} {secs:.1f} s" for name, secs in report.seconds.items())
+    console.print(
+        f"built {folder} in {total:.1f} s ({stages}); peak memory {size(report.peak_rss)}"
+    )
+
+
+def report_json(report: Report) -> dict[str, object]:
+    """The report as JSON values: `built`, `seconds`, `peak_rss`, `notes`, `manifest`."""
+    return {
+        "built": report.built,
+        "seconds": {name: round(secs, 3) for name, secs in report.seconds.items()},
+        "peak_rss": report.peak_rss,
+        "notes": list(report.notes),
+        "manifest": report.manifest.to_json(),
+    }
+
+
+def render(manifest: Manifest) -> RenderableType:
+    """The manifest as tables."""
+    parts = [_summary(manifest), _quantisation(manifest), _fusions(manifest), _buckets(manifest)]
+    if manifest.refusals:
+        parts.append(_refusals(manifest))
+    return Group(*parts, _memory(manifest))
+
+
+def size(nbytes: int) -> str:
+    """`1.5 GiB`; exact below 1 KiB."""
+    value, unit = float(nbytes), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{nbytes} B" if unit == 0 else f"{value:.2f} {UNITS[unit]}"
+
+
+def _summary(m: Manifest) -> Table:
+    ignored = ", ".join(f"{n} {part} tensors" for part, n in m.ignored.items() if n)
+    limits, dtypes = m.limits, m.dtypes
+    rows = [
+        ("model", f"{m.model.model_type}, {m.model.layers} layers, hidden {m.model.hidden}"),
+        ("parameters", f"{m.model.parameters:,}"),
+        ("target", f"{m.target} ({m.executor})"),
+        ("dtypes", f"activation {dtypes.activation}, KV {dtypes.kv}, state {dtypes.state}"),
+        ("sequences", f"{limits.max_seqs} of up to {limits.max_context} tokens"),
+        ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
+        ("left out", ignored or "nothing"),
+    ]
+    return _table(f"engine {m.name}", ("", ""), rows)
+
+
+def _quantisation(m: Manifest) -> Table:
+    """Modules grouped by what they are called below their layer."""
+    groups: Counter[tuple[str, str]] = Counter()
+    tensors: Counter[tuple[str, str]] = Counter()
+    for row in m.quantisation:
+        leaf = ".".join(p for p in row.module.split(".") if not p.isdigit())
+        groups[leaf, row.format] += 1
+        tensors[leaf, row.format] += row.tensors
+    rows = [(leaf, fmt, str(n), str(tensors[leaf, fmt])) for (leaf, fmt), n in groups.items()]
+    return _table("stored as", ("module", "format", "modules", "tensors"), rows)
+
+
+def _fusions(m: Manifest) -> Table:
+    families = sorted(m.fusions)
+    rules = dict.fromkeys(rule for family in families for rule in m.fusions[family])
+    rows = [(r, *(str(m.fusions[f].get(r, 0)) for f in families)) for r in rules]
+    return _table("fusions", ("rule", *families), rows)
+
+
+def _refusals(m: Manifest) -> Table:
+    rows = [(r.rule, r.node, r.reason) for r in m.refusals]
+    return _table("fusions refused", ("rule", "at", "because"), rows)
+
+
+def _buckets(m: Manifest) -> Table:
+    def row(b: Bucket) -> tuple[str, ...]:
+        return b.file, str(b.rows), str(b.tokens), size(b.arena_bytes), size(m.files[b.file].bytes)
+
+    columns = ("bucket", "rows", "tokens", "arena", "file")
+    return _table("buckets", columns, [row(b) for b in m.buckets])
+
+
+def _memory(m: Manifest) -> Table:
+    plan = m.memory
+    rows = [(k, size(getattr(plan, k))) for k in ("weights", "kv", "states", "tables", "arena")]
+    return _table("memory at run time", ("", "bytes"), [*rows, ("total", size(plan.total))])
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
