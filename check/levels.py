@@ -6,7 +6,7 @@ Each takes opened engines and returns a `Level`. Knows Polygraphy's comparator; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from polygraphy.comparator import Comparator, RunResults
 from polygraphy.logger import G_LOGGER
 
 from spark_engine.check.compare import Compare, Verdict
+from spark_engine.check.engines import folder_of
 from spark_engine.check.observe import layer_of, place
 from spark_engine.check.operators import Bodies, Masks, Recorded, judge
 from spark_engine.check.prompts import Session
@@ -27,17 +28,6 @@ from spark_engine.runtime.load import Loaded
 from spark_engine.runtime.memory import Memory
 
 Buffers = Mapping[str, NDArray[Any]]
-
-
-def reference_of(loaded: Loaded) -> Loaded:
-    """The same engine, computed by the ops' float64 references instead of its executor."""
-    folder = _folder(loaded)
-    executors = {
-        (b.family, b.rows): ReferenceExecutor(file.header, file.payload, folder.path)
-        for b in folder.manifest.buckets
-        for file in [folder.engine(b)]
-    }
-    return replace(loaded, executors=executors)
 
 
 def compare_runs(
@@ -70,7 +60,7 @@ def compare_runs(
 def check_ops(loaded: Loaded, sessions: Sequence[Session], thresholds: Thresholds) -> Level:
     """Every node of one decode and one prefill bucket alone, on operands of a real launch."""
     level = Level("op", "executor", "float64 reference", asdict(thresholds))
-    folder = _folder(loaded)
+    folder = folder_of(loaded)
     weights = folder.weights()
     states = [info.spec.name for info in loaded.states]
     for family in ("prefill", "decode"):
@@ -122,7 +112,7 @@ def _fullest(sessions: Iterable[Session], family: str) -> tuple[Session, int]:
 
 def _record(loaded: Loaded, session: Session, index: int) -> tuple[list[Recorded], Buffers]:
     """Runs a session by reference up to launch `index`; every node of that launch."""
-    folder = _folder(loaded)
+    folder = folder_of(loaded)
     recorded: list[Recorded] = []
     watching = False
 
@@ -145,9 +135,3 @@ def _record(loaded: Loaded, session: Session, index: int) -> tuple[list[Recorded
             buffers[name].view(array.dtype)[...] = array
         executors[launch.family, launch.rows].run(buffers)
     return recorded, buffers
-
-
-def _folder(loaded: Loaded) -> Any:
-    if loaded.folder is None:
-        raise InternalError("only an engine that was opened from a folder can be taken apart")
-    return loaded.folder

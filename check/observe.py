@@ -21,10 +21,10 @@ from spark_engine.tensors import Array
 Buffers = Mapping[str, NDArray[Any]]
 
 LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
-_PARTS = ("conv_state", "gdn_state", "k_pages", "v_pages", "out")
+_PARTS = ("conv_state", "gdn_state", "k_pages", "v_pages", "mixed", "out")
 _LAST = ("logits_all", "logits", "ok", "next_tokens", "logprobs", "top_logprobs", "last_tokens")
 EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
-_PER_TOKEN = ("logits_all", "out")
+_PER_TOKEN = ("logits_all", "mixed", "out")
 _LEFT_OUT = ("top_ids",)  # equal logits may stand in either order; top_logprobs tells
 
 

@@ -70,8 +70,9 @@ class Report:
 
     @property
     def first(self) -> str:
-        """The first divergence of the finest level that has one, empty if none."""
-        return next((level.first for level in self.levels if level.first), "")
+        """Where the first divergence stands, by the level that tells it best; empty if none."""
+        found = {level.name: level.first for level in self.levels if level.first}
+        return next((found[name] for name in ("layer", "op", "model") if name in found), "")
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""

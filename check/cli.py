@@ -1,0 +1,58 @@
+"""`spark-check`: is an engine as exact as it should be, and if not, where does it go wrong.
+
+Knows the command line. Exit codes: 0 no divergence, 1 a divergence, 2 something the user can
+mend, 70 a bug of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from spark_engine.check.report import show
+from spark_engine.errors import InternalError, UserError
+
+DIVERGED, USER, BUG = 1, 2, 70
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--against", type=click.Path(path_type=Path), help="A checkpoint or an engine.")
+@click.option(
+    "--level", type=click.Choice(["op", "layer", "model", "all"]), default="all", show_default=True
+)
+@click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def main(engine: Path, against: Path | None, level: str, seed: int, as_json: bool) -> None:
+    """Compares the engine folder ENGINE with its own float64 references.
+
+    With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
+    with --against ENGINE the other engine is run. Names the first layer or op that diverges.
+    """
+    try:  # polygraphy is an extra, and --help must work without it
+        from spark_engine.check.check import LEVELS, run_check
+    except ModuleNotFoundError as error:
+        if error.name != "polygraphy":
+            raise
+        click.echo("spark-check: needs polygraphy: pip install 'spark-engine[check]'", err=True)
+        sys.exit(USER)
+    levels = LEVELS if level == "all" else (level,)
+    try:
+        report = run_check(engine, against, levels, lambda text: click.echo(text, err=True), seed)
+    except UserError as error:
+        click.echo(f"spark-check: {error}", err=True)
+        sys.exit(USER)
+    except InternalError as error:
+        traceback.print_exc()
+        click.echo(f"spark-check: {error}\nThis is a bug. Please report the lines above.", err=True)
+        sys.exit(BUG)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
+    else:
+        show(report, Console())
+    sys.exit(0 if report.passed else DIVERGED)

@@ -1,0 +1,92 @@
+"""What is compared: engines opened, marked, computed by reference, or built from a checkpoint.
+
+Knows folders and the builder's and the runtime's front doors; compares nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spark_engine.builder.build import build
+from spark_engine.builder.options import Options
+from spark_engine.check.mark import mark
+from spark_engine.check.reference import ReferenceExecutor
+from spark_engine.engine_file import MANIFEST, EngineFolder
+from spark_engine.errors import InternalError, OptionError
+from spark_engine.manifest import Manifest
+from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
+
+Say = Callable[[str], None]
+
+
+def is_engine(path: Path) -> bool:
+    """An engine folder, as opposed to a checkpoint. Raises OptionError when it is neither."""
+    if (path / MANIFEST).is_file():
+        return True
+    if (path / "config.json").is_file():
+        return False
+    raise OptionError(
+        f"{path} is neither an engine (no {MANIFEST}) nor a checkpoint (no config.json)"
+    )
+
+
+def open_engine(path: Path) -> Loaded:
+    """The engine as it is served. Raises EngineError or CapacityError."""
+    return load(path)
+
+
+def marked(loaded: Loaded) -> Loaded:
+    """The same engine on the same executor, showing its residual stream."""
+    folder = folder_of(loaded)
+    return _reopened(loaded, EXECUTORS[folder.manifest.executor])
+
+
+def by_reference(loaded: Loaded) -> Loaded:
+    """The same engine, showing its residual stream, computed by the ops' float64 references."""
+    return _reopened(loaded, ReferenceExecutor)
+
+
+def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse: bool) -> Path:
+    """Builds the checkpoint with the engine's options, fused or not; returns the folder.
+
+    Raises CheckpointError or OptionError.
+    """
+    limits = manifest.limits
+    by_family = {
+        family: tuple(b.tokens for b in manifest.buckets if b.family == family)
+        for family in ("decode", "prefill")
+    }
+    options = Options(
+        target=manifest.target,
+        decode=by_family["decode"],
+        prefill=by_family["prefill"],
+        max_context=limits.max_context,
+        max_seqs=limits.max_seqs,
+        kv_tokens=limits.pages * limits.page_size,
+        kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
+        state_dtype=manifest.dtypes.state.value,
+        fuse=fuse,
+        debug=True,
+    )
+    folder = where / ("fused" if fuse else "unfused")
+    build(checkpoint, folder, options, say)
+    return folder
+
+
+def folder_of(loaded: Loaded) -> EngineFolder:
+    """The folder behind an engine."""
+    if loaded.folder is None:
+        raise InternalError("only an engine that was opened from a folder can be taken apart")
+    return loaded.folder
+
+
+def _reopened(loaded: Loaded, open_executor: OpenExecutor) -> Loaded:
+    folder = folder_of(loaded)
+    executors = {}
+    for bucket in folder.manifest.buckets:
+        file = mark(folder.engine(bucket), folder.manifest)
+        opened = open_executor(file.header, file.payload, folder.path, 0)
+        executors[bucket.family, bucket.rows] = opened
+    return replace(loaded, executors=executors)
