@@ -207,7 +207,8 @@ def _tensor(file: str, name: str, entry: Any, start: int) -> StoredTensor:
     try:
         dtype, (begin, end) = entry["dtype"], entry["data_offsets"]
         shape = tuple(entry["shape"])
-        sound = all(type(n) is int and n >= 0 for n in (begin, end, *shape))
+        numbers = (begin, end, *shape)
+        sound = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in numbers)
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:

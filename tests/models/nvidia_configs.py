@@ -1,0 +1,170 @@
+"""The config files of nvidia/Qwen3.6-27B-NVFP4 and -35B-A3B-NVFP4, generated from their rules.
+
+`pair(model)` gives (config.json, hf_quant_config.json). `folder()` is where the real ones lie,
+if somewhere: then a test holds the generated against them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.house import ROOT
+
+Json = dict[str, Any]
+MODELS = ("27B", "35B-A3B")
+_VISION: Json = {
+    "deepstack_visual_indexes": [],
+    "depth": 27,
+    "dtype": "bfloat16",
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "in_channels": 3,
+    "initializer_range": 0.02,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_TEXT: Json = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_output_gate": True,
+    "bos_token_id": 248044,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "pad_token_id": None,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "vocab_size": 248320,
+}
+_TOP: Json = {
+    "dtype": "bfloat16",
+    "image_token_id": 248056,
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}
+_DENSE: Json = {
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "linear_num_value_heads": 48,
+    "model_type": "qwen3_5_text",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+    "output_gate_type": "swish",
+}
+_MOE: Json = {
+    "hidden_size": 2048,
+    "linear_num_value_heads": 32,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512,
+}
+
+
+def pair(model: str) -> tuple[Json, Json]:
+    """(config.json, hf_quant_config.json) of "27B" or "35B-A3B"."""
+    moe = model != "27B"
+    text = _TEXT | (_MOE if moe else _DENSE)
+    layers = text["num_hidden_layers"]
+    text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
+    kind = text["model_type"].removesuffix("_text")
+    quantised = quantized_layers(layers, moe)
+    excluded = ["mtp.layers.0*", "mtp*"] if moe else ["mtp*", "mtp.layers.0*"]
+    config = _TOP | {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration" if moe else _DENSE_CLASS],
+        "model_type": kind,
+        "text_config": text,
+        "transformers_version": "5.7.0.dev0" if moe else "5.7.0",
+        "vision_config": _VISION
+        | {"model_type": f"{kind}_vision", "out_hidden_size": text["hidden_size"]},
+        "quantization_config": _flat(quantised, excluded, moe),
+    }
+    if not moe:
+        config["language_model_only"] = False
+    inner = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8"}
+    inner |= {"quantized_layers": quantised, "exclude_modules": excluded}
+    producer = {"name": "modelopt", "version": "0.44.0" if moe else "0.45.0"}
+    return config, {"producer": producer, "quantization": inner}
+
+
+_DENSE_CLASS = "Qwen3_5ForConditionalGeneration"
+
+
+def quantized_layers(layers: int, moe: bool) -> Json:
+    """Projections of the mixers in FP8; MLPs, experts and head in NVFP4 with plain inputs."""
+    nvfp4 = {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+    shared = [f"shared_expert.{n}_proj" for n in ("gate", "up", "down")]
+    mlp = ["experts", *shared] if moe else [f"{n}_proj" for n in ("gate", "up", "down")]
+    rows: Json = {"lm_head": dict(nvfp4)}
+    for i in range(layers):
+        attention = [f"self_attn.{n}_proj" for n in "qkvo"]
+        delta = [f"linear_attn.{n}" for n in ("in_proj_qkv", "in_proj_z", "out_proj")]
+        p = f"model.language_model.layers.{i}."
+        rows |= {p + n: {"quant_algo": "FP8"} for n in (attention if i % 4 == 3 else delta)}
+        rows |= {f"{p}mlp.{n}": dict(nvfp4) for n in mlp}
+    return rows
+
+
+def _flat(quantised: Mapping[str, Json], excluded: list[str], moe: bool) -> Json:
+    """config.json's copy, with the quirks of each file."""
+    fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+    fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+
+    def targets(algorithm: str) -> list[str]:
+        return sorted(n for n, row in quantised.items() if row["quant_algo"] == algorithm)
+
+    groups: Json = {
+        "group_0": {"input_activations": fp8, "weights": fp8, "targets": targets("FP8")},
+        "group_1": {"weights": fp4, "targets": targets("W4A16_NVFP4")},
+    }
+    flat: Json = {"quant_algo": "MIXED_PRECISION", "quant_method": "modelopt", "ignore": excluded}
+    flat |= {"quantized_layers": quantised, "config_groups": groups}
+    flat["producer"] = {"name": "modelopt", "version": "0.37.0" if moe else "0.45.0"}
+    if moe:
+        groups["group_1"]["input_activations"] = fp4
+    else:
+        flat["kv_cache_scheme"] = fp8
+    return flat
+
+
+def folder() -> Path | None:
+    """Where the published files lie on this machine, if they do."""
+    named = os.environ.get("SPARK_NVIDIA_CONFIGS")
+    path = Path(named) if named else ROOT.parent / "shared" / "configs"
+    return path if path.is_dir() else None
