@@ -18,6 +18,7 @@ from spark_engine.plugins import (
     gated_delta,
     gated_norm,
     gated_norm_quant,
+    grouped_moe,
     last_rows,
     linear,
     mark_tokens,
@@ -28,6 +29,7 @@ from spark_engine.plugins import (
     nvfp4_quant,
     paged_attention,
     rms_norm,
+    sample,
     shared_gate,
     sigmoid_gate,
     silu_mul,
@@ -56,8 +58,10 @@ OPS: tuple[Op, ...] = (
     silu_mul.OP,
     act_quant.OP,
     moe_router.OP,
+    grouped_moe.OP,
     shared_gate.OP,
     last_rows.OP,
+    sample.OP,
 )
 
 

@@ -1,0 +1,142 @@
+"""The seeded cases of sampling. Knows its operands, not its maths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.op import Attr, Case
+from spark_engine.tensors import Array
+
+UNITS = 8
+BIASES = 6
+TOP = 20
+SLOTS = (3, -1, 0, 7, 5, -1, 1)
+SILENT = 4
+Edit = Callable[[np.random.Generator, Array], None]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch; `edit` may change the logits after they are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    top_k: int = 0
+    width: int = 300
+    vocab: int = 300
+    spread: float = 3.0
+    bias: bool = False
+    slots: tuple[int, ...] = SLOTS
+    edit: Edit | None = None
+
+    @property
+    def attrs(self) -> dict[str, Attr]:
+        return {"vocab": self.vocab, "top": TOP}
+
+    @property
+    def idle(self) -> NDArray[np.bool_]:
+        """Rows of no sequence."""
+        return np.asarray(self.slots) < 0
+
+    @property
+    def silent(self) -> NDArray[np.bool_]:
+        """Rows that must not sample (emit 0)."""
+        return np.arange(len(self.slots)) == SILENT
+
+    def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
+        rows = len(self.slots)
+        logits = (rng.standard_normal((rows, self.width)) * self.spread).astype(np.float32)
+        if self.edit is not None:
+            self.edit(rng, logits)
+        seen = rng.integers(0, 8, (UNITS + 1, self.width))
+        seen *= rng.integers(0, 2, seen.shape)
+        seen[-1] = -(1 << 31)
+        starts, counts = rng.integers(0, 5000, rows), rng.integers(1, 65, rows)
+        counts[self.idle] = 0
+        last = rng.integers(0, self.width, UNITS + 1)
+        steps = (self.slots, starts, counts, ~self.idle & ~self.silent)
+        ints = [np.asarray(x, np.int32) for x in (*steps, last)]
+        return (logits, seen.astype(np.int32), *self._tables(rng), *ints)
+
+    def _tables(self, rng: np.random.Generator) -> tuple[Array, ...]:
+        floats = np.full((UNITS + 1, 8), np.nan, np.float32)
+        floats[:-1, :6] = (
+            *(self.temperature, self.top_p, self.min_p),
+            *(self.repetition, self.presence, self.frequency),
+        )
+        integers = rng.integers(-(1 << 31), 1 << 31, (UNITS + 1, 4)).astype(np.int32)
+        integers[:-1, 0] = self.top_k
+        ids = np.full((UNITS + 1, BIASES), -1, np.int32)
+        values = np.full((UNITS + 1, BIASES), np.nan, np.float32)
+        if self.bias:
+            ids[:-1, : BIASES - 1] = rng.integers(0, self.vocab, (UNITS, BIASES - 1))
+            ids[0, 1] = ids[0, 0]  # twice the same: both count
+            values[:-1, : BIASES - 1] = rng.uniform(-4, 9, (UNITS, BIASES - 1))
+        ids[-1] = 1 << 30
+        return floats, integers, ids, values
+
+    def ignore(self, outputs: tuple[Array, ...]) -> None:
+        for output in outputs[:5]:
+            assert np.isfinite(output.astype(np.float64)).all()
+            output[self.idle] = 0
+        for output in outputs[:2]:
+            output[self.silent] = 0
+        outputs[5][-1] = 0
+
+
+def _ties(rng: np.random.Generator, logits: Array) -> None:
+    logits[...] = np.round(logits)  # many equal logits
+
+
+def _broken(rng: np.random.Generator, logits: Array) -> None:
+    logits[0, 5], logits[2, 9], logits[3, :] = np.nan, np.inf, -np.inf
+
+
+def _flat(rng: np.random.Generator, logits: Array) -> None:
+    logits[...] = 0.25
+
+
+def _case(label: str, launch: Launch) -> Case:
+    return Case(label, launch.attrs, launch.inputs, 1e-5, 2e-5, ignore=launch.ignore)
+
+
+CASES = (
+    _case("greedy", Launch(0.0)),
+    _case(
+        "greedy, penalties and bias",
+        Launch(0.0, bias=True, repetition=1.3, presence=0.7, frequency=0.2),
+    ),
+    _case("greedy, ties", Launch(0.0, edit=_ties)),
+    _case("greedy, flat", Launch(0.0, edit=_flat)),
+    _case("plain draw", Launch()),
+    _case("one row", Launch(0.8, top_k=20, top_p=0.95, slots=(2,))),
+    _case("all inert", Launch(slots=(-1, -1))),
+    _case("hot", Launch(3.0)),
+    _case("cold", Launch(1e-4)),
+    _case("top_k 1", Launch(top_k=1, edit=_ties)),
+    _case("top_k", Launch(1.5, top_k=20)),
+    _case("top_k beyond the vocabulary", Launch(1.5, top_k=100000)),
+    _case("top_k, ties", Launch(2.0, top_k=7, edit=_ties)),
+    _case("top_p", Launch(1.0, 0.9)),
+    _case("top_p, hot", Launch(8.0, 0.97)),
+    _case("top_p 0", Launch(1.0, 0.0)),
+    _case("top_p, ties", Launch(2.0, 0.5, edit=_ties)),
+    _case("min_p", Launch(1.0, min_p=0.1)),
+    _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
+    _case(
+        "everything",
+        Launch(1.7, 0.9, 0.01, top_k=30, bias=True, repetition=1.3, presence=0.7, frequency=0.2),
+    ),
+    _case("unused rows of the vocabulary", Launch(4.0, 0.99, vocab=40)),
+    _case("greedy, unused rows", Launch(0.0, vocab=21)),
+    _case("not finite", Launch(1.0, 0.9, edit=_broken)),
+    _case("large", Launch(6.0, 0.999, width=4096, vocab=4090)),
+)
