@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
 from spark_engine.runtime.ipc import EngineInfo
-from spark_engine.runtime.request import SamplingParams
+from spark_engine.runtime.request import SamplingParams, capacity
 
 MAX_CHOICES = 512  # choices of one HTTP request, over all its prompts
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat generates as much as fits
@@ -181,8 +182,12 @@ def check(body: Body) -> None:
         _check_chat(body)
 
 
-def sampling(body: Body, defaults: Defaults, info: EngineInfo, room: int) -> SamplingParams:
+def sampling(
+    body: Body, defaults: Defaults, info: EngineInfo, room: int, logprobs: int | None = None
+) -> SamplingParams:
     """The parameters of one choice; `room` is how many tokens fit after the prompt.
+
+    `logprobs` counts where the kind of body has no field for it.
 
     Raises BadField or RequestError where a value is over the engine's limits.
     """
@@ -211,8 +216,19 @@ def sampling(body: Body, defaults: Defaults, info: EngineInfo, room: int) -> Sam
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_bias(body.logit_bias or {}),
         seed=secrets.randbits(63) if body.seed is None else fold_seed(body.seed),
-        logprobs=_logprobs(body),
+        logprobs=_or(_logprobs(body), logprobs),
     )
+
+
+def room_after(prompt: Sequence[int], limits: Limits) -> int:
+    """Tokens that can follow the prompt. Raises BadField when none can."""
+    most = capacity(limits)
+    if not prompt:
+        raise BadField("prompt is empty; it must hold at least one token", "prompt")
+    if len(prompt) >= most:
+        words = f"the prompt is {len(prompt)} tokens; this engine holds {most}, one of them new"
+        raise BadField(words, "prompt", "context_length_exceeded")
+    return most - len(prompt)
 
 
 def fold_seed(seed: int) -> int:
@@ -248,7 +264,9 @@ def _max_tokens(body: Body) -> tuple[int | None, str]:
         if body.max_completion_tokens is not None:
             return body.max_completion_tokens, "max_completion_tokens"
         return body.max_tokens, "max_tokens"
-    return _or(body.max_tokens, max(COMPLETION_TOKENS, body.min_tokens or 0)), "max_tokens"
+    if isinstance(body, CompletionBody) and body.max_tokens is None:
+        return max(COMPLETION_TOKENS, body.min_tokens or 0), "max_tokens"
+    return body.max_tokens, "max_tokens"
 
 
 def _logprobs(body: Body) -> int | None:

@@ -16,13 +16,11 @@ from types import FrameType
 
 import uvicorn
 
-from spark_engine.engine_file import TOKENIZER
 from spark_engine.errors import OptionError
 from spark_engine.runtime.app import Front, create_app
-from spark_engine.runtime.chat import ChatTemplate
+from spark_engine.runtime.assets import read_text
 from spark_engine.runtime.client import EngineClient
 from spark_engine.runtime.service import Service
-from spark_engine.runtime.tokenizer import Tokenizer
 
 FORCE_S = 5.0  # between the last word to the clients and closing on them
 log = logging.getLogger(__name__)
@@ -81,14 +79,6 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     finally:
         listener.close()
         await client.close()
-
-
-def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """Tokenizer and chat template of an engine folder, None where it has none."""
-    path = folder / TOKENIZER
-    if not (path / "tokenizer.json").exists():
-        return None, None
-    return Tokenizer.load(path), ChatTemplate.load(path)
 
 
 class _Server(uvicorn.Server):

@@ -31,6 +31,7 @@ from spark_engine.runtime.protocol import (
     decode,
     fold_seed,
     prompts,
+    room_after,
     sampling,
 )
 from spark_engine.runtime.replies import ChatForm, Form, Json, TextForm, new_id, usage
@@ -233,7 +234,8 @@ class Service:
         """(prompt, parameters) of every choice, with the seeds s, s+1, … over n."""
         found = []
         for prompt in ids:
-            params = sampling(body, self._defaults, self.info, self._room(prompt))
+            room = room_after(prompt, self.info.limits)
+            params = sampling(body, self._defaults, self.info, room)
             seed = params.seed or 0
             found += [(prompt, replace(params, seed=fold_seed(seed + i))) for i in range(n)]
         return found
@@ -244,16 +246,6 @@ class Service:
         request.check(self.info.limits, eos)
         skip = body.skip_special_tokens is not False
         return Choice(request, TextStream(self._tokenizer, params, eos, skip))
-
-    def _room(self, prompt: Sequence[int]) -> int:
-        """Tokens that can follow the prompt. Raises BadField when none can."""
-        most = self.max_model_len
-        if not prompt:
-            raise BadField("prompt is empty; it must hold at least one token", "prompt")
-        if len(prompt) >= most:
-            words = f"the prompt is {len(prompt)} tokens; this engine holds {most}, one of them new"
-            raise BadField(words, "prompt", "context_length_exceeded")
-        return most - len(prompt)
 
     def _render(self, body: ChatBody) -> str:
         return self._template_text(body.messages, _tools(body), body.chat_template_kwargs)

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import zmq
 
-from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, UserError
+from spark_engine.runtime.assets import describe
 from spark_engine.runtime.engine import Engine, EngineOptions
 from spark_engine.runtime.ipc import (
     Batch,
@@ -172,17 +172,6 @@ def summarise(row: Mapping[str, Any]) -> Stats:
         buckets=row["buckets"],
         padded_rows=row["padded_rows"],
         errors=row["errors"],
-    )
-
-
-def describe(folder: Path) -> EngineInfo:
-    """What the HTTP process must know of the engine in `folder`. Raises EngineError."""
-    manifest = read_manifest(folder)
-    return EngineInfo(
-        name=manifest.name,
-        limits=manifest.limits,
-        eos_token_ids=manifest.eos_token_ids,
-        generation=dict(manifest.generation),
     )
 
 

@@ -1,0 +1,79 @@
+"""The model that comes with the package: where its checkpoint and its engine are, and building it.
+
+Knows folders and the builder's command line. The runtime may not import the builder or the models,
+so the one is started as a process and the other found by its path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from spark_engine.engine_file import MANIFEST
+from spark_engine.errors import EngineError
+
+NAME = "tiny"
+Say = Callable[[str], None]
+
+
+def embedded_engine(cache: Path, say: Say) -> Path:
+    """The engine folder of the embedded model, built now if it is missing or out of date.
+
+    In a source checkout it is `engines/tiny`, else `cache/spark/engines/tiny-VERSION`. Raises
+    EngineError when the checkpoint is missing or cannot be built.
+    """
+    checkpoint = find_checkpoint()
+    folder = engine_folder(checkpoint, cache)
+    if is_stale(folder, checkpoint):
+        say(f"building the embedded model into {folder} (once)")
+        build(checkpoint, folder)
+    return folder
+
+
+def find_checkpoint() -> Path:
+    """The folder of the embedded checkpoint. Raises EngineError when it was not installed."""
+    spec = importlib.util.find_spec("spark_engine.models")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    for place in places:
+        folder = Path(place) / NAME / "checkpoint"
+        if (folder / "config.json").exists():
+            return folder
+    raise EngineError(
+        f"the embedded model is missing (looked for {NAME}/checkpoint/config.json in "
+        f"{', '.join(places) or 'no place'}); name an engine folder, or install the package again"
+    )
+
+
+def engine_folder(checkpoint: Path, cache: Path) -> Path:
+    """Where its engine belongs."""
+    root = checkpoint.parents[2]
+    if (root / "pyproject.toml").exists() and (root / "engines").is_dir():
+        return root / "engines" / NAME
+    return cache / "spark" / "engines" / f"{NAME}-{version('spark-engine')}"
+
+
+def is_stale(folder: Path, checkpoint: Path) -> bool:
+    """No engine, or a checkpoint file that is newer."""
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        return True
+    built = manifest.stat().st_mtime
+    return any(file.stat().st_mtime > built for file in checkpoint.iterdir())
+
+
+def build(checkpoint: Path, folder: Path) -> None:
+    """Runs `spark-build`; its report goes to standard error. Raises EngineError if it fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    module = "spark_engine.builder.cli"
+    command = [sys.executable, "-m", module, str(checkpoint), "-o", str(folder)]
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise EngineError(
+            f"building the embedded model failed with code {done.returncode}; its words are above"
+        )
+    os.utime(folder / MANIFEST)  # an unchanged engine is not written again, and would stay stale

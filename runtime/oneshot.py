@@ -1,0 +1,121 @@
+"""One request in this process, without a server: what `spark-run --prompt` does.
+
+Knows the engine and the text of one answer. Knows no command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_engine.errors import InternalError, RequestError
+from spark_engine.runtime.assets import describe, read_text
+from spark_engine.runtime.engine import Engine
+from spark_engine.runtime.protocol import Body, Defaults, check, room_after, sampling
+from spark_engine.runtime.replies import FINISH, usage
+from spark_engine.runtime.reply import THINK
+from spark_engine.runtime.request import Event, FinishReason, Request
+from spark_engine.runtime.text import Piece, TextStream
+
+
+@dataclass
+class Answer:
+    """One answer as it grows. Times in seconds from the request's start."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    has_text: bool
+    thinking: bool
+    events: list[Event] = field(default_factory=list)
+    text: str = ""
+    finish: FinishReason | None = None
+    first_s: float = 0.0
+    total_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """`token_ids`, `text`, `logprobs`, `finish_reason`, `usage`, `timings`."""
+        asked = any(e.logprob is not None for e in self.events)
+        decoding = self.total_s - self.first_s
+        rate = (len(self.events) - 1) / decoding if decoding > 0 else None
+        return {
+            "token_ids": [e.token for e in self.events],
+            "text": self.text if self.has_text else None,
+            "logprobs": [e.logprob for e in self.events] if asked else None,
+            "top_logprobs": [[list(t) for t in e.top] for e in self.events] if asked else None,
+            "finish_reason": FINISH[self.finish] if self.finish else None,
+            "seed": self.seed,
+            "usage": usage(len(self.prompt), len(self.events)),
+            "timings": {
+                "first_token_s": self.first_s,
+                "total_s": self.total_s,
+                "tokens_per_s": rate,
+            },
+        }
+
+
+class OneShot:
+    """An opened engine for requests one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises EngineError or CapacityError."""
+        self._info = describe(folder)
+        self._tokenizer, self._template = read_text(folder)
+        self._engine = Engine.open(folder)
+
+    def encode(self, text: str) -> list[int]:
+        """Raises RequestError when the engine has no tokenizer."""
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer; give --prompt-ids")
+        return self._tokenizer.encode(text)
+
+    def render(self, question: str, thinking: bool) -> str:
+        """The prompt for one user message. Raises RequestError when there is no template."""
+        if self._template is None:
+            raise RequestError("this engine has no chat template; give --prompt or --prompt-ids")
+        message = {"role": "user", "content": question}
+        return self._template.render([message], options={"enable_thinking": thinking})
+
+    def start(self, prompt: list[int], body: Body, logprobs: int | None = None) -> Answer:
+        """Submits the prompt. Raises RequestError or BadField."""
+        check(body)
+        room = room_after(prompt, self._info.limits)
+        params = sampling(body, Defaults.of(self._info.generation), self._info, room, logprobs)
+        eos = self._info.eos_token_ids
+        self._stream = TextStream(self._tokenizer, params, eos)
+        self._start = time.monotonic()
+        self._id = self._engine.submit(Request(tuple(prompt), params))
+        tail = self._tokenizer.decode(prompt[-8:]) if self._tokenizer else ""
+        thinking = tail.rstrip().endswith(THINK)
+        seed = params.seed or 0
+        return Answer(tuple(prompt), seed, self._tokenizer is not None, thinking)
+
+    def pieces(self, answer: Answer) -> Iterator[Piece]:
+        """The answer's pieces as they come; `answer` grows with them.
+
+        Raises InternalError when the engine gives the request up.
+        """
+        while answer.finish is None:
+            for event in self._engine.step():
+                if event.request_id == self._id and answer.finish is None:
+                    yield self._take(answer, event)
+
+    def close(self) -> None:
+        """Frees the engine."""
+        self._engine.close()
+
+    def _take(self, answer: Answer, event: Event) -> Piece:
+        if event.finish is FinishReason.ERROR:
+            raise InternalError(event.message or "the engine gave the request up")
+        piece = self._stream.push(event)
+        answer.total_s = time.monotonic() - self._start
+        if piece.token is not None:
+            answer.first_s = answer.first_s or answer.total_s
+            answer.events.append(piece.token)
+        answer.text += piece.text
+        answer.finish = piece.finish
+        if piece.stop is not None:
+            self._engine.cancel(self._id)
+        return piece
