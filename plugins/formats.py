@@ -58,7 +58,7 @@ def pack(codes: U8) -> U8:
 def unpack(packed: U8) -> U8:
     """The inverse of `pack`."""
     pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], -1)
+    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def fp8_quantise(x: F32, scale: F32 | np.float32) -> Fp8:
@@ -77,9 +77,10 @@ def fp8_block_quantise(x: F32) -> tuple[Fp8, F32]:
 
     Per row and 128 columns: scale = amax/448 (1 where that is 0), code = e4m3(x / scale).
     """
-    wide = _pad(np.asarray(x, np.float32), -1).reshape(x.shape[0], -1, FP8_BLOCK)
+    blocks = -(-x.shape[1] // FP8_BLOCK)
+    wide = _pad(np.asarray(x, np.float32), -1).reshape(len(x), blocks, FP8_BLOCK)
     scale = _or_one(np.abs(wide).max(axis=-1) / np.float32(E4M3_MAX))
-    codes = e4m3(wide / scale[..., None]).reshape(x.shape[0], -1)
+    codes = e4m3(wide / scale[..., None]).reshape(len(x), blocks * FP8_BLOCK)
     return np.ascontiguousarray(codes[:, : x.shape[1]]), scale
 
 
@@ -104,7 +105,7 @@ def nvfp4_quantise(x: F32, input_scale: F32 | np.float32) -> tuple[U8, Fp8]:
     G = 1/input_scale; scale = e4m3((blockamax/6)·G), code = e2m1(x·G/scale), zeros where
     the scale rounds to 0.
     """
-    blocks = np.asarray(x, np.float32).reshape(x.shape[0], -1, NVFP4_BLOCK)
+    blocks = np.asarray(x, np.float32).reshape(len(x), x.shape[1] // NVFP4_BLOCK, NVFP4_BLOCK)
     gain = np.float32(1.0) / np.float32(input_scale)
     scale = e4m3(np.abs(blocks).max(axis=-1) / np.float32(E2M1_MAX) * gain)
     wide = scale.astype(np.float32)[..., None]
