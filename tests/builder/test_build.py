@@ -1,0 +1,273 @@
+"""Builds of random checkpoints, end to end: what is fused, what is bit-equal, what survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build, compile_graph
+from spark_engine.builder.lower import facts_of
+from spark_engine.builder.options import Options, resolve
+from spark_engine.builder.report import Report
+from spark_engine.builder.verify import launches_per_layer
+from spark_engine.engine_file import open_folder, read_manifest
+from spark_engine.errors import CheckpointError, EngineError, OptionError
+from spark_engine.models.model import open_model
+from tests.builder.stepping import trace
+from tests.checkpoints import FORMATS, write_checkpoint
+
+SMALL = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
+QUANTISERS = {"fp8_quant", "fp8_block_quant", "nvfp4_quant"}
+# 4 layers, 3 linear and 1 full: (norm_quant, act_quant, gated_norm_quant) by what is quantised.
+ALL = {"fp8", "fp8_block", "nvfp4_a4"}
+COUNTS = {
+    "modelopt_mixed": {False: (8, 1, 3), True: (8, 1, 3)},  # mixers fp8, MLPs W4A16
+    "ct_nvfp4_a4": {False: (7, 5, 3), True: (7, 1, 3)},  # in_proj_* of the linear layers plain
+    **{name: {False: (8, 5, 3), True: (8, 1, 3)} for name in ALL},
+}
+PLAIN = {False: (7, 0, 0), True: (7, 0, 0)}
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def run(checkpoint: Path, folder: Path, options: Options = SMALL) -> Report:
+    return build(checkpoint, folder, options, quiet)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "model", format="fp8").path
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None:
+    path = write_checkpoint(tmp_path / "model", format=format, moe=moe).path
+    model = open_model(path)
+    plan = resolve(SMALL, facts_of(model))
+    norms, acts, gated = COUNTS.get(format, PLAIN)[moe]
+    expected = {"merge_projections": 11, "shared_expert": 4 * moe, "norm_quant": norms}
+    expected |= {"act_quant": acts, "gated_norm_quant": gated}
+    for family in ("decode", "prefill"):
+        compiled = compile_graph(model, plan, family)
+        assert compiled.rewritten.counts == expected
+        assert compiled.rewritten.refusals == ()
+        ops = Counter(node.op for node in compiled.lowered.graph.nodes)
+        assert not QUANTISERS & set(ops)
+        assert not {"Concat", "Gather", "Slice", "shared_gate"} & set(ops)
+        layers = launches_per_layer(compiled.lowered.graph)
+        mlp = 3 if moe else 4  # norm, router, experts; or norm, gate_up, act, down
+        # the last layer ends in an Add: its sum meets last_rows before the final norm
+        assert layers == {0: 7 + mlp, 1: 7 + mlp, 2: 7 + mlp, 3: 6 + mlp}
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_fused_and_unfused_engines_are_bit_equal(tmp_path: Path, format: str, moe: bool) -> None:
+    path = write_checkpoint(tmp_path / "model", format=format, moe=moe, split_scales=True).path
+    plain = Options(**{**SMALL.to_json(), "fuse": False})  # type: ignore[arg-type]
+    run(path, tmp_path / "fused")
+    run(path, tmp_path / "plain", plain)
+    fused, unfused = trace(tmp_path / "fused"), trace(tmp_path / "plain")
+    for step, (one, two) in enumerate(zip(fused, unfused, strict=True)):
+        for name in one:
+            assert one[name].tobytes() == two[name].tobytes(), f"step {step}: {name}"
+    assert all(np.isfinite(step["logits"]).all() for step in fused)
+    assert len({step["logits"].tobytes() for step in fused}) == len(fused)
+
+
+def test_different_input_scales_are_refused_and_still_not_alone(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model", format="fp8", split_scales=True).path
+    report = run(path, tmp_path / "engine")
+    assert report.manifest.fusions["decode"]["merge_projections"] == 3  # b and a of three layers
+    reasons = {r.reason for r in report.manifest.refusals}
+    assert len(report.manifest.refusals) == 8
+    assert all("inputs quantised differently" in reason for reason in reasons)
+
+
+def test_a_shared_expert_of_another_size_is_refused(tmp_path: Path) -> None:
+    config = {"shared_expert_intermediate_size": 32}
+    path = write_checkpoint(tmp_path / "model", config, moe=True).path
+    manifest = run(path, tmp_path / "engine").manifest
+    assert manifest.fusions["decode"]["shared_expert"] == 0
+    assert [r.rule for r in manifest.refusals] == ["shared_expert"] * 4
+    assert "bf16[64, 128], a routed expert's bf16[128, 128]" in manifest.refusals[0].reason
+
+
+def test_debug_engines_show_every_layer_and_still_fuse(tmp_path: Path, checkpoint: Path) -> None:
+    options = Options(**{**SMALL.to_json(), "debug": True})  # type: ignore[arg-type]
+    report = run(checkpoint, tmp_path / "debug", options)
+    run(checkpoint, tmp_path / "engine")
+    assert report.manifest.fusions["decode"]["norm_quant"] == 8
+    shown, hidden = trace(tmp_path / "debug"), trace(tmp_path / "engine")
+    for one, two in zip(shown, hidden, strict=True):
+        assert {f"layers.{i}.out" for i in range(4)} | {"logits_all"} == set(one) - set(two)
+        assert all(one[name].tobytes() == two[name].tobytes() for name in two)
+
+
+def test_equal_builds_give_equal_files(tmp_path: Path, checkpoint: Path) -> None:
+    for parent in ("a", "b"):
+        run(checkpoint, tmp_path / parent / "engine")
+    one, two = contents(tmp_path / "a" / "engine"), contents(tmp_path / "b" / "engine")
+    assert one == two and len(one) == 6
+
+
+def test_an_unchanged_build_is_a_no_op(tmp_path: Path, checkpoint: Path) -> None:
+    folder = tmp_path / "engine"
+    assert run(checkpoint, folder).built
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    again = run(checkpoint, folder)
+    assert not again.built
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_a_changed_option_rebuilds(tmp_path: Path, checkpoint: Path) -> None:
+    folder = tmp_path / "engine"
+    run(checkpoint, folder)
+    report = run(checkpoint, folder, Options(decode=(2,), prefill=(64,), max_context=64))
+    assert report.built and not (folder / "decode_b1.engine").exists()
+    assert open_folder(folder, "cpu").manifest.limits.max_seqs == 2
+
+
+def test_a_changed_byte_of_the_checkpoint_rebuilds(tmp_path: Path, checkpoint: Path) -> None:
+    folder, file = tmp_path / "engine", next(checkpoint.glob("*.safetensors"))
+    run(checkpoint, folder)
+    before = (folder / "weights.safetensors").read_bytes()
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(bytes(data))
+    assert run(checkpoint, folder).built
+    assert (folder / "weights.safetensors").read_bytes() != before
+
+
+def test_a_damaged_engine_is_rebuilt(tmp_path: Path, checkpoint: Path) -> None:
+    folder = tmp_path / "engine"
+    run(checkpoint, folder)
+    good = contents(folder)
+    (folder / "weights.safetensors").write_bytes(b"")
+    assert run(checkpoint, folder).built
+    assert contents(folder) == good
+
+
+def test_the_report_counts_the_bytes_of_the_files(tmp_path: Path, checkpoint: Path) -> None:
+    folder = tmp_path / "engine"
+    (checkpoint / "tokenizer.json").write_text("{}")
+    manifest = run(checkpoint, folder).manifest
+    for name, digest in manifest.files.items():
+        assert (folder / name).stat().st_size == digest.bytes
+    assert set(manifest.files) == set(contents(folder)) - {"manifest.json"}
+    assert "tokenizer/tokenizer.json" in manifest.files
+    assert manifest.memory.weights == (folder / "weights.safetensors").stat().st_size
+    engine = open_folder(folder, "cpu").engine(manifest.buckets[0])
+    assert (
+        sum(s.nbytes for s in engine.header.states) == manifest.memory.kv + manifest.memory.states
+    )
+    tables = {t.name: t.nbytes for t in manifest.tables}
+    assert manifest.memory.tables == sum(tables.values())
+    assert {s.name: s.nbytes for s in engine.header.inputs}.items() >= tables.items()
+    assert manifest.memory.arena == max(b.arena_bytes for b in manifest.buckets) > 0
+
+
+def test_the_payload_holds_no_weight(tmp_path: Path, checkpoint: Path) -> None:
+    path = write_checkpoint(tmp_path / "wide", {"vocab_size": 8192}).path
+    folder = tmp_path / "engine"
+    manifest = run(path, folder).manifest
+    largest = max((folder / b.file).stat().st_size for b in manifest.buckets)
+    assert manifest.memory.weights > 4 << 20 and largest < 1 << 20
+
+
+def test_manifest_of_a_build(tmp_path: Path) -> None:
+    generation = {"eos_token_id": [5, 1], "temperature": 0.6}
+    path = write_checkpoint(
+        tmp_path / "model", format="modelopt_mixed", moe=True, generation=generation
+    ).path
+    manifest = run(path, tmp_path / "toy").manifest
+    assert manifest.name == "toy" and manifest.executor == "ort" and manifest.tactics == ()
+    assert manifest.generation == generation and manifest.eos_token_ids == (5, 1)
+    formats = {q.module: q.format for q in manifest.quantisation}
+    assert formats["layers.0.mlp.experts"] == "nvfp4" and formats["lm_head"] == "nvfp4"
+    assert formats["layers.3.self_attn.q_proj"] == "fp8"
+    tensors = {q.module: q.tensors for q in manifest.quantisation}
+    assert tensors["layers.3.self_attn.q_proj"] == 3
+    assert tensors["layers.0.mlp.experts"] == 8 * 3 * 4
+    assert {s.unit for s in manifest.states if s.spec.name.endswith("_pages")} == {"page"}
+
+
+@pytest.mark.parametrize("harm", ["cut", "no_config", "lost_tensor", "option"])
+def test_what_cannot_be_built_writes_nothing(tmp_path: Path, checkpoint: Path, harm: str) -> None:
+    file = next(checkpoint.glob("*.safetensors"))
+    options = SMALL
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif harm == "no_config":
+        (checkpoint / "config.json").unlink()
+    elif harm == "lost_tensor":
+        config = json.loads((checkpoint / "config.json").read_text())
+        config |= {"num_hidden_layers": 5, "layer_types": None}
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    else:
+        options = Options(max_context=1 << 30)
+    with pytest.raises((CheckpointError, OptionError)):
+        run(checkpoint, tmp_path / "out" / "engine", options)
+    assert not (tmp_path / "out").exists()
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from spark_engine.builder.build import build
+from spark_engine.builder.options import Options
+options = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
+build(Path(sys.argv[1]), Path(sys.argv[2]), options, lambda text: print(text, flush=True))
+"""
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["none", "old"])
+def test_a_killed_build_leaves_the_old_engine_or_none(tmp_path: Path, old: bool) -> None:
+    rng = random.Random(5)
+    folder = tmp_path / "engine"
+    first = write_checkpoint(tmp_path / "first", seed=1).path
+    second = write_checkpoint(tmp_path / "second", seed=2).path
+    for stage in range(2, 7):  # hash, graph, compile, weights, seal
+        if old:
+            run(first, folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        before = contents(folder)
+        child = subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(second), str(folder)], stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        with child.stdout:
+            for _ in range(stage):
+                assert child.stdout.readline()
+            time.sleep(rng.uniform(0, 0.1) if stage > 3 else 0)
+            os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        after = contents(folder)
+        if after != before:  # it was done before the signal came
+            assert open_folder(folder, "cpu").manifest.name == "engine"
+        elif not old:
+            with pytest.raises(EngineError):
+                read_manifest(folder)
+    assert run(second, folder).built or after != before
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == [".engine.lock"]
+    open_folder(folder, "cpu")
