@@ -105,7 +105,9 @@ class ChatBody(Body, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    # known and not supported:
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(Body, kw_only=True):
@@ -318,12 +320,9 @@ def _check_chat(body: ChatBody) -> None:
     if not body.messages:
         raise BadField("messages is empty; at least one message is needed", "messages")
     for i, message in enumerate(body.messages):
-        role, content = message.get("role"), message.get("content")
-        if not isinstance(role, str):
+        if not isinstance(role := message.get("role"), str):
             raise BadField(f"messages[{i}].role is {_short(role)}; it must be a string", "messages")
-        if content is not None and not isinstance(content, str | list):
-            words = f"messages[{i}].content is {_short(content)}; it must be a string or a list"
-            raise BadField(words, "messages")
+        _check_content(f"messages[{i}].content", message.get("content"))
     if body.top_logprobs is not None and not body.logprobs:
         raise BadField("top_logprobs needs logprobs: true", "top_logprobs")
     for i, tool in enumerate(body.tools or []):
@@ -333,6 +332,22 @@ def _check_chat(body: ChatBody) -> None:
     if body.tool_choice not in (None, "none", "auto"):
         words = f"tool_choice is {_short(body.tool_choice)}; only 'auto' and 'none' are supported"
         raise BadField(words, "tool_choice")
+    if body.continue_final_message or body.add_generation_prompt is False:
+        words = "continuing a message is not supported; the answer is always a new turn"
+        raise BadField(words, "continue_final_message")
+
+
+def _check_content(where: str, content: Any) -> None:
+    """Null, a string, or a list of text parts."""
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise BadField(f"{where} is {_short(content)}; it must be a string or a list", "messages")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            words = f"{where} holds {_short(part)}; only parts of type 'text' are supported"
+            raise BadField(words, "messages")
 
 
 def _explain(message: str, raw: dict[str, Any]) -> BadField:

@@ -22,6 +22,7 @@ from spark_engine.runtime.assets import read_text
 from spark_engine.runtime.client import EngineClient
 from spark_engine.runtime.service import Service
 
+KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
 FORCE_S = 5.0  # between the last word to the clients and closing on them
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,9 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         names = options.names or (info.name,)
         service = Service(client, info, tokenizer, template, names, options.timeout_s)
         front = Front(service)
+        app = create_app(front, service, options.api_key)
         config = uvicorn.Config(
-            create_app(front, service, options.api_key), log_level="warning", access_log=False
+            app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S
         )
         server = _Server(config, front, client, options)
         log.info("serving %s on http://%s:%d", names[0], *listener.getsockname()[:2])

@@ -379,6 +379,8 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (CHAT, {"messages": [{"content": "x"}]}, 400, "role"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "content is 3"),
     (CHAT, {"messages": [{"role": "alien", "content": "x"}]}, 400, "alien"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "'text'"),
+    (CHAT, {**GOOD, "continue_final_message": True}, 400, "continuing"),
     (CHAT, {**GOOD, "top_logprobs": 2}, 400, "logprobs: true"),
     (CHAT, {**GOOD, "logprobs": True, "top_logprobs": 30}, 400, "30"),
     (CHAT, {**GOOD, "tools": [{"type": "function"}]}, 400, "tools[0]"),
@@ -442,7 +444,12 @@ def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
         worker = server.worker
         results = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
+        body = {"model": "fake", "prompt": "SLOW", "max_tokens": 500, "stream": True}
+        stream: Any = server.client.completions.create(**body)  # type: ignore[call-overload]
+        next(iter(stream))
         os.kill(worker, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="code -9"):
+            list(stream)
         _wait(lambda: all(results), "every request has an end", 5)
         assert all(isinstance(r[0], openai.InternalServerError) for r in results)
         health = httpx.get(server.url + "/health")
