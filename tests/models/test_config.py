@@ -1,0 +1,118 @@
+"""config.json at the border: what is read, from where, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.config import FULL, LINEAR, ModelConfig
+from spark_engine.tensors import DType
+from tests.checkpoints import text_config
+from tests.models import nvidia_configs
+
+Json = dict[str, Any]
+
+
+def _read(**change: object) -> ModelConfig:
+    """The small dense config with keys set, or removed with ...."""
+    config = text_config(moe=False) | change
+    return ModelConfig.from_hf({k: v for k, v in config.items() if v is not ...})
+
+
+def test_published_configs() -> None:
+    dense = ModelConfig.from_hf(nvidia_configs.pair("27B")[0])
+    assert (dense.hidden, dense.heads, dense.kv_heads, dense.head_dim) == (5120, 24, 4, 256)
+    assert (dense.conv_channels, dense.value_width, len(dense.layers)) == (10240, 6144, 64)
+    assert dense.layers[:4] == (LINEAR, LINEAR, LINEAR, FULL) and dense.nested
+    assert (dense.intermediate, dense.moe, dense.mtp_layers) == (17408, None, 1)
+    assert dense.rope.dims == 64 and dense.rope.theta == 1e7
+    moe = ModelConfig.from_hf(nvidia_configs.pair("35B-A3B")[0])
+    assert moe.moe is not None and (moe.moe.experts, moe.moe.top_k) == (256, 8)
+    assert moe.model_type == "qwen3_5_moe" and moe.intermediate is None
+
+
+@pytest.mark.parametrize("interval", [..., 2, 3])
+def test_layer_types_from_the_interval(interval: object) -> None:
+    layers = _read(layer_types=..., full_attention_interval=interval).layers
+    step = 4 if interval is ... else interval
+    assert [i for i, k in enumerate(layers) if k == FULL] == [
+        i for i in range(4) if (i + 1) % step == 0
+    ]
+
+
+def test_nested_and_flat_are_one() -> None:
+    flat = text_config(moe=True)
+    nested = {"model_type": "qwen3_5_moe", "text_config": flat}
+    a, b = ModelConfig.from_hf(flat), ModelConfig.from_hf(nested)
+    assert b.nested and not a.nested
+    assert {k: v for k, v in vars(a).items() if k != "nested"} == {
+        k: v for k, v in vars(b).items() if k != "nested"
+    }
+
+
+def test_eos_ids_of_both_files_in_order() -> None:
+    config = text_config(moe=False) | {"eos_token_id": 7}
+    assert ModelConfig.from_hf(config, {"eos_token_id": [9, 7]}).eos_token_ids == (9, 7)
+    assert ModelConfig.from_hf(config, {"eos_token_id": 3}).eos_token_ids == (3, 7)
+    assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
+    with pytest.raises(CheckpointError, match="eos_token_id is 'x'"):
+        ModelConfig.from_hf(config, {"eos_token_id": "x"})
+
+
+def test_tied_both_ways_and_the_outer_word_counts() -> None:
+    assert not _read().tied and not _read(tie_word_embeddings=...).tied
+    assert _read(tie_word_embeddings=True).tied
+    text = text_config(moe=False)
+    outer: Json = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    assert ModelConfig.from_hf(outer).tied
+    del outer["tie_word_embeddings"]
+    assert not ModelConfig.from_hf(outer).tied
+
+
+def test_state_dtype() -> None:
+    assert _read(mamba_ssm_dtype="bfloat16").state_dtype is DType.BF16
+    assert _read(mamba_ssm_dtype=...).state_dtype is DType.F32
+    assert _read(torch_dtype="torch.float16").dtype is DType.F16
+
+
+REFUSED: list[tuple[Json, str]] = [
+    ({"model_type": "llama"}, "'llama'.*qwen3_5_moe_text.*Qwen3_5ForCausalLM"),
+    ({"model_type": None}, "model_type is None"),
+    ({"architectures": ["Qwen3_5ForTokenClassification"]}, "Qwen3_5ForConditionalGeneration"),
+    ({"text_config": {"model_type": "qwen3_5_moe_text"}}, "contradicts"),
+    ({"text_config": 3}, "text_config is 3"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
+    ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ({"output_gate_type": "tanh"}, "output_gate_type is 'tanh'.*'swish'"),
+    ({"attn_output_gate": False}, "attn_output_gate is False"),
+    ({"attention_bias": True}, "attention_bias is True"),
+    ({"mamba_ssm_dtype": "float64"}, "mamba_ssm_dtype is 'float64'"),
+    ({"dtype": "int8"}, "dtype is 'int8'"),
+    ({"hidden_size": ...}, "hidden_size is None.*required"),
+    ({"hidden_size": "5120"}, "hidden_size is '5120'"),
+    ({"vocab_size": 0}, "vocab_size is 0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+    ({"layer_types": ["full_attention"]}, "expected 4 entries"),
+    ({"layer_types": ["sliding_attention"] * 4}, "'full_attention'"),
+    ({"num_key_value_heads": 3}, "num_attention_heads is 4"),
+    ({"linear_num_key_heads": 3}, "linear_num_value_heads is 4"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
+    ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3'; supported: default"),
+    ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is None"),
+    ({"head_dim": 6}, "partial_rotary_factor 0.25 of head_dim 6 gives 1"),
+    ({"vision_config": {"depth": -1}}, "vision_config: depth is -1"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=[str(c)[:50] for c, _ in REFUSED])
+def test_what_is_not_computed_is_refused(change: Json, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        _read(**change)
+
+
+def test_more_chosen_experts_than_there_are() -> None:
+    with pytest.raises(CheckpointError, match="num_experts_per_tok is 9"):
+        ModelConfig.from_hf(text_config(True, {"num_experts_per_tok": 9}))

@@ -1,0 +1,72 @@
+"""Rotary frequencies: the definition, yarn's limits, and transformers where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.rope import rope_from_hf
+
+BASE = {"rope_theta": 1e7, "partial_rotary_factor": 0.25}
+TEXT = {"head_dim": 256, "max_position_embeddings": 262144}
+YARN = BASE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
+
+
+def _rope(row: dict[str, Any], **text: object) -> Any:
+    return rope_from_hf(TEXT | {"rope_parameters": row} | text)
+
+
+def test_default_is_the_definition() -> None:
+    want = [1e7 ** (-2 * i / 64) for i in range(32)]
+    np.testing.assert_allclose(_rope(BASE).inv_freq(), want, rtol=1e-6)
+    legacy = rope_from_hf(TEXT | BASE | {"rope_scaling": {"type": "mrope"}})
+    assert legacy == _rope(BASE)
+
+
+def test_yarn_keeps_the_fast_and_stretches_the_slow() -> None:
+    plain, yarn = _rope(BASE).inv_freq(), _rope(YARN)
+    ratio = yarn.inv_freq() / plain
+    turns = 262144 * plain / (2 * math.pi)
+    np.testing.assert_allclose(ratio[turns > 64], 1, rtol=1e-6)
+    np.testing.assert_allclose(ratio[turns < 0.5], 0.25, rtol=1e-6)
+    assert np.all(np.diff(ratio) <= 1e-6)
+    assert yarn.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"factor": 2.0, "beta_fast": 16, "beta_slow": 2},
+        {"attention_factor": 1.25},
+        {"mscale": 0.7, "mscale_all_dim": 0.3},
+        {"truncate": False},
+        {"factor": 1.0},
+        {"original_max_position_embeddings": 4096, "factor": 8.0},
+    ],
+    ids=str,
+)
+def test_yarn_is_transformers(more: dict[str, Any]) -> None:
+    if importlib.util.find_spec("transformers") is None or not importlib.util.find_spec("torch"):
+        pytest.skip("the oracle extra is not installed")
+    from transformers import Qwen3_5TextConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    row = YARN | more
+    config = Qwen3_5TextConfig(head_dim=256, max_position_embeddings=262144, rope_parameters=row)
+    want, factor = ROPE_INIT_FUNCTIONS["yarn"](config)
+    ours = _rope(row)
+    np.testing.assert_allclose(ours.inv_freq(), want.numpy(), rtol=2e-6)
+    assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
+def test_bad_factors() -> None:
+    with pytest.raises(CheckpointError, match="yarn factor is 0.5"):
+        _rope(YARN | {"factor": 0.5})
+    with pytest.raises(CheckpointError, match="rope_theta is 'x'"):
+        _rope({"rope_theta": "x"})
