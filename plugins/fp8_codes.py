@@ -2,12 +2,10 @@
 
 onnxruntime's CPU cannot gather or scatter float8 tensors and opset 23 cannot reinterpret bits, so
 KV pages hold codes and bodies compute with them. Finite values are exact; values beyond ±448
-saturate; −0 is stored as +0. The two NaN codes decode to ±480: nobody reads them.
+saturate; −0 is stored as +0. The two NaN codes decode to 0: nobody reads them.
 """
 
 from __future__ import annotations
-
-import math
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +14,11 @@ from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.tensors import Array, DType
 
 LARGEST = 448.0
+
+
+_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_VALUES[[0x7F, 0xFF]] = 0.0
+_VALUES.setflags(write=False)
 
 
 def encode_array(values: Array) -> Array:
@@ -50,16 +53,11 @@ def encode(f: Text, values: str) -> str:
     return f.cast(code, DType.U8)
 
 
-def decode(f: Text, codes: str) -> str:
-    """f32 values of u8 codes: ±(mantissa + 8·(e > 0)) · 2^(max(e, 1) − 10).
+def decode(f: Text, codes: str, shape: list[int]) -> str:
+    """f32 [*shape] values of u8 codes.
 
-    The power of two is a rounded exponential, which is exact up to 2¹⁵ and several times faster
-    than a table look-up here.
+    A table look-up by GatherElements over the flat codes: here 5 times faster than Gather and
+    than exact arithmetic on the bits.
     """
-    mantissa = f.cast(f("BitwiseAnd", codes, np.uint8(7)), DType.F32)
-    shifted = f("BitShift", codes, np.uint8(3), direction="RIGHT")
-    exponent = f.cast(f("BitwiseAnd", shifted, np.uint8(15)), DType.F32)
-    hidden = f("Mul", f("Min", exponent, 1.0), 8.0)
-    power = f("Round", f("Exp", f("Mul", f("Max", exponent, 1.0), math.log(2))))
-    sign = f("Where", f("Less", codes, np.uint8(128)), 2.0**-10, -(2.0**-10))
-    return f("Mul", f("Mul", f("Add", mantissa, hidden), power), sign)
+    flat = f("Reshape", f.cast(codes, DType.I32), [-1])
+    return f("Reshape", f("GatherElements", _VALUES, flat, axis=0), shape)

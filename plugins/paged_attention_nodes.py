@@ -120,39 +120,73 @@ def stored(f: Text, s: Sizes, x: str, which: int) -> str:
 
 
 def attend(f: Text, s: Sizes, rows: Rows, q: str, limits: str, table: str, n: int) -> str:
-    """f32 [rows, nkv, group·tile, D]: the loop over pages, to the launch's longest context."""
+    """f32 [rows, nkv, group·tile, D]: a loop over full pages, then each row's last, partial one.
+
+    A row that has fewer full pages than the longest reads the longest row's first page instead,
+    unseen by all its queries: it is finite, whereas unwritten positions may hold NaN.
+    """
     ends = f("Add", rows.starts, rows.counts)
-    needed = f("Div", f("Add", ends, s.page - 1), s.page)
-    trips = f("ReduceMax", needed, [0], keepdims=0)
-    ends = over(f, ends, [1, 2, 3])
+    full = f("Div", ends, s.page)
+    trips, longest = f.many(2, "TopK", full, [1])
+    covered = f("Sub", f("Mul", full, s.page), 1)  # the last position of the full pages
+    within = f("Min", limits, over(f, covered, [1, 2, 3]))
+    spare = f("Reshape", f("Gather", f("Gather", table, longest), 0, axis=1), [1])
     queries = [n, s.kv_heads, s.group * s.tile]
-    lowest = f("Expand", HIDDEN, [*queries, 1])
-    zero, empty = f("Expand", 0.0, [*queries, 1]), f("Expand", 0.0, [*queries, s.dim])
+    state = (
+        f("Expand", HIDDEN, [*queries, 1]),
+        f("Expand", 0.0, [*queries, 1]),
+        f("Expand", 0.0, [*queries, s.dim]),
+    )
 
-    def block(g: Text, index: str, go: str, top: str, total: str, sums: str) -> tuple[str, ...]:
-        page = g("Gather", table, index, axis=1)  # [rows]
+    def page_step(g: Text, index: str, go: str, *carried: str) -> tuple[str, ...]:
+        own = g("Gather", table, index, axis=1)  # [rows]
+        page = g("Where", g("Less", index, full), own, spare)
         at = g("Add", g("Mul", index, s.page), np.arange(s.page))
-        seen = g("LessOrEqual", at, limits)  # [rows, 1, group·tile, page]
-        keys = _read(g, s, "k_pages_out", page)
-        scores = g("Transpose", g("MatMul", keys, q), perm=[0, 1, 3, 2])
-        scores = g("Where", seen, scores, HIDDEN)
-        higher = g("Max", top, g("ReduceMax", scores, [3], keepdims=1))
-        weights = g("Where", seen, g("Exp", g("Sub", scores, higher)), 0.0)
-        shrink = g("Exp", g("Sub", top, higher))
-        total = g("Add", g("Mul", total, shrink), g("ReduceSum", weights, [3], keepdims=1))
-        exists = g("Less", g("Unsqueeze", at, [1]), ends)
-        values = g("Where", exists, _read(g, s, "v_pages_out", page), 0.0)
-        sums = g("Add", g("Mul", sums, shrink), g("MatMul", weights, values))
-        return g("Identity", go), higher, total, sums
+        values = _read(g, s, "v_pages_out", page)
+        new = _block(g, q, carried, _read(g, s, "k_pages_out", page), values, at, within)
+        return g("Identity", go), *new
 
-    loop = f.graph(5, block, LOOP_TYPES)
-    keep = np.asarray(True)
-    _, total, sums = f.many(3, "Loop", trips, keep, lowest, zero, empty, body=loop)
+    loop = f.graph(5, page_step, LOOP_TYPES)
+    after = f.many(3, "Loop", trips, np.asarray(True), *state, body=loop)
+    _, total, sums = _last_page(f, s, q, after, ends, limits, table)
     o = f("Div", sums, f("Where", f("Greater", total, 0.0), total, 1.0))
     return f("Mul", o, f("Gather", "kv_scale", 1)) if s.storage is DType.U8 else o
+
+
+def _last_page(
+    f: Text, s: Sizes, q: str, state: tuple[str, ...], ends: str, limits: str, table: str
+) -> tuple[str, str, str]:
+    """The block of each row's partial page; positions at or beyond its end count as zero."""
+    end = over(f, ends, [1])  # [rows, 1]
+    last = f("Div", f("Sub", end, 1), s.page)  # a page exactly full was seen in the loop
+    last = f("Where", f("Equal", f("Mod", end, s.page), 0), f("Sub", end, end), last)
+    page = f("Squeeze", f("GatherElements", table, last, axis=1), [1])
+    at = f("Add", f("Mul", f("Div", end, s.page), s.page), np.arange(s.page)[None])  # [rows, page]
+    exists = over(f, f("Less", at, end), [1, 3])
+    values = f("Where", exists, _read(f, s, "v_pages_out", page), 0.0)
+    return _block(
+        f, q, state, _read(f, s, "k_pages_out", page), values, over(f, at, [1, 2]), limits
+    )
+
+
+def _block(
+    f: Text, q: str, state: tuple[str, ...], keys: str, values: str, at: str, limits: str
+) -> tuple[str, str, str]:
+    """(maximum, sum, accumulator) after one block of keys and values at positions `at`."""
+    top, total, sums = state
+    seen = f("LessOrEqual", at, limits)  # [rows, 1, group·tile, page]
+    scores = f("Transpose", f("MatMul", keys, q), perm=[0, 1, 3, 2])
+    scores = f("Where", seen, scores, HIDDEN)
+    higher = f("Max", top, f("ReduceMax", scores, [3], keepdims=1))
+    weights = f("Where", seen, f("Exp", f("Sub", scores, higher)), 0.0)
+    shrink = f("Exp", f("Sub", top, higher))
+    total = f("Add", f("Mul", total, shrink), f("ReduceSum", weights, [3], keepdims=1))
+    return higher, total, f("Add", f("Mul", sums, shrink), f("MatMul", weights, values))
 
 
 def _read(f: Text, s: Sizes, pages: str, ids: str) -> str:
     """f32 [rows, nkv, page, D]: one page of each row, without its scale."""
     block = f("Gather", pages, ids)
-    return fp8_codes.decode(f, block) if s.storage is DType.U8 else f.cast(block, DType.F32)
+    if s.storage is not DType.U8:
+        return f.cast(block, DType.F32)
+    return fp8_codes.decode(f, block, [-1, s.kv_heads, s.page, s.dim])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,14 @@ class Launch:
     @property
     def idle(self) -> NDArray[np.bool_]:
         """Rows of no sequence."""
-        return np.asarray(self.slots) < 0
+        flags: NDArray[np.bool_] = np.asarray(self.slots) < 0
+        return flags
 
     @property
     def silent(self) -> NDArray[np.bool_]:
         """Rows that must not sample (emit 0)."""
-        return np.arange(len(self.slots)) == SILENT
+        flags: NDArray[np.bool_] = np.arange(len(self.slots)) == SILENT
+        return flags
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         rows = len(self.slots)
@@ -108,11 +110,13 @@ def _case(label: str, launch: Launch) -> Case:
     return Case(label, launch.attrs, launch.inputs, 1e-5, 2e-5, ignore=launch.ignore)
 
 
+_PENALISED = Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, top_k=30, bias=True)
+
 CASES = (
     _case("greedy", Launch(0.0)),
     _case(
         "greedy, penalties and bias",
-        Launch(0.0, bias=True, repetition=1.3, presence=0.7, frequency=0.2),
+        replace(_PENALISED, temperature=0.0),
     ),
     _case("greedy, ties", Launch(0.0, edit=_ties)),
     _case("greedy, flat", Launch(0.0, edit=_flat)),
@@ -133,7 +137,7 @@ CASES = (
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
     _case(
         "everything",
-        Launch(1.7, 0.9, 0.01, top_k=30, bias=True, repetition=1.3, presence=0.7, frequency=0.2),
+        _PENALISED,
     ),
     _case("unused rows of the vocabulary", Launch(4.0, 0.99, vocab=40)),
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
