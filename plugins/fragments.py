@@ -3,10 +3,11 @@
 Knows no op. A fused op is written with the very fragments of the ops it replaces, in their
 order: that is what makes fusion bit-equal on the CPU. All values are f32 unless said.
 
-Measured on onnxruntime 1.31 (CPU): Exp, Log, Sqrt, Div and last-axis reductions give a row
-the same bits whatever the other rows are; Softplus, Sin and Cos do not (their vector tails
-differ), and Sigmoid and Softmax are accurate only absolutely (a SiLU of them has no relative
-accuracy for negative numbers). Hence the fragments are made of Exp and Log.
+Measured on onnxruntime 1.31 (CPU): Exp, Log, Sqrt, Div, Reciprocal and last-axis maxima give
+a row the same bits whatever the other rows are, sums where a row is a multiple of 16 bytes;
+Softplus, Sin and Cos do not (their vector tails differ), and Sigmoid and Softmax are accurate
+only absolutely (a SiLU of them has no relative accuracy for negative numbers). Hence the
+fragments are made of Exp and Log.
 """
 
 from __future__ import annotations
@@ -52,12 +53,23 @@ def softplus(f: Text, x: str) -> str:
     return f("Add", f("Max", x, 0.0), log1p)
 
 
-def normalise(f: Text, x: str, eps: float) -> str:
-    """x / sqrt(mean(x², last axis) + eps)."""
-    mean = f("ReduceMean", f("Mul", x, x), [-1], keepdims=1)
+def row_sum(f: Text, x: str, width: int) -> str:
+    """Σ over the last axis of `x` [..., width], kept as 1.
+
+    onnxruntime's ReduceSum adds in another order when a row does not start on a vector
+    boundary, so a row of odd width would depend on its place: zeros make the width even.
+    """
+    if width % 16:
+        x = f("Pad", x, [0, -width % 16], 0.0, [-1])
+    return f("ReduceSum", x, [-1], keepdims=1)
+
+
+def normalise(f: Text, x: str, width: int, eps: float) -> str:
+    """x / sqrt(mean(x², last axis) + eps) of `x` [..., width]."""
+    mean = f("Div", row_sum(f, f("Mul", x, x), width), float(width))
     return f("Div", x, f("Sqrt", f("Add", mean, eps)))
 
 
-def rms_norm(f: Text, x: str, weight: str, eps: float) -> str:
+def rms_norm(f: Text, x: str, weight: str, width: int, eps: float) -> str:
     """normalise(x) · weight."""
-    return f("Mul", normalise(f, x, eps), weight)
+    return f("Mul", normalise(f, x, width, eps), weight)

@@ -53,7 +53,7 @@ def fragment(f: Text, attrs: Attrs, spec: TensorSpec, out: str = "") -> str:
     split = [0, heads, columns // heads]
     z = fr.widen(f, fr.columns(f, "packed", offset, offset + columns))
     o = f("Reshape", fr.widen(f, "o"), split)
-    normed = fr.rms_norm(f, o, "weight", float(attrs["eps"]))
+    normed = fr.rms_norm(f, o, "weight", columns // heads, float(attrs["eps"]))
     gated = f("Mul", normed, fr.silu(f, f("Reshape", z, split)))
     return f.cast(f("Reshape", gated, [0, columns]), spec.dtype, out)
 

@@ -60,7 +60,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     routed = fr.columns(f, logits, 0, experts) if gated else logits
     values, ids = f.many(2, "TopK", routed, [int(attrs["top_k"])], axis=-1, largest=1, sorted=1)
     powers = f("Exp", f("Sub", values, fr.columns(f, values, 0, 1)))
-    total = f("ReduceSum", powers, [-1], keepdims=1)
+    total = fr.row_sum(f, powers, int(attrs["top_k"]))
     if not gated:
         f("Div", powers, total, out="weights")
         f.cast(ids, DType.I32, "ids")

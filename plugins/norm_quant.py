@@ -62,9 +62,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     if attrs["add"]:
         wide = f("Add", fr.widen(f, "x"), fr.widen(f, "extra0"))
         total = f.cast(wide, a, next(free))
-    scaled = fr.rms_norm(f, fr.widen(f, total), "weight", float(attrs["eps"]))
+    k = width("norm_quant", specs[0])
+    scaled = fr.rms_norm(f, fr.widen(f, total), "weight", k, float(attrs["eps"]))
     y = fr.widen(f, f.cast(scaled, a, y_out))
-    quantised.body(f, attrs, y, width("norm_quant", specs[0]), inputs[-1], list(free))
+    quantised.body(f, attrs, y, k, inputs[-1], list(free))
     return f.function("norm_quant", inputs, outs)
 
 

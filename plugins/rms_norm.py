@@ -41,7 +41,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Cast, normalise, scale, cast."""
     f = Text()
-    y = rms_norm(f, widen(f, "x"), "weight", float(attrs["eps"]))
+    k = width("rms_norm", specs[0])
+    y = rms_norm(f, widen(f, "x"), "weight", k, float(attrs["eps"]))
     f.cast(y, specs[0].dtype, out="y")
     return f.function("rms_norm", ("x", "weight"), ("y",))
 

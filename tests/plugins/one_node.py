@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -90,8 +91,9 @@ def build(
     outputs: Sequence[str],
     constant: Sequence[str] = (),
     threads: int = 1,
+    dump: Path | None = None,
 ) -> tuple[ort.InferenceSession, dict[str, TensorSpec]]:
-    """A session over the nodes and the specs of every value it holds."""
+    """A session over the nodes and the specs of every value; `dump` gets the optimised model."""
     specs = {name: spec_of(name, array) for name, array in values.items()}
     protos, functions = [], []
     for i, node in enumerate(nodes):
@@ -107,7 +109,7 @@ def build(
     )
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)]
     model = onnx.helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=10)
-    return _session(model, threads), specs
+    return _session(model, threads, dump), specs
 
 
 def _proto(
@@ -147,8 +149,10 @@ def _tensor(name: str, array: Array) -> onnx.TensorProto:
     return onnx.helper.make_tensor(name, DType.of(array.dtype).onnx, array.shape, raw, raw=True)
 
 
-def _session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+def _session(model: onnx.ModelProto, threads: int, dump: Path | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
+    if dump is not None:
+        options.optimized_model_filepath = str(dump)
     options.intra_op_num_threads = threads
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return ort.InferenceSession(

@@ -1,0 +1,52 @@
+"""Dequantisation of weights costs nothing per step: onnxruntime folds it at load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from spark_engine.plugins import registry
+from tests.plugins.one_node import WEIGHT_NAMES, Node, build, formal_names
+from tests.plugins.test_ops import arrays_of
+
+# What is left of a body when its weights are constants, but for casts: those to the same dtype
+# vanish inside a model and stay at its edge.
+LEFT = {
+    "linear": ["MatMul"],
+    "fp8_linear": ["MatMul", "Mul"],
+    "nvfp4_linear": ["MatMul", "Mul"],
+}
+
+
+ALL = (*LEFT, "fp8_block_linear", "nvfp4_linear_a4", "moe_router", "shared_gate", "grouped_moe")
+
+
+def folded(name: str, case: int, path: Path) -> onnx.ModelProto:
+    """The model onnxruntime really runs for an op's case."""
+    op = registry.get(name)
+    arrays = arrays_of(op, op.cases[case])
+    names = formal_names(op.inputs, len(arrays))
+    outs = [f"out{i}" for i in range(len(op.outputs))]
+    constant = [n for n in names if n in WEIGHT_NAMES or n.startswith(("params", "gate"))]
+    node = Node(op, names, outs, op.cases[case].attrs)
+    values = dict(zip(names, arrays, strict=True))
+    build([node], values, outs, [*constant, *(n for n in names if n == "x_scale")], dump=path)
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_one_matmul_is_left(name: str, tmp_path: Path) -> None:
+    model = folded(name, 0, tmp_path / "folded.onnx")
+    assert [n.op_type for n in model.graph.node if n.op_type != "Cast"] == LEFT[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_matmul_has_a_constant_matrix(name: str, tmp_path: Path) -> None:
+    """A right operand that is computed or 3-D would make a row's bits depend on the others."""
+    for case in range(len(registry.get(name).cases)):
+        model = folded(name, case, tmp_path / f"{case}.onnx")
+        constants = {i.name: len(i.dims) for i in model.graph.initializer}
+        rights = [n.input[1] for n in model.graph.node if n.op_type == "MatMul"]
+        assert rights and all(constants.get(r) == 2 for r in rights)
