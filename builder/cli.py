@@ -83,3 +83,7 @@ def _guarded(work: Callable[[], Report]) -> Report:
             err=True,
         )
         sys.exit(BUG)
+
+
+if __name__ == "__main__":
+    main()
