@@ -18,18 +18,19 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 def _activation(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, int]:
     """The spec of y and how many operands the activation takes."""
-    if attrs["act"] == "silu_mul":
-        return silu_mul.infer(attrs, specs[:1])[0], 1
-    if attrs["act"] == "sigmoid_gate":
-        return sigmoid_gate.infer(attrs, specs[:2])[0], 2
-    raise GraphError(f"act_quant: act is {attrs['act']!r}, expected silu_mul or sigmoid_gate")
+    act = attrs["act"]
+    if act not in ("silu_mul", "sigmoid_gate"):
+        raise GraphError(f"act_quant: act is {act!r}, expected silu_mul or sigmoid_gate")
+    used = 1 if act == "silu_mul" else 2
+    count("act_quant", specs, used + quantised.takes_scales(attrs))
+    infer_act = silu_mul.infer if act == "silu_mul" else sigmoid_gate.infer
+    return infer_act(attrs, specs[:used])[0], used
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(x, [qkv], [scales f32[n]]) -> [y A[tokens,K]], quantised…"""
-    count("act_quant", specs, 1, 3)
+    quantised.check("act_quant", attrs)
     y, used = _activation(attrs, specs)
-    count("act_quant", specs, used + quantised.takes_scales(attrs))
     for spec in specs[used:]:
         quantised.check_scales("act_quant", attrs, spec)
     outs = [y] * bool(attrs["keep"]) + quantised.infer("act_quant", attrs, y)

@@ -14,6 +14,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(o, packed, weight, [scales f32[n]]) -> [y A[tokens,heads·Dv]], quantised…"""
+    quantised.check("gated_norm_quant", attrs)
     count("gated_norm_quant", specs, 3 + quantised.takes_scales(attrs))
     (y,) = gated_norm.infer(attrs, specs[:3])
     for spec in specs[3:]:

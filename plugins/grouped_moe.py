@@ -73,6 +73,7 @@ def _named(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[dict[str, Tenso
         raise GraphError(f"grouped_moe: format is {kind!r}, expected one of {', '.join(PARAMS)}")
     count("grouped_moe", specs, 3 + len(PARAMS[kind]))
     params = dict(zip(PARAMS[kind], specs[3:], strict=True))
+    expect("grouped_moe", params["w2"], tuple(DType), (None, None, None))
     experts, _, inner = params["w2"].dims
     return params, experts, inner * (2 if kind.startswith("nvfp4") else 1)
 

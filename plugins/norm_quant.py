@@ -24,6 +24,7 @@ def _operands(attrs: Attrs) -> list[str]:
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(x A[tokens,K], weight f32[K], …) -> [y A], [sum A], quantised…"""
+    quantised.check("norm_quant", attrs)
     extra = _operands(attrs)
     count("norm_quant", specs, 2 + len(extra))
     x, weight = specs[:2]

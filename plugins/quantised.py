@@ -32,13 +32,18 @@ def check_scales(op: str, attrs: Attrs, spec: TensorSpec) -> None:
     expect(op, spec, (DType.F32,), (int(attrs["n"]),))
 
 
-def infer(op: str, attrs: Attrs, y: TensorSpec) -> list[TensorSpec]:
-    """The specs, unnamed, of the quantised outputs of `y` A[tokens,K]."""
+def check(op: str, attrs: Attrs) -> None:
+    """Raises GraphError unless `quant` and `n` are legal."""
     quant, n = attrs["quant"], int(attrs["n"])
     if quant not in QUANTS:
         raise GraphError(f"{op}: quant is {quant!r}, expected one of {', '.join(QUANTS)}")
     if n < 1 or (n > 1 and quant in ("none", "fp8_block")):
         raise GraphError(f"{op}: n is {n}; {quant} gives one result, the others at least one")
+
+
+def infer(op: str, attrs: Attrs, y: TensorSpec) -> list[TensorSpec]:
+    """The specs, unnamed, of the quantised outputs of `y` A[tokens,K]."""
+    quant, n = attrs["quant"], int(attrs["n"])
     if quant == "none":
         return []
     if quant == "fp8":

@@ -1,0 +1,105 @@
+"""infer refuses what is not legal, and its message names the operand or the attribute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins import registry
+from spark_engine.tensors import DType, TensorSpec
+from tests.plugins.one_node import formal_names, spec_of
+from tests.plugins.test_ops import arrays_of
+
+DENSE = (
+    "rms_norm fp8_quant fp8_block_quant nvfp4_quant norm_quant linear fp8_linear fp8_block_linear "
+    "nvfp4_linear nvfp4_linear_a4 gated_norm gated_norm_quant sigmoid_gate silu_mul act_quant "
+    "moe_router grouped_moe shared_gate"
+).split()
+CASES = [(registry.get(name), i) for name in DENSE for i in range(len(registry.get(name).cases))]
+
+
+def specs_of(op: Op, index: int) -> tuple[Attrs, tuple[TensorSpec, ...]]:
+    case = op.cases[index]
+    arrays = arrays_of(op, case)
+    names = formal_names(op.inputs, len(arrays))
+    return case.attrs, tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_a_wrong_dtype_or_rank_names_the_operand(op: Op, index: int) -> None:
+    attrs, specs = specs_of(op, index)
+    for i, spec in enumerate(specs):
+        for bad in (replace(spec, dtype=DType.BOOL), replace(spec, shape=(*spec.shape, 1, 1))):
+            with pytest.raises(GraphError, match=rf"operand {_blamed(op, spec)} (is|has)"):
+                op.infer(attrs, (*specs[:i], bad, *specs[i + 1 :]))
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_one_operand_too_many_or_too_few(op: Op, index: int) -> None:
+    attrs, specs = specs_of(op, index)
+    if op.name != "moe_router":  # its last operand is optional
+        with pytest.raises(GraphError, match=f"{op.name} takes"):
+            op.infer(attrs, specs[:-1])
+    with pytest.raises(GraphError, match=f"{op.name} takes"):
+        op.infer(attrs, (*specs, specs[0], specs[0]))
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_the_token_dimension_may_be_named(op: Op, index: int) -> None:
+    """infer and body do not look at the number of tokens."""
+    attrs, specs = specs_of(op, index)
+    bound = op.infer(attrs, specs)
+    tokens = bound[0].shape[0]
+    names = _token_operands(op)
+    named = tuple(
+        replace(s, shape=("tokens", *s.shape[1:])) if s.name in names else s for s in specs
+    )
+    if attrs.get("add") or attrs.get("act") == "sigmoid_gate":
+        extra = next(i for i, s in enumerate(named) if s.name == "extra0")
+        shape = ("tokens", *named[extra].shape[1:])
+        named = (*named[:extra], replace(named[extra], shape=shape), *named[extra + 1 :])
+    free = op.infer(attrs, named)
+    assert [s.shape for s in free] == [("tokens", *s.shape[1:]) for s in bound]
+    assert {s.shape[0] for s in bound} == {tokens}
+    assert op.body(attrs, named) == op.body(attrs, specs)
+
+
+def _blamed(op: Op, spec: TensorSpec) -> str:
+    """The operand an error may name: the bad one, or one that must agree with it."""
+    return r"\w+" if spec.name in _token_operands(op) else spec.name
+
+
+def _token_operands(op: Op) -> set[str]:
+    per_token = {"x", "xq", "o", "packed", "qkv", "gate_up", "ids", "weights", "routed", "shared"}
+    scales = {"x_scale"} if op.name in ("fp8_block_linear", "nvfp4_linear_a4") else set()
+    return per_token | scales
+
+
+@pytest.mark.parametrize(
+    ("name", "attr", "value", "message"),
+    [
+        ("linear", "dtype", "f64", "linear: dtype is 'f64', expected f32 or bf16"),
+        ("norm_quant", "quant", "int8", "quant is 'int8', expected one of none, fp8"),
+        ("norm_quant", "n", 0, "n is 0"),
+        ("act_quant", "act", "gelu", "act is 'gelu', expected silu_mul or sigmoid_gate"),
+        ("moe_router", "top_k", 17, r"top_k is 17, expected 1 to 16 \(experts\)"),
+        ("grouped_moe", "format", "int4", "format is 'int4', expected one of dense, nvfp4"),
+    ],
+)
+def test_an_illegal_attribute_is_named(
+    name: str, attr: str, value: int | str, message: str
+) -> None:
+    op = registry.get(name)
+    attrs, specs = specs_of(op, 0)
+    with pytest.raises(GraphError, match=message):
+        op.infer({**attrs, attr: value}, specs)
+
+
+def test_a_width_that_is_no_multiple_of_the_block_is_named() -> None:
+    x = TensorSpec("x", DType.F32, ("tokens", 24))
+    scale = TensorSpec("input_scale", DType.F32, ())
+    with pytest.raises(GraphError, match=r"operand x has shape \['tokens', 24\].*divisible by 16"):
+        registry.get("nvfp4_quant").infer({}, (x, scale))
