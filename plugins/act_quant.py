@@ -64,7 +64,14 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _case(
-    act: str, rows: int, k: int, quant: str, n: int = 1, keep: int = 0, bench: bool = False
+    act: str,
+    rows: int,
+    k: int,
+    quant: str,
+    n: int = 1,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
 ) -> Case:
     attrs: Attrs = {
         "act": act,
@@ -76,13 +83,15 @@ def _case(
     }
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands: tuple[Array, ...] = (samples.normal(rng, rows, 2 * k, scale=2.0),)
+        operands: tuple[Array, ...] = (samples.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),)
         if act == "sigmoid_gate":
-            operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, DType.F32)
+            operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
         scales = samples.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
-    return Case(f"{act} {rows}x{k} {quant} n{n} keep{keep}", attrs, make, bench=bench)
+    label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    return Case(label, attrs, make, rtol=rtol, bench=bench)
 
 
 CASES = (
@@ -93,6 +102,8 @@ CASES = (
     _case("sigmoid_gate", 1, 64, "fp8", bench=True),
     _case("sigmoid_gate", 7, 200, "fp8_block", keep=1),
     _case("sigmoid_gate", 3, 48, "nvfp4", n=2),
+    _case("silu_mul", 3, 64, "fp8", keep=1, dtype=DType.BF16),
+    _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
 )
 
 OP = Op(

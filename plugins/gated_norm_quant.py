@@ -43,16 +43,25 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _case(
-    rows: int, heads: int, dim: int, quant: str, n: int = 1, keep: int = 0, bench: bool = False
+    rows: int,
+    heads: int,
+    dim: int,
+    quant: str,
+    n: int = 1,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
 ) -> Case:
     attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": 9, "keep": keep, "quant": quant, "n": n}
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands = gated_norm.arrays(rng, rows, heads, dim, 9, DType.F32)
+        operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
         scales = samples.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
-    return Case(f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep}", attrs, make, bench=bench)
+    label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    return Case(label, attrs, make, rtol=rtol, bench=bench)
 
 
 CASES = (
@@ -61,6 +70,8 @@ CASES = (
     _case(3, 3, 64, "fp8_block"),
     _case(7, 1, 48, "nvfp4", bench=True),
     _case(1, 4, 32, "nvfp4", n=2, keep=1),
+    _case(3, 2, 64, "fp8", keep=1, dtype=DType.BF16),
+    _case(3, 2, 64, "nvfp4", dtype=DType.BF16),
 )
 
 OP = Op(

@@ -215,17 +215,24 @@ def arrays(
     return (x, ids, weights, *params)
 
 
-def _case(kind: str, rows: int, sizes: tuple[int, int, int, int], bench: bool = False) -> Case:
+def _case(
+    kind: str,
+    rows: int,
+    sizes: tuple[int, int, int, int],
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x, *rest = arrays(rng, kind, rows, sizes)
         if rows > 5:
             x[1], x[5] = 0, np.nan
-        return (x, *rest)
+        return (x.astype(dtype.numpy), *rest)
 
-    label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]}"
+    label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {dtype}"
     ignore = samples.ignore_rows(5) if rows > 5 else None
-    attrs: Attrs = {"format": kind, "dtype": "f32"}
-    return Case(label, attrs, make, rtol=1e-5, atol=1e-5, bench=bench, ignore=ignore)
+    attrs: Attrs = {"format": kind, "dtype": dtype.value}
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    return Case(label, attrs, make, rtol=rtol, atol=rtol, bench=bench, ignore=ignore)
 
 
 def _unused(rng: np.random.Generator) -> tuple[Array, ...]:
@@ -250,6 +257,8 @@ CASES = (
     _case("fp8", 7, (5, 3, 40, 24), bench=True),
     _case("fp8_block", 1, (4, 2, 128, 128)),
     _case("fp8_block", 7, (3, 2, 200, 72), bench=True),
+    _case("dense", 3, (4, 2, 64, 32), dtype=DType.BF16),
+    _case("nvfp4", 3, (4, 2, 64, 32), dtype=DType.BF16),
     Case("unused experts hold NaN", {"format": "dense", "dtype": "f32"}, _unused, atol=1e-5),
 )
 

@@ -84,12 +84,21 @@ def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> In
 
 
 def _case(
-    rows: int, width: int, quant: str, n: int = 1, add: int = 0, keep: int = 0, bench: bool = False
+    rows: int,
+    width: int,
+    quant: str,
+    n: int = 1,
+    add: int = 0,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
 ) -> Case:
     attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
     nan = samples.ignore_rows(5) if rows > 5 else None
-    label = f"{rows}x{width} {quant} n{n} add{add} keep{keep}"
-    return Case(label, attrs, _inputs(attrs, rows, width), ignore=nan, bench=bench)
+    label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    inputs = _inputs(attrs, rows, width, dtype)
+    return Case(label, attrs, inputs, rtol=rtol, ignore=nan, bench=bench)
 
 
 CASES = (
@@ -101,6 +110,8 @@ CASES = (
     _case(7, 48, "nvfp4", n=2, add=1, bench=True),
     _case(1, 16, "nvfp4", keep=1),
     _case(3, 64, "none", add=1, keep=1),
+    _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
+    _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
 )
 
 OP = Op(
