@@ -45,11 +45,11 @@ RECORDED = (
 
 @dataclass(frozen=True)
 class Other:
-    """The other side of a comparison: as run whole, and as run to show its layers."""
+    """The other side: `shown` for runs, and `alone`, of the same graph, for single nodes."""
 
     label: str
-    served: Loaded
     shown: Loaded
+    alone: Loaded
 
 
 def run_check(
@@ -63,40 +63,38 @@ def run_check(
     report = Report(str(engine), str(against or ""))
     candidate = open_engine(engine)
     with _other(candidate, against, say) as other:
-        manifests = [folder_of(side).manifest for side in (candidate, other.served)]
-        limits = thresholds_for(manifests)
-        plan = _sessions(candidate, other.served, seed)
-        served, shown = ("served", candidate), ("layers shown", candidate)
-        if "model" in levels:
-            say(f"model: {sum(len(s.launches) for s in plan)} launches")
-            pair = (other.label, other.served)
-            report.levels.append(compare_runs("model", served, pair, plan, limits))
-        if "layer" in levels:
-            say("layer: the same with the residual stream shown")
-            pair = (other.label, other.shown)
-            shown = ("layers shown", marked(candidate))
-            report.levels.append(compare_runs("layer", shown, pair, plan, limits))
+        manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
+        plan = _sessions(candidate, other.shown, seed)
+        runs = [("model", candidate)] if "model" in levels else []
+        runs += [("layer", marked(candidate))] if "layer" in levels else []
+        if runs:
+            say(f"running {sum(len(s.launches) for s in plan)} launches")
+            limits = thresholds_for(manifests)
+            report.levels += compare_runs(runs, (other.label, other.shown), plan, limits)
         if "op" in levels:
-            say("op: every node of one decode and one prefill bucket alone")
-            alone = load(manifests[0].dtypes.activation.value)
-            report.levels.append(check_ops(candidate, plan, alone))
+            say("running every node of one decode and one prefill bucket alone")
+            limits = load(manifests[0].dtypes.activation.value)
+            report.levels.append(check_ops(candidate, other.alone, plan, limits))
     return report
 
 
 @contextmanager
 def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]:
     if against is None:
-        computed = by_reference(candidate)
-        yield Other("float64 reference", computed, computed)
+        yield Other("float64 references", by_reference(candidate), candidate)
     elif is_engine(against):
-        loaded = open_engine(against)
-        yield Other(str(against), loaded, marked(loaded))
+        yield Other(str(against), marked(open_engine(against)), candidate)
     else:
+        manifest = folder_of(candidate).manifest
+        fused = any(sum(counts.values()) for counts in manifest.fusions.values())
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
-            manifest = folder_of(candidate).manifest
-            twin = open_engine(build_twin(against, manifest, Path(where), say, fuse=False))
-            computed = by_reference(twin)
-            yield Other(f"{against}, unfused, float64 reference", computed, computed)
+            say(f"building {against} unfused, and as the engine was built")
+            twins = [
+                open_engine(build_twin(against, manifest, Path(where) / name, say, fuse=fuse))
+                for name, fuse in (("unfused", False), ("same", fused))
+            ]
+            label = f"{against}, unfused, float64 references"
+            yield Other(label, by_reference(twins[0]), twins[1])
 
 
 def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
@@ -121,4 +119,4 @@ def _recorded(loaded: Loaded) -> list[list[int]]:
     if folder is None or not (folder / "tokenizer.json").is_file():
         return []
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return [list(tokenizer.encode(text).ids) for text in RECORDED]
+    return [[int(i) for i in tokenizer.encode(text).ids] for text in RECORDED]

@@ -49,7 +49,7 @@ def by_reference(loaded: Loaded) -> Loaded:
 
 
 def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse: bool) -> Path:
-    """Builds the checkpoint with the engine's options, fused or not; returns the folder.
+    """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
     Raises CheckpointError or OptionError.
     """
@@ -68,11 +68,9 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
         kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
         state_dtype=manifest.dtypes.state.value,
         fuse=fuse,
-        debug=True,
     )
-    folder = where / ("fused" if fuse else "unfused")
-    build(checkpoint, folder, options, say)
-    return folder
+    build(checkpoint, where, options, say)
+    return where
 
 
 def folder_of(loaded: Loaded) -> EngineFolder:

@@ -5,12 +5,13 @@ Each takes opened engines and returns a `Level`. Knows Polygraphy's comparator; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from numpy.typing import NDArray
-from polygraphy.comparator import Comparator, RunResults
+from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
 from spark_engine.check.compare import Compare, Verdict
@@ -31,49 +32,55 @@ Buffers = Mapping[str, NDArray[Any]]
 
 
 def compare_runs(
-    name: str,
-    candidate: tuple[str, Loaded],
+    candidates: Sequence[tuple[str, Loaded]],
     reference: tuple[str, Loaded],
     sessions: Sequence[Session],
     thresholds: Thresholds,
-) -> Level:
-    """Runs both over all sessions, launch by launch, and compares everything both show."""
-    level = Level(name, candidate[0], reference[0], asdict(thresholds))
+) -> list[Level]:
+    """Runs all over all sessions, launch by launch; a level per candidate, which names it.
+
+    Everything that a candidate and the reference both show is compared.
+    """
+    levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
-    runners = [SessionRunner(label, loaded) for label, loaded in (candidate, reference)]
-    findings: dict[str, Finding] = {}
+    runners = [SessionRunner(*pair) for pair in (*candidates, reference)]
+    pairs = [(i, len(candidates)) for i in range(len(candidates))]
     compare = Compare(thresholds)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         stream = Comparator.run(runners, list(feeds(sessions)), streaming=True)
         for label, results in zip(labels, stream, strict=True):
-            verdicts = _verdicts(results, compare)
-            level.launches += 1
-            for verdict in verdicts:
-                finding = findings.setdefault(verdict.name, Finding(verdict.name))
-                finding.add(verdict.passed, verdict.reason, label, verdict.figures)
-                if not verdict.passed and not level.first:
-                    level.first = _where(verdict.name)
-    level.findings = sorted(findings.values(), key=lambda f: place(f.name))
-    return level
+            (accuracy,) = Comparator.compare_accuracy(
+                results, comparisons=pairs, compare_func=compare
+            )
+            for level, iterations in zip(levels, accuracy.values(), strict=True):
+                _take(level, label, iterations[0].values())
+    for level in levels:
+        level.findings.sort(key=lambda f: place(f.name))
+    return levels
 
 
-def check_ops(loaded: Loaded, sessions: Sequence[Session], thresholds: Thresholds) -> Level:
-    """Every node of one decode and one prefill bucket alone, on operands of a real launch."""
-    level = Level("op", "executor", "float64 reference", asdict(thresholds))
+def check_ops(
+    loaded: Loaded, truth: Loaded, sessions: Sequence[Session], thresholds: Thresholds
+) -> Level:
+    """Every node of one decode and one prefill bucket of `loaded` alone.
+
+    Operands and results are recorded from `truth`, the same graph with weights beyond doubt,
+    computed by reference; it may be `loaded` itself.
+    """
+    level = Level("op", "float64 references, node by node", asdict(thresholds))
     folder = folder_of(loaded)
     weights = folder.weights()
     states = [info.spec.name for info in loaded.states]
     for family in ("prefill", "decode"):
         session, index = _fullest(sessions, family)
-        launch = session.launches[index]
-        key = (family, launch.rows)
-        recorded, buffers = _record(loaded, session, index)
+        recorded, buffers = _record(truth, session, index)
+        key = (family, session.launches[index].rows)
         bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == key)
         bodies = Bodies(folder.engine(bucket).payload, weights)
         masks = Masks.of(buffers, TILE[family], states)
         level.launches += 1
         for one in recorded:
-            finding = Finding(f"{family} {one.step.name}")
+            finding = Finding(f"{family} {one.step.name}", f"{family} {one.step.kind}")
             for verdict in judge(one, bodies.run(one), masks, thresholds):
                 label = f"{one.step.kind}, output {verdict.name}"
                 finding.add(verdict.passed, verdict.reason, label, verdict.figures)
@@ -83,12 +90,22 @@ def check_ops(loaded: Loaded, sessions: Sequence[Session], thresholds: Threshold
     return level
 
 
-def _verdicts(results: RunResults, compare: Compare) -> list[Verdict]:
-    """The comparison of one launch, in the order in which a network computes."""
-    accuracy = Comparator.compare_accuracy(results, compare_func=compare)
-    (iterations,) = accuracy[0].values()
-    verdicts = list(iterations[0].values())
-    return sorted(verdicts, key=lambda v: place(v.name))
+def _take(level: Level, label: str, verdicts: Iterable[Verdict]) -> None:
+    """Adds one launch's verdicts, in the order in which a network computes."""
+    level.launches += 1
+    known = {finding.name: finding for finding in level.findings}
+    for verdict in sorted(verdicts, key=lambda v: place(v.name)):
+        finding = known.get(verdict.name)
+        if finding is None:
+            finding = Finding(verdict.name, _any_layer(verdict.name))
+            level.findings.append(finding)
+        finding.add(verdict.passed, verdict.reason, label, verdict.figures)
+        if not verdict.passed and not level.first:
+            level.first = _where(verdict.name)
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
 def _where(name: str) -> str:

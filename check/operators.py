@@ -21,6 +21,7 @@ from spark_engine.check.metrics import distance
 from spark_engine.check.observe import EMITTED
 from spark_engine.check.reference import Step
 from spark_engine.check.thresholds import Thresholds
+from spark_engine.errors import OptionError
 from spark_engine.interface import STATE_OUT
 from spark_engine.tensors import DType
 
@@ -67,9 +68,18 @@ class Bodies:
         self._weights = weights
 
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
-        """The node's outputs for the recorded operands."""
+        """The node's outputs for the recorded operands and the payload's own weights.
+
+        Raises OptionError when the payload has no such node.
+        """
         step = recorded.step
-        operands = dict(zip(step.inputs, recorded.operands, strict=True))
+        if step.name not in self._nodes:
+            raise OptionError(
+                f"the engine has no node {step.name}: it was built by another version, so its "
+                "nodes cannot be checked one by one; use --level layer"
+            )
+        named = zip(step.inputs, recorded.operands, strict=True)
+        operands = {name: self._weights.get(name, array) for name, array in named}
         outputs = dict(zip(step.outputs, recorded.results, strict=True))
         session = _session(self._model(step, operands, outputs))
         binding = session.io_binding()

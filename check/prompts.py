@@ -86,7 +86,7 @@ def sessions(
     for rows in decode:
         few = [_random(rng, 2 + i % 5, limits.vocab) for i in range(rows)]
         few = _groups(few, limits)[0]
-        found.append(_session(rng, f"decode_b{rows}", few, min(prefill), rows, limits))
+        found.append(_session(rng, f"decode_b{rows}", few, max(prefill), rows, limits))
     if max(map(len, prompts)) > ODD_SPLIT:
         group = _groups([p for p in prompts if len(p) > ODD_SPLIT], limits)[0]
         split = _session(rng, "split", group, max(prefill), max(decode), limits, ODD_SPLIT)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 FIGURES = ("rel_l2", "cosine", "max_abs", "kl", "flips", "near_ties", "differ")
 _WORST_IS_LEAST = ("cosine",)
+MOST_FAILURES = 40  # shown for one level; the JSON holds all
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Finding:
     """One tensor or node over all launches: the worst figures, the first failure."""
 
     name: str
+    kind: str = ""  # what it is summed up under
     launches: int = 0
     passed: bool = True
     reason: str = ""
@@ -41,13 +43,11 @@ class Level:
     """One level of a check. `first` names where the first failure stands, empty if none."""
 
     name: str
-    candidate: str
     reference: str
     thresholds: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
     launches: int = 0
     first: str = ""
-    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -84,32 +84,43 @@ class Report:
 def show(report: Report, console: Console) -> None:
     """The report as tables, and a verdict in one line."""
     for level in report.levels:
-        title = f"{level.name}: {level.candidate} against {level.reference}"
-        table = Table(title=f"{title}, {level.launches} launches", title_justify="left")
-        table.add_column("tensor or node")
-        for key in FIGURES:
-            table.add_column(key, justify="right")
+        title = f"{level.name}: {level.launches} launches against {level.reference}"
+        table = Table(title=title, title_justify="left")
+        table.add_column("tensor or node", no_wrap=True)
+        rows = _summary(level.findings)
+        columns = [key for key in FIGURES if any(key in finding.figures for _, finding in rows)]
+        for key in columns:
+            table.add_column(key, justify="right", no_wrap=True)
         table.add_column("verdict")
-        for finding in _worth_showing(level.findings):
-            cells = [_cell(finding.figures.get(key)) for key in FIGURES]
-            table.add_row(finding.name, *cells, _verdict(finding))
+        for name, finding in rows:
+            cells = [_cell(finding.figures.get(key)) for key in columns]
+            table.add_row(name, *cells, _verdict(finding))
         console.print(table)
-        if level.note:
-            console.print(level.note)
     if report.passed:
         console.print(f"[green]{report.engine}: no divergence")
     else:
         console.print(f"[red]{report.engine}: first divergence at {report.first}")
 
 
-def _worth_showing(findings: Iterable[Finding]) -> list[Finding]:
-    """All failures and the rest, as long as the table stays readable."""
-    rows = list(findings)
-    return rows if len(rows) <= 60 else [f for f in rows if not f.passed][:60] or rows[:60]
+def _summary(findings: Iterable[Finding]) -> list[tuple[str, Finding]]:
+    """Failures by name; the rest by kind, with the worst figures of its kind."""
+    rows: list[tuple[str, Finding]] = []
+    kinds: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.passed:
+            kinds.setdefault(finding.kind, []).append(finding)
+        elif len(rows) < MOST_FAILURES:
+            rows.append((finding.name, finding))
+    for kind, members in kinds.items():
+        total = Finding(kind)
+        for member in members:
+            total.add(True, "", "", member.figures)
+        rows.append((f"{kind} ({len(members)})" if len(members) > 1 else kind, total))
+    return rows
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else f"{value:.2g}"
 
 
 def _verdict(finding: Finding) -> str:
