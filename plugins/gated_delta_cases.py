@@ -14,7 +14,7 @@ UNITS = 6
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """Row lists of one launch and the size of the heads."""
 
     tile: int
@@ -70,7 +70,7 @@ class _Launch:
         outputs[1][-1] = 0
 
 
-def _case(label: str, launch: _Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
+def _case(label: str, launch: Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
     ignore: Callable[[tuple[Array, ...]], None] = launch.ignore
     return Case(label, launch.attrs, launch.inputs, rtol, atol, ignore=ignore)
 
@@ -79,29 +79,29 @@ _DECODE = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
 _TILES = ((3, 3, 3, -1, 1, 5, -1), (0, 64, 128, 1 << 30, 0, 131, 0), (64, 64, 2, 0, 1, 64, 0))
 
 STEP = (
-    _case("rows", _Launch(1, *_DECODE)),
-    _case("alone", _Launch(1, (4,), (100,), (1,))),
-    _case("one value head per key head", _Launch(1, *_DECODE, keys=3, values=3)),
-    _case("three value heads per key head", _Launch(1, *_DECODE, keys=2, values=6)),
-    _case("key and value sizes differ", _Launch(1, *_DECODE, key_dim=16, value_dim=48)),
-    _case("strong decay", _Launch(1, *_DECODE, speed=3.0, strength=6.0)),
-    _case("bf16 state", _Launch(1, *_DECODE, state=DType.BF16), 1e-2, 1e-3),
-    _case("bf16", _Launch(1, *_DECODE, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
+    _case("rows", Launch(1, *_DECODE)),
+    _case("alone", Launch(1, (4,), (100,), (1,))),
+    _case("one value head per key head", Launch(1, *_DECODE, keys=3, values=3)),
+    _case("three value heads per key head", Launch(1, *_DECODE, keys=2, values=6)),
+    _case("key and value sizes differ", Launch(1, *_DECODE, key_dim=16, value_dim=48)),
+    _case("strong decay", Launch(1, *_DECODE, speed=3.0, strength=6.0)),
+    _case("bf16 state", Launch(1, *_DECODE, state=DType.BF16), 1e-2, 1e-3),
+    _case("bf16", Launch(1, *_DECODE, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
 )
 
 CHUNK = (
-    _case("tiles", _Launch(64, *_TILES)),
-    _case("one full tile", _Launch(64, (4,), (37,), (64,))),
-    _case("one token", _Launch(64, (4,), (0,), (1,))),
-    _case("63 tokens", _Launch(64, (4,), (5,), (63,))),
-    _case("all inert", _Launch(64, (-1, -1), (0, 9), (0, 0))),
-    _case("one value head per key head", _Launch(64, *_TILES, keys=3, values=3)),
-    _case("three value heads per key head", _Launch(64, *_TILES, keys=2, values=6)),
-    _case("key and value sizes differ", _Launch(64, *_TILES, key_dim=16, value_dim=48)),
-    _case("strong decay", _Launch(64, *_TILES, speed=3.0)),
-    _case("extreme decay", _Launch(64, *_TILES, speed=6.0, strength=6.0)),
-    _case("equal keys", _Launch(64, *_TILES, speed=-5.0, strength=6.0, same=True), atol=1e-5),
-    _case("equal keys, strong decay", _Launch(64, *_TILES, speed=2.0, strength=6.0, same=True)),
-    _case("bf16 state", _Launch(64, *_TILES, state=DType.BF16), 1e-2, 1e-3),
-    _case("bf16", _Launch(64, *_TILES, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
+    _case("tiles", Launch(64, *_TILES)),
+    _case("one full tile", Launch(64, (4,), (37,), (64,))),
+    _case("one token", Launch(64, (4,), (0,), (1,))),
+    _case("63 tokens", Launch(64, (4,), (5,), (63,))),
+    _case("all inert", Launch(64, (-1, -1), (0, 9), (0, 0))),
+    _case("one value head per key head", Launch(64, *_TILES, keys=3, values=3)),
+    _case("three value heads per key head", Launch(64, *_TILES, keys=2, values=6)),
+    _case("key and value sizes differ", Launch(64, *_TILES, key_dim=16, value_dim=48)),
+    _case("strong decay", Launch(64, *_TILES, speed=3.0)),
+    _case("extreme decay", Launch(64, *_TILES, speed=6.0, strength=6.0)),
+    _case("equal keys", Launch(64, *_TILES, speed=-5.0, strength=6.0, same=True), atol=1e-5),
+    _case("equal keys, strong decay", Launch(64, *_TILES, speed=2.0, strength=6.0, same=True)),
+    _case("bf16 state", Launch(64, *_TILES, state=DType.BF16), 1e-2, 1e-3),
+    _case("bf16", Launch(64, *_TILES, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
 )

@@ -7,7 +7,9 @@ FP8 pages hold x / kv_scale as codes; f32 and bf16 pages hold raw values, kv_sca
 
 The body is an online softmax (Milakov & Gimelshein, 2018) over blocks of one page, in f32. Every
 block has the same shape, and a block a query does not see leaves its maximum, sum and accumulator
-bit-equal: a row's result does not depend on the length of the rows beside it.
+bit-equal: a row's result does not depend on the length of the rows beside it. (With pages of more
+than 128 tokens that holds on one thread only: onnxruntime then sums in an order that its threads
+choose.)
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Knows the names of the op's operands; its maths is in the op's docstring.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def sizes_of(attrs: Attrs, pages: TensorSpec) -> Sizes:
 def project(
     f: Text, s: Sizes, rows: Rows, n: int, longest: int, eps: float, half: int
 ) -> tuple[str, str, str, str]:
-    """(qᵀ [rows,nkv,D,group·tile] scaled, k and v [rows,tile,nkv,D], limits), f32.
+    """(q as `_columns` makes it, k and v [rows,tile,nkv,D], limits), f32.
 
     limits int64 [rows,1,group·tile,1]: the position each query sees up to, −1 for none.
     """
@@ -82,14 +83,21 @@ def _normed(f: Text, x: str, weight: str, eps: float) -> str:
 
 
 def _columns(f: Text, s: Sizes, q: str, n: int) -> str:
-    """q as columns per kv head, with the softmax scale and the key scale in it."""
+    """q as columns, [rows, nkv, groups of columns, D, columns], scaled by softmax and key scale.
+
+    No group has more columns than a page has rows: onnxruntime would cut such a product between
+    threads along its columns, which changes how it sums over D > 128, and only for few rows.
+    """
     q = f("Mul", q, float(s.dim**-0.5))
     if s.storage is DType.U8:
         q = f("Mul", q, f("Gather", "kv_scale", 0))
-    by_head = f("Transpose", q, perm=[0, 2, 3, 1])  # [rows, nq, D, tile]
-    grouped = f("Reshape", by_head, [n, s.kv_heads, s.group, s.dim, s.tile])
-    moved = f("Transpose", grouped, perm=[0, 1, 3, 2, 4])
-    return f("Reshape", moved, [n, s.kv_heads, s.dim, s.group * s.tile])
+    if s.tile == 1:
+        by_head = f("Reshape", q, [n, s.kv_heads, 1, s.group, s.dim])
+        return f("Transpose", by_head, perm=[0, 1, 2, 4, 3])
+    width = math.gcd(s.tile, s.page)
+    split = f("Reshape", q, [n, s.tile // width, width, s.kv_heads, s.group, s.dim])
+    moved = f("Transpose", split, perm=[0, 3, 4, 1, 5, 2])
+    return f("Reshape", moved, [n, s.kv_heads, -1, s.dim, width])
 
 
 def page_ids(f: Text, rows: Rows, pages: int) -> str:
@@ -175,7 +183,9 @@ def _block(
     """(maximum, sum, accumulator) after one block of keys and values at positions `at`."""
     top, total, sums = state
     seen = f("LessOrEqual", at, limits)  # [rows, 1, group·tile, page]
-    scores = f("Transpose", f("MatMul", keys, q), perm=[0, 1, 3, 2])
+    product = f("MatMul", f("Unsqueeze", keys, [2]), q)  # [rows, nkv, groups, page, columns]
+    across = f("Transpose", product, perm=[0, 1, 2, 4, 3])
+    scores = f("Reshape", across, f("Concat", f("Shape", top, end=3), [-1], axis=0))
     scores = f("Where", seen, scores, HIDDEN)
     higher = f("Max", top, f("ReduceMax", scores, [3], keepdims=1))
     weights = f("Where", seen, f("Exp", f("Sub", scores, higher)), 0.0)
