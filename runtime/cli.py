@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -99,16 +98,12 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
 
 
 def _answer(folder: Path, options: dict[str, object]) -> int:
-    start = time.monotonic()
     shot = OneShot(folder)
-    load_s = time.monotonic() - start
     try:
         answer = shot.start(_prompt(shot, options), _body(options), options["logprobs"])  # type: ignore[arg-type]
         if options["as_json"]:
             deltas = _collect(shot, answer, chat=options["chat"] is not None)
-            row = answer.to_json()
-            row["timings"]["load_s"] = load_s
-            click.echo(json.dumps({**row, **deltas}))
+            click.echo(json.dumps({**answer.to_json(), **deltas}))
         else:
             _print(shot, answer, chat=options["chat"] is not None)
     finally:

@@ -23,12 +23,13 @@ from spark_engine.runtime.text import Piece, TextStream
 
 @dataclass
 class Answer:
-    """One answer as it grows. Times in seconds from the request's start."""
+    """One answer as it grows. Times in seconds from the request's start, after the load."""
 
     prompt: tuple[int, ...]
     seed: int
     has_text: bool
     thinking: bool
+    load_s: float
     events: list[Event] = field(default_factory=list)
     text: str = ""
     finish: FinishReason | None = None
@@ -49,6 +50,7 @@ class Answer:
             "seed": self.seed,
             "usage": usage(len(self.prompt), len(self.events)),
             "timings": {
+                "load_s": self.load_s,
                 "first_token_s": self.first_s,
                 "total_s": self.total_s,
                 "tokens_per_s": rate,
@@ -57,13 +59,14 @@ class Answer:
 
 
 class OneShot:
-    """An opened engine for requests one after another."""
+    """An engine folder for one request. The engine is opened when the request is known good."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises EngineError or CapacityError."""
+        """Raises EngineError."""
+        self._folder = folder
         self._info = describe(folder)
         self._tokenizer, self._template = read_text(folder)
-        self._engine = Engine.open(folder)
+        self._engine: Engine | None = None
 
     def encode(self, text: str) -> list[int]:
         """Raises RequestError when the engine has no tokenizer."""
@@ -79,32 +82,46 @@ class OneShot:
         return self._template.render([message], options={"enable_thinking": thinking})
 
     def start(self, prompt: list[int], body: Body, logprobs: int | None = None) -> Answer:
-        """Submits the prompt. Raises RequestError or BadField."""
+        """Checks the request, opens the engine, submits.
+
+        Raises RequestError or BadField, then EngineError or CapacityError.
+        """
         check(body)
-        room = room_after(prompt, self._info.limits)
-        params = sampling(body, Defaults.of(self._info.generation), self._info, room, logprobs)
-        eos = self._info.eos_token_ids
-        self._stream = TextStream(self._tokenizer, params, eos)
+        info, eos = self._info, self._info.eos_token_ids
+        room = room_after(prompt, info.limits)
+        params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
+        request = Request(tuple(prompt), params)
+        request.check(info.limits, eos)
+        begin = time.monotonic()
+        self._engine = Engine.open(self._folder)
         self._start = time.monotonic()
-        self._id = self._engine.submit(Request(tuple(prompt), params))
+        self._stream = TextStream(self._tokenizer, params, eos)
+        self._id = self._engine.submit(request)
         tail = self._tokenizer.decode(prompt[-8:]) if self._tokenizer else ""
         thinking = tail.rstrip().endswith(THINK)
-        seed = params.seed or 0
-        return Answer(tuple(prompt), seed, self._tokenizer is not None, thinking)
+        has_text = self._tokenizer is not None
+        return Answer(request.prompt, params.seed or 0, has_text, thinking, self._start - begin)
 
     def pieces(self, answer: Answer) -> Iterator[Piece]:
         """The answer's pieces as they come; `answer` grows with them.
 
         Raises InternalError when the engine gives the request up.
         """
+        engine = self._opened()
         while answer.finish is None:
-            for event in self._engine.step():
+            for event in engine.step():
                 if event.request_id == self._id and answer.finish is None:
                     yield self._take(answer, event)
 
     def close(self) -> None:
         """Frees the engine."""
-        self._engine.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise InternalError("pieces were asked for before start")
+        return self._engine
 
     def _take(self, answer: Answer, event: Event) -> Piece:
         if event.finish is FinishReason.ERROR:
@@ -117,5 +134,5 @@ class OneShot:
         answer.text += piece.text
         answer.finish = piece.finish
         if piece.stop is not None:
-            self._engine.cancel(self._id)
+            self._opened().cancel(self._id)
         return piece

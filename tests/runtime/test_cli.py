@@ -1,0 +1,222 @@
+"""`spark-run` on a real engine of a random checkpoint: one answer, a server, the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_engine.errors import EngineError
+from spark_engine.runtime import embedded
+from spark_engine.runtime.cli import main
+from spark_engine.runtime.tokenizer import Tokenizer
+from tests.runtime import small_engine
+
+# A process of its own costs seconds on a small machine: only where that is the point.
+RUN = [sys.executable, "-m", "spark_engine.runtime.cli"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_engine.build(tmp_path_factory.mktemp("engine"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of a checkpoint that has no tokenizer."""
+    return small_engine.build(tmp_path_factory.mktemp("bare"), tokenizer=False)
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    done = _run(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_json_of_token_ids(bare: Path) -> None:
+    got = _json(
+        bare, "--prompt-ids", "3,4,5", "--max-tokens", 6, "--temperature", 0, "--logprobs", 3
+    )
+    assert got["text"] is None
+    assert got["finish_reason"] in ("stop", "length")
+    count = len(got["token_ids"])
+    assert 1 <= count <= 6
+    assert len(got["logprobs"]) == count and all(p < 0 for p in got["logprobs"])
+    tops = [row[0] for row in got["top_logprobs"]]
+    assert [t for t, _ in tops] == got["token_ids"]  # temperature 0 takes the first of the top
+    assert [p for _, p in tops] == got["logprobs"]
+    assert got["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": count,
+        "total_tokens": 3 + count,
+    }
+    assert got["timings"]["total_s"] >= got["timings"]["first_token_s"] > 0
+
+
+def test_a_seed_repeats_an_answer_and_text_is_the_ids_decoded(engine: Path) -> None:
+    ask = (engine, "--prompt", "Once upon a time", "--max-tokens", 12, "--ignore-eos")
+    first, again = (_json(*ask, "--seed", 7) for _ in range(2))
+    assert first["token_ids"] == again["token_ids"]
+    assert _json(*ask, "--seed", 8)["token_ids"] != first["token_ids"]
+    assert first["text"] == Tokenizer.load(engine / "tokenizer").decode(first["token_ids"])
+    command = [*RUN, *map(str, ask), "--seed", "7"]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert plain.stdout == first["text"] + "\n"
+    assert "12 tokens, length" in plain.stderr
+
+
+def test_chat_goes_through_the_template(engine: Path) -> None:
+    on = _json(engine, "--chat", "hi", "--max-tokens", 2)
+    off = _json(engine, "--chat", "hi", "--max-tokens", 2, "--no-thinking")
+    assert off["usage"]["prompt_tokens"] > on["usage"]["prompt_tokens"]
+    assert on["content"] == "" and off["reasoning_content"] == ""
+
+
+WRONG = [
+    (("--prompt", "a" * 2000), "this engine holds 256"),
+    (("--prompt", ""), "prompt is empty"),
+    (("--prompt-ids", "1,x"), "'1,x'"),
+    (("--prompt-ids", "1,512"), "512"),
+    (("--prompt-ids", "1", "--temperature", "-1"), "temperature is -1.0"),
+    (("--prompt-ids", "1", "--max-tokens", "0"), "max_tokens is 0"),
+    (("--prompt-ids", "1", "--logprobs", "21"), "21"),
+    (("--prompt", "a", "--serve"), "exactly one"),
+    ((), "exactly one"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG)
+def test_a_users_mistake_is_one_line(engine: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = _run(engine, *arguments)
+    assert done.exit_code == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_tokenizer_and_no_engine_are_said(bare: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ((bare, "--prompt", "a"), "no tokenizer; give --prompt-ids"),
+        ((bare, "--chat", "a"), "no chat template"),
+        ((tmp_path / "none", "--prompt", "a"), "there is no engine folder"),
+        ((tmp_path / "none", "--serve"), "there is no engine folder"),
+    ):
+        done = _run(*arguments)
+        assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_said(engine: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        done = _run(engine, "--serve", "--port", taken.getsockname()[1])
+    assert done.exit_code == 2 and "choose another" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def url(engine: Path) -> Iterator[str]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as found:
+        port = found.getsockname()[1]
+    process = subprocess.Popen(
+        [*RUN, str(engine), "--serve", "--port", str(port), "--served-model-name", "small"]
+    )
+    base = f"http://127.0.0.1:{port}"
+    _until(lambda: _up(base) or process.poll() is not None, 40)
+    yield base
+    process.terminate()
+    assert process.wait(20) == 0
+
+
+def _up(base: str) -> bool:
+    try:
+        return httpx.get(base + "/health", verify=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _until(ok: Any, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not ok():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _free(base: str) -> str:
+    lines = httpx.get(base + "/metrics", verify=False).text.splitlines()
+    return next(line.rsplit(" ")[-1] for line in lines if line.startswith("spark:free_slots{"))
+
+
+def test_the_server_says_what_the_command_says(engine: Path, url: str) -> None:
+    ask = ("--prompt", "a bear", "--max-tokens", 9, "--temperature", 0, "--ignore-eos")
+    want = _json(engine, *ask)["token_ids"]
+    body = {"prompt": "a bear", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    got = httpx.post(url + "/v1/completions", json={**body, "return_token_ids": True}).json()
+    assert got["choices"][0]["token_ids"] == want
+
+
+def test_32_clients_on_a_real_engine_get_what_each_would_get_alone(url: str) -> None:
+    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=120)
+
+    def ask(i: int) -> tuple[str, Any]:
+        answer = client.completions.create(
+            model="small",
+            prompt="b" * (1 + 5 * i),
+            max_tokens=4 + i % 7,
+            seed=i,
+            extra_body={"ignore_eos": True},
+        )
+        return answer.choices[0].text, answer.usage
+
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(ask, range(32)))
+    assert [u.completion_tokens for _, u in together] == [4 + i % 7 for i in range(32)]
+    assert [ask(i) for i in range(0, 32, 5)] == together[::5]
+    assert _free(url) == str(float(small_engine.SLOTS))
+
+
+def test_a_real_request_that_is_left_frees_its_slot(url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2}
+    with httpx.stream("POST", url + "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    _until(lambda: _free(url) == str(float(small_engine.SLOTS)), 20)
+
+
+def test_where_the_embedded_engine_belongs(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "models" / "tiny" / "checkpoint"
+    checkpoint.mkdir(parents=True)
+    assert embedded.engine_folder(checkpoint, tmp_path / "c").name.startswith("tiny-")
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    assert embedded.engine_folder(checkpoint, tmp_path / "c") == tmp_path / "engines" / "tiny"
+
+
+def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(engine.parent / "checkpoint", checkpoint)
+    folder = tmp_path / "new" / "tiny"
+    assert embedded.is_stale(folder, checkpoint)
+    embedded.build(checkpoint, folder)
+    assert not embedded.is_stale(folder, checkpoint)
+    later = (folder / "manifest.json").stat().st_mtime + 5
+    os.utime(checkpoint / "config.json", (later, later))
+    assert embedded.is_stale(folder, checkpoint)
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(EngineError, match="building the embedded model failed"):
+        embedded.build(checkpoint, folder)
