@@ -67,7 +67,7 @@ def nvfp4_quantise(
 ) -> tuple[str, str]:
     """f32 [rows, width] -> (u8 [rows, width/2], e4m3 scales [rows, width/16])."""
     blocks = f("Reshape", x, [0, width // NVFP4_BLOCK, NVFP4_BLOCK])
-    gain = f("Div", 1.0, input_scale)
+    gain = f("Reciprocal", input_scale)
     amax = f("ReduceMax", f("Abs", blocks), [-1], keepdims=1)
     small = e4m3(f, f("Mul", f("Div", amax, E2M1_MAX), gain))
     scale = f.cast(small, DType.F32)
