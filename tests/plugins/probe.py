@@ -1,0 +1,43 @@
+"""Runs one op over named operands, or a few nodes, on onnxruntime. Knows no op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.tensors import Array, TensorSpec
+from tests.plugins import one_node
+
+
+def run(op: Op, attrs: Attrs, operands: Mapping[str, Array], threads: int = 1) -> list[Array]:
+    """The op's outputs in order; weights become initializers."""
+    names = [f"out_{o}" for o in op.outputs]
+    fixed = [n for n in op.inputs if n in one_node.WEIGHT_NAMES]
+    node = one_node.Node(op, op.inputs, names, attrs)
+    results = one_node.run_graph([node], dict(operands), names, fixed, threads)
+    return [results[n] for n in names]
+
+
+def named(op: Op, arrays: Sequence[Array]) -> dict[str, Array]:
+    """The arrays by operand name."""
+    return dict(zip(op.inputs, arrays, strict=True))
+
+
+def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> list[Array]:
+    """Runs nodes that `build(text)` appends; `outputs` gives examples of name, dtype, shape."""
+
+    def infer(_: Attrs, __: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(one_node.spec_of(n, a) for n, a in outputs.items())
+
+    def body(_: Attrs, __: tuple[TensorSpec, ...]) -> str:
+        f = Text()
+        build(f)
+        return f.function("probe", list(inputs), list(outputs))
+
+    def reference(_: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        return arrays
+
+    op = Op("probe", tuple(inputs), tuple(outputs), {}, infer, reference, body, ())
+    return run(op, {}, inputs)
