@@ -153,3 +153,24 @@ def test_vision_and_mtp_are_counted_and_left(tmp_path: Path) -> None:
     model = open_model(tmp_path)
     assert dict(model.ignored) == {"vision": 1, "mtp": 2}
     assert not model.layout.fused_experts
+
+
+def test_published_unquantised_and_compressed_counts() -> None:
+    """27B as published in bf16 (851 text tensors), and as compressed-tensors W4A4 (2,111)."""
+    config_json, _ = nvidia_configs.pair("27B")
+    del config_json["quantization_config"]
+    config = ModelConfig.from_hf(config_json)
+    plain = quant_table(config, config_json, {})
+    layout = Layout("model.language_model.", False)
+    assert len(usual(expected_tensors(config, plain, layout), "text")) == 851
+    fp4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    group = {"targets": ["Linear"], "weights": fp4, "input_activations": fp4 | {"dynamic": "local"}}
+    config_json["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*linear_attn.in_proj_.*", "re:model.visual.*", "re:mtp.*"],
+    }
+    packed = expected_tensors(config, quant_table(config, config_json, {}), layout)
+    assert len(usual(packed)) == 2111
+    assert round(sum(e.nbytes for e in usual(packed, "text")) / 2**30, 2) == 22.92
+    assert round(sum(e.nbytes for e in usual(packed)) / 2**30, 2) == 24.57
