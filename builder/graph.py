@@ -78,17 +78,21 @@ def infer(node: gs.Node, ops: Ops) -> tuple[TensorSpec, ...]:
 
 
 def add_node(
-    ops: Ops, op: str, inputs: list[gs.Tensor], outputs: list[gs.Tensor | str], **attrs: Any
+    ops: Ops,
+    name: str,
+    op: str,
+    inputs: list[gs.Tensor],
+    outputs: list[gs.Tensor | str],
+    **attrs: Any,
 ) -> gs.Node:
     """A new node of ours; an output given as a name gets its spec by inference."""
-    node = gs.Node(op, attrs=attrs, inputs=inputs, domain=DOMAIN)
+    node = gs.Node(op, name, attrs, inputs, domain=DOMAIN)
     specs = infer(node, ops)
     if len(specs) != len(outputs):
         raise GraphError(f"{op} has {len(specs)} outputs, not {len(outputs)}")
     for spec, out in zip(specs, outputs, strict=True):
         named = isinstance(out, str)
         node.outputs.append(variable(TensorSpec(out, spec.dtype, spec.shape)) if named else out)
-    node.name = node.outputs[0].name
     return node
 
 

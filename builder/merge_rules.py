@@ -97,7 +97,7 @@ def merge(scene: Scene, place: Place) -> None:
     op, attrs = first.op, dict(first.attrs)
     for node in (place.root, *linears):
         detach(node)
-    scene.graph.nodes.append(add_node(scene.ops, op, inputs, [out], **attrs))
+    scene.graph.nodes.append(add_node(scene.ops, out.name, op, inputs, [out], **attrs))
 
 
 def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
@@ -165,9 +165,12 @@ def join_expert(scene: Scene, place: Place) -> None:
     attrs, router_attrs = dict(routed.attrs), dict(router.attrs)
     for old in (node, routed, router):
         detach(old)
-    chosen = add_node(scene.ops, "moe_router", picks, [*routing], **router_attrs)
+    chosen = add_node(scene.ops, routing[0], "moe_router", picks, [*routing], **router_attrs)
     inputs += [*chosen.outputs, *params]
-    scene.graph.nodes += [chosen, add_node(scene.ops, "grouped_moe", inputs, [out], **attrs)]
+    scene.graph.nodes += [
+        chosen,
+        add_node(scene.ops, out.name, "grouped_moe", inputs, [out], **attrs),
+    ]
 
 
 def _pairs(scene: Scene, place: Place) -> list[tuple[Recipe, gs.Tensor]]:

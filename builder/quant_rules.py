@@ -63,13 +63,14 @@ def fuse(scene: Scene, made: Made, first: Fused, extra: Sequence[gs.Tensor], res
     """
     groups = made.groups or (("none", ()),)
     keep = [made.y] if made.keep else []
-    _add(scene, first, made, groups[0], [*keep, *extra])
+    _add(scene, made.y.name, first, made, groups[0], [*keep, *extra])  # it keeps the maker's name
     for group in groups[1:]:
-        _add(scene, rest, made, group, [])
+        _add(scene, f"{made.y.name}.{group[0]}", rest, made, group, [])
 
 
 def _add(
     scene: Scene,
+    name: str,
     fused: Fused,
     made: Made,
     group: tuple[str, tuple[gs.Node, ...]],
@@ -86,7 +87,7 @@ def _add(
         tensor.inputs.clear()
     keep = int(any(t is made.y for t in plain))
     attrs = {**fused.attrs, "keep": keep, "quant": quant, "n": max(1, len(quantisers))}
-    node = add_node(scene.ops, fused.op, [*fused.inputs, *scales], outputs, **attrs)
+    node = add_node(scene.ops, name, fused.op, [*fused.inputs, *scales], outputs, **attrs)
     scene.graph.nodes.append(node)
 
 

@@ -31,7 +31,7 @@ from spark_engine.tensors import TensorSpec
 
 STANDARD = frozenset({"Add", "Concat"})
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
-LAYER_LAUNCHES = 16  # nodes of one decode layer at most, merged or not
+LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
 
 

@@ -33,6 +33,8 @@ class Engine:
         for slot, pages in zip(SLOTS, PAGES, strict=True):
             self.tables["page_table"][slot, : len(pages)] = pages
 
+        self.executors: dict[str, OrtExecutor] = {}
+
     @property
     def _states(self) -> tuple:  # type: ignore[type-arg]
         return self.folder.manifest.states
@@ -44,12 +46,17 @@ class Engine:
 
     def run(self, bucket: Bucket, steps: Arrays) -> Arrays:
         """One launch; returns copies of every output and state."""
-        file = self.folder.engine(bucket)
-        executor = OrtExecutor(file.header, file.payload, self.folder.path, threads=1)
-        outs = {s.name: np.zeros(s.dims, s.dtype.numpy) for s in file.header.outputs}
+        executor = self._open(bucket)
+        outs = {s.name: np.zeros(s.dims, s.dtype.numpy) for s in executor.specs.outputs}
         executor.run({**self.states, **self.tables, **steps, **outs})
-        executor.close()
         return {name: array.copy() for name, array in {**outs, **self.states}.items()}
+
+    def _open(self, bucket: Bucket) -> OrtExecutor:
+        if bucket.file not in self.executors:
+            file = self.folder.engine(bucket)
+            executor = OrtExecutor(file.header, file.payload, self.folder.path, threads=1)
+            self.executors[bucket.file] = executor
+        return self.executors[bucket.file]
 
 
 def trace(path: Path, lengths: tuple[int, int] = (70, 5), decodes: int = 3) -> list[Arrays]:

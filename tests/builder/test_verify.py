@@ -108,7 +108,7 @@ def alone(g: gs.Graph) -> None:
 
 
 def crowded(g: gs.Graph) -> None:
-    for i in range(17):
+    for i in range(21):
         out = f32(f"o{i}", "rows", 3)
         name = f"layers.0.n{i}"
         g.nodes.append(
@@ -134,7 +134,7 @@ def crowded(g: gs.Graph) -> None:
         (read_late, "hazards", "late read total after last"),
         (state_copy, "no_state_copies", "Concat c copies state total"),
         (alone, "no_quantisers", "round h was left standing alone"),
-        (crowded, "launches", "17 launches"),
+        (crowded, "launches", "21 launches"),
     ],
 )
 def test_each_fault_is_seen(spoil: Callable[[gs.Graph], None], check: str, words: str) -> None:

@@ -1,0 +1,263 @@
+"""The rewriting engine, and the rules on graphs made by hand from real ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+
+from spark_engine.builder.graph import add_node, variable
+from spark_engine.builder.merge_rules import MERGE_PROJECTIONS
+from spark_engine.builder.quant_rules import ACT_QUANT, NORM_QUANT
+from spark_engine.builder.rewrite import Place, Rule, Scene, rewrite
+from spark_engine.builder.rules import RULES
+from spark_engine.builder.weights import joined_name, without_input_scale
+from spark_engine.errors import GraphError
+from spark_engine.models import weights
+from spark_engine.models.weights import Recipe
+from spark_engine.plugins.registry import REGISTRY
+from spark_engine.tensors import Array, DType, TensorSpec
+from tests.builder.toy import OPS, toy_graph
+
+K = 128
+
+
+class Store:
+    """Scalars of a checkpoint, by name; anything else must not be read."""
+
+    def __init__(self, **values: float) -> None:
+        self.values = values
+
+    def read(self, name: str) -> Array:
+        return np.array(self.values[name], np.float32)
+
+
+class Bench:
+    """Writes a small graph with real ops."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.scene = Scene(gs.Graph(opset=23), {}, store or Store(), REGISTRY)
+
+    def input(self, name: str, columns: int = K) -> gs.Variable:
+        tensor = variable(TensorSpec(name, DType.F32, ("tokens", columns)))
+        self.scene.graph.inputs.append(tensor)
+        return tensor
+
+    def weight(self, name: str, dtype: DType, *shape: int) -> gs.Variable:
+        self.scene.weights[name] = weights.weight(name, weights.source(name, dtype, shape))
+        tensor = variable(self.scene.weights[name].spec)
+        self.scene.graph.inputs.append(tensor)
+        return tensor
+
+    def op(self, op: str, inputs: list[gs.Tensor], *outputs: str, **attrs: object) -> gs.Tensor:
+        node = add_node(REGISTRY, outputs[0], op, inputs, list(outputs), **attrs)
+        self.scene.graph.nodes.append(node)
+        return node.outputs[0] if len(outputs) == 1 else node.outputs
+
+    def standard(
+        self, op: str, inputs: list[gs.Tensor], out: str, columns: int, **attrs: object
+    ) -> gs.Tensor:
+        tensor = variable(TensorSpec(out, DType.F32, ("tokens", columns)))
+        self.scene.graph.nodes.append(gs.Node(op, out, dict(attrs), inputs, [tensor]))
+        return tensor
+
+    def norm(self, x: gs.Tensor, name: str = "norm") -> gs.Tensor:
+        return self.op("rms_norm", [x, self.weight(f"{name}.w", DType.F32, K)], name, eps=1e-6)
+
+    def fp8(
+        self, x: gs.Tensor, name: str, rows: int = 32, scale: gs.Tensor | None = None
+    ) -> gs.Tensor:
+        scale = scale or self.weight(f"{name}.scale", DType.F32)
+        codes = self.op("fp8_quant", [x, scale], f"{name}.q")
+        return self.fp8_linear(codes, scale, name, rows)
+
+    def fp8_linear(self, codes: gs.Tensor, scale: gs.Tensor, name: str, rows: int) -> gs.Tensor:
+        matrix = self.weight(f"{name}.weight", DType.F8E4M3, rows, K)
+        row_scale = self.weight(f"{name}.weight_scale", DType.F32, rows)
+        return self.op("fp8_linear", [codes, matrix, scale, row_scale], name, dtype="f32")
+
+    def done(self, *outputs: gs.Tensor, rules: tuple[Rule, ...] = RULES):  # type: ignore[no-untyped-def]
+        self.scene.graph.outputs = list(outputs)
+        return rewrite(self.scene, rules)
+
+    @property
+    def ops(self) -> Counter[str]:
+        return Counter(n.op for n in self.scene.graph.nodes)
+
+    def node(self, op: str) -> gs.Node:
+        (found,) = [n for n in self.scene.graph.nodes if n.op == op]
+        return found
+
+
+def counting_rule(reason: str | None) -> Rule:
+    def pattern(scene: Scene, node: gs.Node) -> Place | None:
+        return Place(node, {}) if node.op == "double" else None
+
+    def replace(scene: Scene, place: Place) -> None:
+        place.root.op = "round"
+
+    return Rule("undouble", pattern, lambda scene, place: reason, replace)
+
+
+def toy_scene() -> Scene:
+    return Scene(toy_graph(), {}, Store(), OPS)
+
+
+def test_counts_and_refusals() -> None:
+    assert rewrite(toy_scene(), [counting_rule(None)]).counts == {"undouble": 1}
+    done = rewrite(toy_scene(), [counting_rule("it is Sunday")])
+    assert done.counts == {"undouble": 0}
+    assert [(r.rule, r.node, r.reason) for r in done.refusals] == [
+        ("undouble", "h", "it is Sunday")
+    ]
+
+
+def test_a_rule_that_never_ends_is_our_bug() -> None:
+    rule = counting_rule(None)
+    endless = Rule("endless", rule.pattern, rule.check, lambda scene, place: None)
+    with pytest.raises(GraphError, match="endless does not converge"):
+        rewrite(toy_scene(), [endless])
+
+
+def test_norm_and_its_addition_become_one_node() -> None:
+    b = Bench()
+    x, delta = b.input("x"), b.input("delta")
+    total = b.standard("Add", [x, delta], "sum", K)
+    y = b.fp8(b.norm(total), "a")
+    done = b.done(y, b.standard("Add", [total, b.input("later")], "next", K))
+    assert done.counts["norm_quant"] == 1
+    node = b.node("norm_quant")
+    assert node.name == "norm" and [t.name for t in node.outputs] == ["sum", "a.q"]
+    assert dict(node.attrs) == {"eps": 1e-6, "add": 1, "keep": 0, "quant": "fp8", "n": 1}
+    assert [t.name for t in node.inputs] == ["x", "norm.w", "delta", "norm.fp8_scales"]
+    assert b.scene.weights["norm.fp8_scales"].spec.shape == (1,)
+    assert b.ops == {"norm_quant": 1, "fp8_linear": 1, "Add": 1}
+
+
+def test_a_plain_reader_keeps_the_plain_value() -> None:
+    b = Bench()
+    h = b.norm(b.input("x"))
+    y = b.fp8(h, "a")
+    plain = b.op("linear", [h, b.weight("b.weight", DType.BF16, 4, K)], "b", dtype="f32")
+    b.done(y, plain)
+    node = b.node("norm_quant")
+    assert node.attrs["keep"] == 1 and [t.name for t in node.outputs] == ["norm", "a.q"]
+
+
+def test_scales_that_differ_are_stacked() -> None:
+    b = Bench(Store(**{"a.scale": 1.0, "b.scale": 2.0}))
+    h = b.norm(b.input("x"))
+    a, c = b.fp8(h, "a"), b.fp8(h, "b")
+    joined = b.standard("Concat", [a, c], "ab", 64, axis=1)
+    done = b.done(joined)
+    assert done.counts["merge_projections"] == 0
+    (refusal,) = done.refusals
+    assert (refusal.node, refusal.reason) == ("ab", "b and a read inputs quantised differently")
+    node = b.node("norm_quant")
+    assert node.attrs["n"] == 2 and node.inputs[-1].shape == [2]
+    stacked = b.scene.weights["norm.fp8_scales"].evaluate(b.scene.checkpoint)
+    assert stacked.tolist() == [1.0, 2.0]
+
+
+def test_a_value_quantised_in_two_ways_is_made_twice() -> None:
+    b = Bench()
+    x, delta = b.input("x"), b.input("delta")
+    h = b.norm(b.standard("Add", [x, delta], "sum", K))
+    one = b.fp8(h, "a")
+    scale = b.weight("n.scale", DType.F32)
+    codes, scales = b.op("nvfp4_quant", [h, scale], "n.q", "n.s")
+    b.done(one, codes, scales, rules=(NORM_QUANT,))
+    nodes = {n.name: n for n in b.scene.graph.nodes if n.op == "norm_quant"}
+    assert {name: (n.attrs["add"], n.attrs["quant"]) for name, n in nodes.items()} == {
+        "norm": (1, "fp8"),
+        "norm.nvfp4": (0, "nvfp4"),
+    }
+    assert nodes["norm.nvfp4"].inputs[0].name == "sum"
+    assert b.ops["nvfp4_quant"] == b.ops["Add"] == 0
+
+
+def test_an_activation_without_quantiser_stays() -> None:
+    b = Bench()
+    y = b.op("silu_mul", [b.input("x", 2 * K)], "act")
+    assert b.done(y, rules=(ACT_QUANT,)).counts == {"act_quant": 0}
+    assert b.ops == {"silu_mul": 1}
+
+
+def merged(*rows: int, dtypes: tuple[DType, ...] = ()) -> Bench:
+    """Plain projections of one input, joined."""
+    b, parts = Bench(), []
+    x = b.input("x")
+    for i, n in enumerate(rows):
+        dtype = dtypes[i] if dtypes else DType.BF16
+        matrix = b.weight(f"m.p{i}.weight", dtype, n, K)
+        parts.append(b.op("linear", [x, matrix], f"p{i}", dtype="f32"))
+    b.scene.graph.outputs = [b.standard("Concat", parts, "all", sum(rows), axis=1)]
+    return b
+
+
+def test_projections_are_merged_by_rows() -> None:
+    b = merged(8, 16, 4)
+    assert rewrite(b.scene, [MERGE_PROJECTIONS]).counts == {"merge_projections": 1}
+    node = b.node("linear")
+    assert node.name == "all" and node.outputs[0].name == "all"
+    assert list(b.scene.weights) == ["m.p0+p1+p2.weight"]
+    assert b.scene.weights["m.p0+p1+p2.weight"].spec.shape == (28, K)
+    assert [t.name for t in b.scene.graph.inputs] == ["x", "m.p0+p1+p2.weight"]
+
+
+def test_weights_of_different_dtypes_are_not_merged() -> None:
+    b = merged(8, 8, dtypes=(DType.BF16, DType.F32))
+    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    assert refusal.reason == "p1 and p0 have weights of different dtypes"
+
+
+def test_a_projection_read_alone_is_not_merged() -> None:
+    b = merged(8, 8)
+    b.scene.graph.outputs.append(b.scene.graph.nodes[0].outputs[0])
+    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    assert refusal.reason == "p0 is also read alone"
+
+
+def test_fp8_merges_where_the_scales_are_equal() -> None:
+    b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.5}))
+    scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
+    codes = b.op("fp8_quant", [b.input("x"), scale], "q")
+    parts = [b.fp8_linear(codes, s, n, 16) for n, s in (("a", scale), ("b", other))]
+    done = b.done(b.standard("Concat", parts, "ab", 32, axis=1))
+    assert done.counts["merge_projections"] == 1
+    assert [t.name for t in b.node("fp8_linear").inputs] == [
+        *("q", "a+b.weight", "a.scale", "a+b.weight_scale"),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "merges"), [((128, 64), 1), ((256, 128, 32), 1), ((64, 128), 0)])
+def test_scale_blocks_must_end_with_their_weight(rows: tuple[int, ...], merges: int) -> None:
+    b = Bench()
+    codes, scales = b.op("fp8_block_quant", [b.input("x")], "q", "s")
+    parts = []
+    for i, n in enumerate(rows):
+        matrix = b.weight(f"p{i}.weight", DType.F8E4M3, n, K)
+        scale = b.weight(f"p{i}.scale", DType.F32, -(-n // 128), 1)
+        operands = [codes, scales, matrix, scale]
+        parts.append(b.op("fp8_block_linear", operands, f"p{i}", dtype="f32"))
+    done = b.done(b.standard("Concat", parts, "all", sum(rows), axis=1))
+    assert done.counts["merge_projections"] == merges
+    assert all("64 rows, not a multiple of its 128-row" in r.reason for r in done.refusals)
+    assert len(done.refusals) == 1 - merges
+
+
+def test_joined_names() -> None:
+    assert joined_name(["l.0.q.weight", "l.0.k.weight"]) == "l.0.q+k.weight"
+    assert joined_name(["a.b", "a.b.c"]) == "a.b+a.b.c"
+
+
+def test_the_input_scale_comes_out_of_alpha() -> None:
+    store = Store(read=3.0, scale=0.5)
+    read, scale = (weights.source(n, DType.F32, ()) for n in ("read", "scale"))
+    alpha: Recipe = weights.concat0([weights.repeat(weights.multiply(read, scale), 2)] * 2)
+    assert alpha.evaluate(store).tolist() == [1.5] * 4
+    assert without_input_scale(alpha).evaluate(store).tolist() == [0.5] * 4
+    with pytest.raises(GraphError, match="no product"):
+        without_input_scale(scale)
