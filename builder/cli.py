@@ -19,7 +19,7 @@ from spark_engine.builder.buckets import parse_sizes
 from spark_engine.builder.build import build
 from spark_engine.builder.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
 from spark_engine.builder.report import Report, report_json, show_report
-from spark_engine.errors import InternalError, UserError
+from spark_engine.errors import UserError
 
 USER, BUG = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 
@@ -72,10 +72,10 @@ def _guarded(work: Callable[[], Report]) -> Report:
     """Runs the work; what the user can mend is one line, what we must mend is a report."""
     try:
         return work()
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: a full disk, a folder that is not writable
         click.echo(f"spark-build: {error}", err=True)
         sys.exit(USER)
-    except InternalError as error:
+    except Exception as error:
         traceback.print_exc()
         click.echo(
             f"spark-build: {error}\nThis is a bug of spark-build. Please report it with the lines "
