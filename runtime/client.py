@@ -36,6 +36,7 @@ from spark_engine.runtime.request import Event, Request
 
 PING_S = 1.0
 EXIT_S = 5.0  # the engine process gets this long to leave by itself
+LAST_WORDS_S = 2.0
 SOCKET_PATH_MAX = 90  # bytes; Unix sockets allow 107
 
 
@@ -215,9 +216,15 @@ class EngineClient:
     async def _watch(self) -> None:
         assert self._process is not None
         code = await self._process.wait()
-        await asyncio.sleep(0.05)  # let its last words arrive
+        await self._hear_out()
         if not self._closing:
             self._die(f"the engine process ended with code {code}")
+
+    async def _hear_out(self) -> None:
+        """Lets the last words of a process that has ended arrive."""
+        end = time.monotonic() + LAST_WORDS_S
+        while await self._socket.poll(50) and time.monotonic() < end:
+            await asyncio.sleep(0.01)  # `_receive` takes them
 
     def _die(self, reason: str, user: bool = False) -> None:
         if self.died.is_set():

@@ -92,7 +92,8 @@ class Stopwatch:
         self._last, self._first = now, False
 
     def end(self, reason: str) -> None:
-        """The choice ended."""
+        """The choice ended. Boards know a cancelled one as `abort`."""
+        reason = "abort" if reason == "cancelled" else reason
         self._metrics.ended(reason, time.monotonic() - self._start)
 
 

@@ -19,7 +19,7 @@ def build(folder: Path, tokenizer: bool) -> Path:
     write_checkpoint(checkpoint, moe=True, generation=generation)
     if tokenizer:
         small_tokenizer.write(checkpoint)
-    sizes = ["--decode", "1,2,4", "--prefill", "64", "--max-context", str(CONTEXT)]
+    sizes = ["--decode", "1,4", "--prefill", "64", "--max-context", str(CONTEXT)]
     sizes += ["--max-seqs", str(SLOTS)]
     command = [sys.executable, "-m", "spark_engine.builder.cli", str(checkpoint)]
     subprocess.run([*command, "-o", str(engine), *sizes], check=True, stdout=subprocess.DEVNULL)

@@ -74,8 +74,7 @@ def test_json_of_token_ids(bare: Path) -> None:
 
 def test_a_seed_repeats_an_answer_and_text_is_the_ids_decoded(engine: Path) -> None:
     ask = (engine, "--prompt", "Once upon a time", "--max-tokens", 12, "--ignore-eos")
-    first, again = (_json(*ask, "--seed", 7) for _ in range(2))
-    assert first["token_ids"] == again["token_ids"]
+    first = _json(*ask, "--seed", 7)
     assert _json(*ask, "--seed", 8)["token_ids"] != first["token_ids"]
     assert first["text"] == Tokenizer.load(engine / "tokenizer").decode(first["token_ids"])
     command = [*RUN, *map(str, ask), "--seed", "7"]

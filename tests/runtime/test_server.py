@@ -26,7 +26,7 @@ from tests.runtime import fake_engine, small_tokenizer
 FAKE = Path(fake_engine.__file__)
 THOUGHT, ANSWER = "I add é 🙂.", fake_engine.ANSWER
 USER: Any = [{"role": "user", "content": "What is 40 plus 2?"}]
-EXIT_S = 10
+EXIT_S = 20
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _server(folder: Path, **options: object) -> Iterator[Running]:
     )
     running = Running(process, f"http://127.0.0.1:{port}")
     try:
-        _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 30)
+        _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 60)
         assert process.poll() is None
         yield running
     finally:
@@ -481,12 +481,12 @@ def test_a_stalled_engine_turns_health_red_and_requests_time_out(tokenizer_folde
 
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder) as server:
-        result = _ask_in_thread(server, "SLOW", max_tokens=60)
+        result = _ask_in_thread(server, "SLOW", max_tokens=150)
         _wait(lambda: server.metric("spark:num_requests_running") == 1, "it runs")
         server.process.terminate()
         _wait(lambda: _refused(server.url), "no new connections", 5)
         _wait(lambda: bool(result), "the answer has come", 10)
-        assert result[0].usage.completion_tokens == 60  # type: ignore[attr-defined]
+        assert result[0].usage.completion_tokens == 150  # type: ignore[attr-defined]
         assert server.process.wait(EXIT_S) == 0
 
 
@@ -516,7 +516,7 @@ def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
         assert httpx.post(url, json={"prompt": "a"}).status_code == 401
         assert httpx.post(url, json={"prompt": "a"}, headers={"Authorization": "Bearer x"}).is_error
         assert httpx.get(server.url + "/v1/models").status_code == 401
-        body = {"prompt": "SLOW", "n": fake_engine.SLOTS + 3, "max_tokens": 60}
+        body = {"prompt": "SLOW", "n": fake_engine.SLOTS + 3, "max_tokens": 120}
         answer = httpx.post(url, json=body, headers=key)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "queue_full"
