@@ -32,16 +32,20 @@ class Report:
 def show_report(console: Console, report: Report, folder: str) -> None:
     """Prints the report of one build."""
     if not report.built:
-        console.print(f"{folder} is up to date: checkpoint, options and tools are unchanged")
+        _say(console, f"{folder} is up to date: checkpoint, options and tools are unchanged")
         return
     console.print(render(report.manifest))
     for note in report.notes:
-        console.print(f"note: {escape(note)}")
+        _say(console, f"note: {note}")
     total = sum(report.seconds.values())
     stages = ", ".join(f"{name} {secs:.1f} s" for name, secs in report.seconds.items())
-    console.print(
-        f"built {folder} in {total:.1f} s ({stages}); peak memory {size(report.peak_rss)}"
-    )
+    peak = size(report.peak_rss)
+    _say(console, f"built {folder} in {total:.1f} s ({stages}); peak memory {peak}")
+
+
+def _say(console: Console, line: str) -> None:
+    """One unwrapped line, as it is: paths may hold brackets."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def report_json(report: Report) -> dict[str, object]:

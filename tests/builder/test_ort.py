@@ -1,0 +1,96 @@
+"""Compiling a graph for onnxruntime: functions, weights by offset, the header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from spark_engine.builder import ort
+from spark_engine.builder.buckets import Size
+from spark_engine.builder.graph import variable
+from spark_engine.errors import GraphError
+from spark_engine.tensors import DType, TensorSpec
+from spark_engine.weights_file import plan_weights, write_weights
+from tests.builder.toy import OPS, toy_graph
+
+SIZE = Size("decode", 2)
+FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def compile_toy() -> onnx.ModelProto:
+    layout = plan_weights([TensorSpec("w", DType.F32, (2, 3))])
+    return onnx.load_from_string(ort.compile(toy_graph(), SIZE, layout.entries, OPS))
+
+
+def test_weights_are_read_by_offset(tmp_path: Path) -> None:
+    specs = [TensorSpec("other", DType.U8, (1,)), TensorSpec("w", DType.F32, (2, 3))]
+    layout = plan_weights(specs)
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    write_weights(tmp_path / "weights.safetensors", layout, [np.zeros(1, np.uint8), w])
+    payload = ort.compile(toy_graph(), SIZE, layout.entries, OPS)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(FOLDER, str(tmp_path))
+    session = onnxruntime.InferenceSession(payload, options, ["CPUExecutionProvider"])
+    x, total = np.ones((2, 3), np.float32), np.full((2, 3), 10, np.float32)
+    (out,) = session.run(None, {"x": x, "total": total})
+    assert np.array_equal(out, 2 * x + w + total)
+
+
+def test_shapes_are_bound_and_names_kept() -> None:
+    model = compile_toy()
+    dims = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    assert dims == [2, 3] and model.opset_import[0].version == 23
+    assert [v.name for v in model.graph.input] == ["x", "total"]
+    assert [v.name for v in model.graph.output] == ["total.out"]
+    assert [i.name for i in model.graph.initializer] == ["w"]
+
+
+def test_equal_bodies_are_one_function() -> None:
+    graph = toy_graph()
+    twin = variable(TensorSpec("twin", DType.F32, ("rows", 3)))
+    graph.nodes.insert(
+        1, type(graph.nodes[0])("double", "twin", {}, [graph.inputs[0]], [twin], domain="spark")
+    )
+    graph.outputs.append(twin)
+    entries = plan_weights([TensorSpec("w", DType.F32, (2, 3))]).entries
+    model = onnx.load_from_string(ort.compile(graph, SIZE, entries, OPS))
+    names = [f.name for f in model.functions]
+    assert len(names) == len(set(names)) == 2
+    assert [n.op_type for n in model.graph.node].count(names[0]) == 2
+
+
+def test_nodes_say_what_they_were() -> None:
+    node = compile_toy().graph.node[0]
+    origin = {p.key: json.loads(p.value) for p in node.metadata_props}
+    assert origin == {"spark": {"op": "double", "attrs": {}}}
+
+
+def test_the_header_orders_steps_before_tables() -> None:
+    graph = toy_graph()
+    for name in ("prompt_lens", "emit", "slots"):
+        graph.inputs.append(variable(TensorSpec(name, DType.I32, ("rows",))))
+    header = ort.header(graph, SIZE, "cpu", ("total",))
+    assert [s.name for s in header.inputs] == ["slots", "emit", "prompt_lens"]
+    assert header.inputs[0].shape == (2,)
+    assert [s.name for s in header.states] == ["total"] and header.outputs == ()
+    assert header.aliases == {"total.out": "total"}
+
+
+def test_a_body_that_does_not_parse_is_our_bug() -> None:
+    from dataclasses import replace
+
+    ops = {**OPS, "double": replace(OPS["double"], body=lambda attrs, specs: "nonsense")}
+    with pytest.raises(GraphError, match="body of double_.* does not parse"):
+        ort.compile(toy_graph(), SIZE, {}, ops)
+
+
+def test_a_graph_that_is_not_onnx_is_our_bug() -> None:
+    graph = toy_graph()
+    graph.nodes[1].op = "NoSuchOperator"
+    with pytest.raises(GraphError, match="not valid ONNX"):
+        ort.compile(graph, SIZE, {}, OPS)
