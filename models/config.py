@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.border import border
 from spark_engine.models.rope import Rope, rope_from_hf
 from spark_engine.tensors import DType
 
@@ -107,6 +108,11 @@ class ModelConfig:
 
         Raises CheckpointError naming the key when a value is missing, malformed or unsupported.
         """
+        with border("config.json"):
+            return cls._read(config, generation or {})
+
+    @classmethod
+    def _read(cls, config: Json, generation: Json) -> ModelConfig:
         _check_kind(config)
         nested = "text_config" in config
         text = Reader(_mapping(config, "text_config") if nested else config, "config.json")
@@ -128,7 +134,7 @@ class ModelConfig:
             max_position=text.count("max_position_embeddings", 32768),
             dtype=_dtype(config, text.row),
             state_dtype=_DTYPES.get(str(text.row.get("mamba_ssm_dtype")), DType.F32),
-            eos_token_ids=_eos(generation or {}, text.row, config),
+            eos_token_ids=_eos(generation, text.row, config),
             mtp_layers=text.count("mtp_num_hidden_layers", 0, least=0),
             vision=_vision(config.get("vision_config")),
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models import modules, quant_configs
+from spark_engine.models.border import border
 from spark_engine.models.config import ModelConfig
 from spark_engine.models.schemes import Declared, Dialect, Scheme
 
@@ -71,11 +72,13 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
     """What the two files declare, the more specific hf_quant_config.json first."""
     found = []
     if hf_quant:
-        found.append(quant_configs.modelopt(hf_quant, "hf_quant_config.json"))
+        with border("hf_quant_config.json"):
+            found.append(quant_configs.modelopt(hf_quant, "hf_quant_config.json"))
     text = config_json.get("text_config") or {}
     inner = config_json.get("quantization_config") or text.get("quantization_config")
     if inner:
-        found.append(quant_configs.from_config(inner))
+        with border("config.json: quantization_config"):
+            found.append(quant_configs.from_config(inner))
     return found
 
 
