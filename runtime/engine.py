@@ -30,7 +30,7 @@ class EngineOptions:
         depth: steps launched ahead of the one whose results are read: 0 or 1.
         max_waiting: requests that may queue for admission.
         swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed.
-        threads: of a CPU executor; 0 for one per core.
+        threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
     """
 
@@ -38,7 +38,7 @@ class EngineOptions:
     depth: int = 0
     max_waiting: int = 1024
     swap_bytes: int = 512 << 20
-    threads: int = 0
+    threads: int = 1
     seed: int | None = None
 
 

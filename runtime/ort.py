@@ -23,6 +23,7 @@ from spark_engine.runtime.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
 _LOG = logging.getLogger(__name__)
 
 
@@ -78,7 +79,7 @@ class OrtExecutor:
                 return binding
         outs = {s.name + STATE_OUT: buffers.get(s.name) for s in self._specs.states}
         binding = self._bind({**buffers, **outs})
-        self._bound.append((buffers, binding))
+        self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, binding)]
         return binding
 
     def _bind(self, arrays: Mapping[str, Array | None]) -> ort.IOBinding:
@@ -112,6 +113,8 @@ def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.Infe
     options.intra_op_num_threads = threads
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3  # errors
+    # Threads that spin between nodes take the cores from the frontend and from each other.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(FOLDER_KEY, str(folder.resolve()))
     try:
         return ort.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
