@@ -72,7 +72,7 @@ def build(checkpoint: Path, folder: Path) -> None:
     module = "spark_engine.builder.cli"
     command = [sys.executable, "-m", module, str(checkpoint), "-o", str(folder)]
     done = subprocess.run(command, stdout=sys.stderr, check=False)
-    if done.returncode:
+    if done.returncode or not (folder / MANIFEST).exists():
         raise EngineError(
             f"building the embedded model failed with code {done.returncode}; its words are above"
         )
