@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,7 +78,14 @@ def _case(label: str, launch: Launch, rtol: float = 1e-5, atol: float = 2e-6) ->
 _DECODE = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
 _TILES = ((3, 3, 3, -1, 1, 5, -1), (0, 64, 128, 1 << 30, 0, 131, 0), (64, 64, 2, 0, 1, 64, 0))
 
+
+def _bench(launch: Launch) -> Case:
+    served = replace(launch, keys=2, values=4, key_dim=128, value_dim=128)
+    return replace(_case("served sizes", served), bench=True)
+
+
 STEP = (
+    _bench(Launch(1, *_DECODE)),
     _case("rows", Launch(1, *_DECODE)),
     _case("alone", Launch(1, (4,), (100,), (1,))),
     _case("one value head per key head", Launch(1, *_DECODE, keys=3, values=3)),
@@ -90,6 +97,7 @@ STEP = (
 )
 
 CHUNK = (
+    _bench(Launch(64, *_TILES)),
     _case("tiles", Launch(64, *_TILES)),
     _case("one full tile", Launch(64, (4,), (37,), (64,))),
     _case("one token", Launch(64, (4,), (0,), (1,))),

@@ -6,7 +6,7 @@ the page table holds wild ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +131,14 @@ _TILES = (
 )
 _B16, _F8 = DType.BF16, DType.F8E4M3
 
+
+def _bench(label: str, launch: Launch) -> Case:
+    return replace(_case(label, replace(launch, dim=256, half=32)), bench=True)
+
+
 CASES = (
+    _bench("served sizes, decode", Launch(1, *_EDGES)),
+    _bench("served sizes, tiles", Launch(64, *_TILES)),
     _case("page edges", Launch(1, *_EDGES)),
     _case("decode alone", Launch(1, (4,), (100,), (1,))),
     _case("first token", Launch(1, (0,), (0,), (1,))),

@@ -143,4 +143,5 @@ CASES = (
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
     _case("not finite", Launch(1.0, 0.9, edit=_broken)),
     _case("large", Launch(6.0, 0.999, width=4096, vocab=4090)),
+    replace(_case("served sizes", Launch(1.0, 0.95, top_k=20, width=4096, vocab=4090)), bench=True),
 )
