@@ -65,15 +65,10 @@ def load(path: Path, extra_bytes: int = 0, threads: int = 0) -> Loaded:
     check_capacity(manifest, extra_bytes, available_memory())
     targets = runnable_targets()
     folder = open_folder(path, manifest.target if manifest.target in targets else targets[0])
+    manifest = folder.manifest  # from here on the verified one
     executors = {(b.family, b.rows): _open(folder, b, threads) for b in manifest.buckets}
-    return Loaded(
-        manifest.limits,
-        manifest.eos_token_ids,
-        manifest.states,
-        manifest.tables,
-        executors,
-        folder,
-    )
+    limits, eos = manifest.limits, manifest.eos_token_ids
+    return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder)
 
 
 def check_capacity(manifest: Manifest, extra_bytes: int, available: int | None) -> None:
