@@ -220,3 +220,29 @@ def test_non_finite_logits_end_their_request_only(loaded: Loaded, depth: int) ->
     assert events[1][-1].message == "non-finite logits" and engine.stats()["errors"] == 1
     alone = run_solo(loaded, requests)
     assert [heard(events[i]) for i in (0, 2)] == [alone[0], alone[2]]
+
+
+def test_min_tokens_forbids_the_ends_on_the_real_sampler(loaded: Loaded) -> None:
+    """Four fifths of all ids end the request, and none of them comes before the tenth token."""
+    ends = tuple(range(0, 512, 5)) + tuple(i for i in range(512) if i % 5 in (1, 2, 3))
+    rng, engine = random.Random(8), Engine(loaded)
+    for temperature in (0.0, 1.0) * 4:
+        request = random_request(rng, 40, 1)
+        params = replace(
+            request.params,
+            temperature=temperature,
+            max_tokens=100,
+            min_tokens=10,
+            stop_token_ids=ends,
+            ignore_eos=True,
+        )
+        engine.submit(replace(request, params=params))
+    events: dict[int, list[Event]] = {}
+    while not engine.idle:
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+    for heard_events in events.values():
+        tokens = [e.token for e in heard_events]
+        assert len(tokens) > 10 and not set(tokens[:10]) & set(ends)
+        assert heard_events[-1].finish is FinishReason.STOP and tokens[-1] in ends
+        assert all(e.logprob is not None and np.isfinite(e.logprob) for e in heard_events)
