@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,19 @@ PROBABILITIES = ("logprobs", "top_logprobs")  # compared as probabilities: a log
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one tensor of one launch is near enough. True in a boolean context if it is."""
+    """Whether one tensor of one launch is near enough. True in a boolean context if it is.
+
+    `strays` of `rows` rows are too far off; a few may be forgiven over a whole run, where the
+    thresholds say so. What is `hard` is never forgiven.
+    """
 
     name: str
     passed: bool
     reason: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 1
+    strays: int = 0
+    hard: bool = False
 
     def __bool__(self) -> bool:
         return self.passed
@@ -53,15 +60,16 @@ class Compare:
     def _one(self, name: str, candidate: Named, reference: Named) -> Verdict:
         a, b = candidate[name], reference[name]
         if a.shape != b.shape:
-            return Verdict(name, False, f"shape {a.shape}, reference {b.shape}")
+            return Verdict(name, False, f"shape {a.shape}, reference {b.shape}", hard=True)
         if not np.isfinite(a).all() or not np.isfinite(b).all():
             whose = "candidate" if not np.isfinite(a).all() else "reference"
-            return Verdict(name, False, f"the {whose} holds NaN or infinity")
+            return Verdict(name, False, f"the {whose} holds NaN or infinity", hard=True)
         if name in TOKENS:
             return self._tokens(name, a, b, reference)
         if a.dtype.kind == "i":
             wrong = int((a != b).sum())
-            return Verdict(name, wrong == 0, f"{wrong} integers differ" if wrong else "")
+            reason = f"{wrong} integers differ" if wrong else ""
+            return Verdict(name, wrong == 0, reason, hard=wrong > 0)
         if name in PROBABILITIES:
             return self._probabilities(name, a, b)
         return self._floats(name, a, b)
@@ -70,25 +78,29 @@ class Compare:
         """Another token is allowed where the reference holds both to be as good."""
         differ = a != b
         if not differ.any():
-            return Verdict(name, True)
+            return Verdict(name, True, rows=len(a))
         logits = reference["logits"][reference["emitted"]]
         wrong = int((differ & ~near_tie_rows(logits, a, self._limits.tie)).sum())
         figures = {"flips": float(differ.sum()), "near_ties": float(differ.sum() - wrong)}
-        return Verdict(name, wrong == 0, f"{wrong} tokens differ" if wrong else "", figures)
+        reason = f"{wrong} tokens differ" if wrong else ""
+        return Verdict(name, wrong == 0, reason, figures, len(a), wrong)
 
     def _probabilities(self, name: str, a: Floats, b: Floats) -> Verdict:
-        gap = float(np.abs(np.exp(a) - np.exp(b)).max(initial=0.0))
-        limit = self._limits.rel_l2
+        gaps = np.abs(np.exp(a) - np.exp(b)).reshape(len(a), -1).max(axis=1)
+        gap, limit = float(gaps.max()), self._limits.rel_l2
         reason = f"probabilities differ by {gap:.2g} > {limit:g}" if gap > limit else ""
-        return Verdict(name, not reason, reason, {"max_abs": gap})
+        strays = int((gaps > limit).sum())
+        return Verdict(name, not reason, reason, {"max_abs": gap}, len(a), strays)
 
     def _floats(self, name: str, a: Floats, b: Floats) -> Verdict:
-        limits, d = self._limits, distance(a, b)
-        figures = {k: float(v) for k, v in asdict(d).items()}
-        complaints = []
+        limits = self._limits
+        d = distance(a, b, limits.rel_l2, limits.cosine)
+        figures = {k: float(getattr(d, k)) for k in ("cosine", "rel_l2", "max_abs")}
+        complaints, strays = [], d.strays
         if name in LOGITS:
-            more = logit_distance(a, b, limits.tie)
+            more = logit_distance(a, b, limits.tie, limits.kl)
             figures |= {"kl": more.kl, "flips": more.flips, "near_ties": more.near_ties}
+            strays = max(strays, more.strays)
             if more.kl > limits.kl:
                 complaints.append(f"KL {more.kl:.2g} nats > {limits.kl:g}")
             if more.wrong_flips:
@@ -99,4 +111,4 @@ class Compare:
             )
         if d.cosine < limits.cosine:
             complaints.append(f"cosine {d.cosine:.5f} < {limits.cosine:g}")
-        return Verdict(name, not complaints, "; ".join(complaints), figures)
+        return Verdict(name, not complaints, "; ".join(complaints), figures, d.rows, strays)

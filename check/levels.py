@@ -56,6 +56,7 @@ def compare_runs(
                 _take(level, label, iterations[0].values())
     for level in levels:
         level.findings.sort(key=lambda f: place(f.name))
+        level.settle(_where, thresholds.stray)
     return levels
 
 
@@ -83,34 +84,31 @@ def check_ops(
             finding = Finding(f"{family} {one.step.name}", f"{family} {one.step.kind}")
             for verdict in judge(one, bodies.run(one), masks, thresholds):
                 label = f"{one.step.kind}, output {verdict.name}"
-                finding.add(verdict.passed, verdict.reason, label, verdict.figures)
+                finding.add(verdict, label)
             level.findings.append(finding)
-            if not finding.passed and not level.first:
-                level.first = f"{one.step.kind} {one.step.name}"
+    level.settle(lambda f: f.name, 0)
     return level
 
 
 def _take(level: Level, label: str, verdicts: Iterable[Verdict]) -> None:
-    """Adds one launch's verdicts, in the order in which a network computes."""
+    """Adds one launch's verdicts."""
     level.launches += 1
     known = {finding.name: finding for finding in level.findings}
-    for verdict in sorted(verdicts, key=lambda v: place(v.name)):
+    for verdict in verdicts:
         finding = known.get(verdict.name)
         if finding is None:
             finding = Finding(verdict.name, _any_layer(verdict.name))
             level.findings.append(finding)
-        finding.add(verdict.passed, verdict.reason, label, verdict.figures)
-        if not verdict.passed and not level.first:
-            level.first = _where(verdict.name)
+        finding.add(verdict, label)
 
 
 def _any_layer(name: str) -> str:
     return re.sub(r"^layers\.\d+\.", "layers.*.", name)
 
 
-def _where(name: str) -> str:
-    layer = layer_of(name)
-    return name if layer is None else f"layers.{layer} ({name})"
+def _where(finding: Finding) -> str:
+    layer = layer_of(finding.name)
+    return finding.name if layer is None else f"layers.{layer} ({finding.name})"
 
 
 def _fullest(sessions: Iterable[Session], family: str) -> tuple[Session, int]:

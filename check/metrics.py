@@ -19,13 +19,18 @@ SMALL_ROW = 0.1  # rows shorter than this part of the typical row are measured a
 
 @dataclass(frozen=True)
 class Distance:
-    """`rel_l2` and `max_rel` are parts of the reference row's length and largest magnitude."""
+    """`rel_l2` and `max_rel` are parts of the reference row's length and largest magnitude.
+
+    `strays` of `rows` rows are beyond the limits that were given.
+    """
 
     cosine: float
     rel_l2: float
     max_abs: float
     max_rel: float
     worst_row: int
+    rows: int
+    strays: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class LogitDistance:
     flips: int
     near_ties: int
     rows: int
+    strays: int  # rows that chose another token without excuse, or beyond the limit of KL
 
     @property
     def wrong_flips(self) -> int:
@@ -47,25 +53,34 @@ class LogitDistance:
         return self.flips - self.near_ties
 
 
-def distance(candidate: Array, reference: Array) -> Distance:
-    """Compares two arrays of one shape. Raises ValueError when the shapes differ."""
+def distance(
+    candidate: Array, reference: Array, rel_l2: float = np.inf, cosine: float = -np.inf
+) -> Distance:
+    """Compares two arrays of one shape; rows beyond `rel_l2` or below `cosine` are strays.
+
+    Raises ValueError when the shapes differ.
+    """
     a, b = _rows(candidate), _rows(reference)
     if a.shape != b.shape:
         raise ValueError(f"shapes {candidate.shape} and {reference.shape} differ")
     if a.size == 0:
-        return Distance(1.0, 0.0, 0.0, 0.0, 0)
+        return Distance(1.0, 0.0, 0.0, 0.0, 0, len(a), 0)
     length = np.linalg.norm(b, axis=1)
     floor = SMALL_ROW * np.sqrt(np.mean(length**2))
     unit = np.maximum(np.maximum(length, floor), np.finfo(np.float64).tiny)
     error = np.linalg.norm(a - b, axis=1) / unit
-    cosine = _cosine(a, b, floor)
+    alike = _cosine(a, b, floor)
     worst = int(np.argmax(error))
     largest = float(np.abs(a - b).max())
     peak = max(float(np.abs(b).max()), np.finfo(np.float64).tiny)
-    return Distance(float(cosine.min()), float(error[worst]), largest, largest / peak, worst)
+    strays = int(((error > rel_l2) | (alike < cosine)).sum())
+    figures = (float(alike.min()), float(error[worst]), largest, largest / peak)
+    return Distance(*figures, worst, len(a), strays)
 
 
-def logit_distance(candidate: Array, reference: Array, tie: float) -> LogitDistance:
+def logit_distance(
+    candidate: Array, reference: Array, tie: float, kl_limit: float = np.inf
+) -> LogitDistance:
     """Compares logits [rows, V]. `tie` is a part of the reference row's range of logits."""
     a, b = _rows(candidate), _rows(reference)
     p, q = _log_softmax(b), _log_softmax(a)
@@ -76,7 +91,8 @@ def logit_distance(candidate: Array, reference: Array, tie: float) -> LogitDista
     flipped = chosen != truth
     near = flipped & (gap <= tie * np.ptp(b, axis=1))
     worst = float(max(kl.max(initial=0.0), 0.0))
-    return LogitDistance(worst, int(flipped.sum()), int(near.sum()), len(b))
+    strays = int(((flipped & ~near) | (kl > kl_limit)).sum())
+    return LogitDistance(worst, int(flipped.sum()), int(near.sum()), len(b), strays)
 
 
 def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray[np.bool_]:

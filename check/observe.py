@@ -39,6 +39,8 @@ def observe(
 ) -> dict[str, Array]:
     """The defined part of every output and state after a launch, and which live rows emitted.
 
+    What is empty is left out.
+
     Args:
         buffers: step inputs, tables, states and outputs of the launch.
         outputs: names of the outputs.
@@ -54,7 +56,7 @@ def observe(
         name = info.spec.name
         pick = _page_tokens if info.unit == "page" else _slot_rows
         seen[name] = pick(name, buffers)
-    return {name: _plain(seen[name]) for name in sorted(seen, key=place)}
+    return {name: _plain(seen[name]) for name in sorted(seen, key=place) if seen[name].size}
 
 
 def place(name: str) -> tuple[int, int, str]:

@@ -123,18 +123,19 @@ def _judge_one(name: str, a: NDArray[Any], b: NDArray[Any], limits: Thresholds) 
     a, b = a.astype(np.float64), b.astype(np.float64)
     unread = np.isnan(a) & np.isnan(b)
     if not np.isfinite(a[~unread]).all():
-        return Verdict(name, False, "NaN or infinity where the reference has none")
+        return Verdict(name, False, "NaN or infinity where the reference has none", hard=True)
     d = distance(np.where(unread, 0, a), np.where(unread, 0, b))
     most = limits.rel_l2 if exact else 0.1
     reason = "" if d.rel_l2 <= most else f"relative L2 {d.rel_l2:.2g} > {most:g}"
-    return Verdict(name, not reason, reason, {"rel_l2": d.rel_l2, "max_abs": d.max_abs})
+    figures = {"rel_l2": d.rel_l2, "max_abs": d.max_abs}
+    return Verdict(name, not reason, reason, figures, hard=bool(reason))
 
 
 def _codes(name: str, a: NDArray[Any], b: NDArray[Any]) -> Verdict:
     part = float(np.mean(a != b)) if a.size else 0.0
     most = MOST_OTHER_CODES if a.dtype == np.uint8 else 0.0
     reason = "" if part <= most else f"{part:.2%} of the values differ"
-    return Verdict(name, not reason, reason, {"differ": part})
+    return Verdict(name, not reason, reason, {"differ": part}, hard=bool(reason))
 
 
 def _defined(name: str, array: NDArray[Any], masks: Masks) -> NDArray[Any]:

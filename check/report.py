@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from spark_engine.check.compare import Verdict
 
 FIGURES = ("rel_l2", "cosine", "max_abs", "kl", "flips", "near_ties", "differ")
 _WORST_IS_LEAST = ("cosine",)
@@ -26,16 +28,40 @@ class Finding:
     where: str = ""
     figures: dict[str, float] = field(default_factory=dict)
 
-    def add(self, passed: bool, reason: str, where: str, figures: Mapping[str, float]) -> None:
-        """Takes in one launch's verdict."""
+    rows: int = 0
+    strays: int = 0
+
+    def add(self, verdict: Verdict, where: str) -> None:
+        """Takes in one launch's verdict; `settle` judges when all are in."""
         self.launches += 1
+        self.rows += verdict.rows
+        self.strays += verdict.strays
+        self._keep_worst(verdict.figures)
+        if verdict.hard:
+            self.passed = False
+        if not verdict and not self.where:
+            self.reason, self.where = verdict.reason, where
+
+    def settle(self, stray: float) -> None:
+        """Fails when more than this part of the rows strayed."""
+        if self.strays > stray * self.rows:
+            self.passed = False
+            self.reason += f"; {self.strays} of {self.rows} rows"
+        if self.passed:
+            self.reason = self.where = ""
+
+    def merge(self, other: Finding) -> None:
+        """Takes over the worst figures of another that passed."""
+        self._keep_worst(other.figures)
+        self.rows += other.rows
+        self.strays += other.strays
+
+    def _keep_worst(self, figures: Mapping[str, float]) -> None:
         for key in FIGURES:
             if key in figures:
                 worst = min if key in _WORST_IS_LEAST else max
                 value = float(figures[key])
                 self.figures[key] = worst(self.figures.get(key, value), value)
-        if self.passed and not passed:
-            self.passed, self.reason, self.where = False, reason, where
 
 
 @dataclass
@@ -48,6 +74,12 @@ class Level:
     findings: list[Finding] = field(default_factory=list)
     launches: int = 0
     first: str = ""
+
+    def settle(self, name: Callable[[Finding], str], stray: float) -> None:
+        """Judges every finding; `first` becomes the name of the first that failed."""
+        for finding in self.findings:
+            finding.settle(stray)
+        self.first = next((name(f) for f in self.findings if not f.passed), "")
 
     @property
     def passed(self) -> bool:
@@ -114,7 +146,7 @@ def _summary(findings: Iterable[Finding]) -> list[tuple[str, Finding]]:
     for kind, members in kinds.items():
         total = Finding(kind)
         for member in members:
-            total.add(True, "", "", member.figures)
+            total.merge(member)
         rows.append((f"{kind} ({len(members)})" if len(members) > 1 else kind, total))
     return rows
 
@@ -125,5 +157,6 @@ def _cell(value: float | None) -> str:
 
 def _verdict(finding: Finding) -> str:
     if finding.passed:
-        return "[green]ok"
+        strays = f", {finding.strays} of {finding.rows} rows stray" if finding.strays else ""
+        return f"[green]ok{strays}"
     return f"[red]{finding.reason} ({finding.where})"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
-from spark_engine.check.compare import Compare
+from spark_engine.check.compare import Compare, Verdict
 from spark_engine.check.observe import observe, place
+from spark_engine.check.report import Finding
 from spark_engine.check.thresholds import PATH, Thresholds, load
 from spark_engine.errors import InternalError
 from spark_engine.manifest import StateInfo
 from spark_engine.tensors import DType, TensorSpec
 
-LIMITS = Thresholds("test", cosine=0.999, rel_l2=0.01, kl=0.01, tie=0.01)
+LIMITS = Thresholds("test", cosine=0.999, rel_l2=0.01, kl=0.01, tie=0.01, stray=0)
 
 
 def _results(**changes: Any) -> dict[str, Any]:
@@ -105,3 +107,17 @@ def test_the_order_is_that_of_the_network() -> None:
     names = ["logits", "layers.10.out", "layers.2.out", "layers.2.conv_state", "next_tokens"]
     wanted = ["layers.2.conv_state", "layers.2.out", "layers.10.out", "logits", "next_tokens"]
     assert sorted(["seen", *names], key=place) == ["seen", *wanted]
+
+
+def test_a_few_strays_are_forgiven_where_the_thresholds_say_so() -> None:
+    finding = Finding("layers.0.out")
+    finding.add(Verdict("layers.0.out", True, rows=95), "launch 0")
+    finding.add(Verdict("layers.0.out", False, "far off", rows=5, strays=5), "launch 1")
+    strict, lenient = copy.copy(finding), copy.copy(finding)
+    strict.settle(0.04)
+    lenient.settle(0.05)
+    assert not strict.passed and strict.where == "launch 1" and "5 of 100 rows" in strict.reason
+    assert lenient.passed and lenient.reason == ""
+    finding.add(Verdict("layers.0.out", False, "NaN", rows=1, hard=True), "launch 2")
+    finding.settle(1)
+    assert not finding.passed

@@ -1,0 +1,181 @@
+"""`spark-check` on real engines: sound ones pass, a corrupted one fails at the right place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from spark_engine.builder.build import build
+from spark_engine.builder.emit import seal
+from spark_engine.builder.options import Options
+from spark_engine.check.check import LEVELS, run_check
+from spark_engine.check.cli import main
+from spark_engine.check.engines import by_reference, open_engine
+from spark_engine.check.prompts import sessions
+from spark_engine.check.report import Report
+from spark_engine.check.runner import SESSION, EngineRunner, SessionRunner, feeds
+from spark_engine.engine_file import MANIFEST, WEIGHTS, read_manifest
+from spark_engine.errors import InternalError, OptionError
+from spark_engine.interface import STATE_OUT
+from spark_engine.weights_file import read_index
+from tests.checkpoints import write_checkpoint
+
+SHALLOW = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "vocab_size": 256,
+}
+OPTIONS = Options(decode=(2,), prefill=(64,), max_context=70, max_seqs=2, kv_dtype="f32")
+
+
+def _quiet(text: str) -> None:
+    del text
+
+
+def _built(folder: Path, format: str, moe: bool = False) -> tuple[Path, Path]:
+    """(checkpoint, engine)."""
+    checkpoint = folder / "checkpoint"
+    write_checkpoint(checkpoint, SHALLOW, format=format, moe=moe, seed=4)
+    build(checkpoint, folder / "engine", OPTIONS, _quiet)
+    return checkpoint, folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return _built(tmp_path_factory.mktemp("nvfp4"), "nvfp4")
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return _built(tmp_path_factory.mktemp("fp8"), "modelopt_mixed", moe=True)
+
+
+def _corrupt(engine: Path, tensor: str, where: Path, change: Any) -> Path:
+    """A copy whose tensor has a few bytes changed, and whose digests say that this is right."""
+    shutil.copytree(engine, where)
+    entry = read_index(where / WEIGHTS)[tensor]
+    data = np.memmap(where / WEIGHTS, np.uint8, "r+", entry.offset, (entry.spec.nbytes,))
+    data[:] = change(data.copy())
+    data.flush()
+    seal(where, replace(read_manifest(where), files={}))
+    return where
+
+
+def _first(report: Report, level: str) -> str:
+    return next(x.first for x in report.levels if x.name == level)
+
+
+def _zero_a_block(data: Any) -> Any:
+    """The codes of 32 neighbours of one row become zero."""
+    data[:16] = 0
+    return data
+
+
+def test_a_sound_engine_agrees_with_its_references(nvfp4: tuple[Path, Path]) -> None:
+    report = run_check(nvfp4[1], None, LEVELS, _quiet)
+    assert report.passed and report.first == ""
+    assert [level.name for level in report.levels] == ["model", "layer", "op"]
+    names = {f.name for level in report.levels for f in level.findings}
+    assert names >= {"logits", "layers.0.gdn_state", "layers.1.k_pages", "layers.2.out", "seen"}
+    assert {name.split()[0] for name in names if " " in name} == {"prefill", "decode"}
+    logits = next(f for f in report.levels[0].findings if f.name == "logits")
+    assert 0 < logits.figures["rel_l2"] < 2e-5, "equal to the last bit is no comparison"
+
+
+def test_it_agrees_with_its_checkpoint(nvfp4: tuple[Path, Path]) -> None:
+    assert run_check(nvfp4[1], nvfp4[0], LEVELS, _quiet).passed
+
+
+def test_rounded_activations_pass_at_every_level(fp8: tuple[Path, Path]) -> None:
+    report = run_check(fp8[1], fp8[0], LEVELS, _quiet)
+    assert report.passed, report.first
+    assert report.levels[0].thresholds["name"] == "f32 quantised"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "layer"),
+    [
+        ("layers.0.mlp.gate_proj+up_proj.weight", "layers.0 (layers.0.out)"),
+        ("layers.1.self_attn.q_proj+k_proj+v_proj.weight", "layers.1 (layers.1."),
+        ("layers.2.linear_attn.out_proj.weight", "layers.2 (layers.2.mixed)"),
+    ],
+)
+def test_an_altered_weight_block_is_found(
+    tensor: str, layer: str, nvfp4: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkpoint, engine = nvfp4
+    bad = _corrupt(engine, tensor, tmp_path / "bad", _zero_a_block)
+    report = run_check(bad, checkpoint, ("layer", "op"), _quiet)
+    assert not report.passed
+    assert report.first.startswith(layer)
+    assert tensor.rsplit(".", 2)[0] in _first(report, "op")
+
+
+def test_an_altered_block_shows_among_rounded_activations(
+    fp8: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Where whole runs are merely alike, the node by itself is not excused."""
+    checkpoint, engine = fp8
+    tensor = "layers.1.self_attn.o_proj.weight"
+    bad = _corrupt(engine, tensor, tmp_path / "bad", _zero_a_block)
+    assert "layers.1.self_attn" in _first(run_check(bad, checkpoint, ("op",), _quiet), "op")
+
+
+def test_engine_against_engine(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
+    bad = _corrupt(nvfp4[1], "lm_head.weight", tmp_path / "bad", lambda d: d[::-1])
+    assert run_check(nvfp4[1], nvfp4[1], ("model",), _quiet).passed
+    report = run_check(bad, nvfp4[1], ("model", "layer"), _quiet)
+    assert report.first == "logits"
+
+
+def test_engines_of_other_limits_are_refused(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
+    build(nvfp4[0], tmp_path / "wide", replace(OPTIONS, max_seqs=3), _quiet)
+    with pytest.raises(OptionError, match="--max-seqs"):
+        run_check(nvfp4[1], tmp_path / "wide", ("model",), _quiet)
+    with pytest.raises(OptionError, match="neither"):
+        run_check(nvfp4[1], tmp_path, ("model",), _quiet)
+
+
+def test_the_command(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
+    good = CliRunner().invoke(main, [str(nvfp4[1]), "--level", "op"])
+    assert good.exit_code == 0 and "no divergence" in good.output
+    bad = _corrupt(nvfp4[1], "norm.weight", tmp_path / "bad", lambda d: d[::-1])
+    arguments = [str(bad), "--against", str(nvfp4[1]), "--level", "model", "--json"]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 1
+    report = json.loads(found.stdout)
+    assert report["passed"] is False and report["first_divergence"] == "logits"
+    missing = CliRunner().invoke(main, [str(tmp_path / MANIFEST)])
+    assert missing.exit_code == 2 and "spark-build" in missing.output
+
+
+def test_a_pure_iteration_equals_the_session(nvfp4: tuple[Path, Path]) -> None:
+    """States handed from feed to feed give what states kept inside give."""
+    engine = open_engine(nvfp4[1])
+    buckets = list(engine.executors)
+    steps = list(feeds(sessions(engine.limits, buckets)[:1]))
+    states = {i.spec.name: np.zeros(i.spec.dims, i.spec.dtype.numpy) for i in engine.states}
+    with EngineRunner("pure", engine) as pure, SessionRunner("session", engine) as session:
+        for feed in steps:
+            stepped = {name: array for name, array in feed.items() if name != SESSION}
+            out = {k: v.copy() for k, v in pure.infer({**stepped, **states}).items()}
+            again = pure.infer({**stepped, **states})
+            states = {name: out[name + STATE_OUT] for name in states}
+            seen = session.infer(feed)
+            live = feed["counts"] > 0
+            np.testing.assert_array_equal(out["logits"][live], seen["logits"])
+            np.testing.assert_array_equal(out["logits"][live], again["logits"][live])
+
+
+def test_a_runner_refuses_a_bucket_it_lacks(nvfp4: tuple[Path, Path]) -> None:
+    engine = by_reference(open_engine(nvfp4[1]))
+    feed = next(feeds(sessions(engine.limits, [("decode", 1), ("prefill", 2)])))
+    with SessionRunner("session", engine) as session, pytest.raises(InternalError, match="bucket"):
+        session.infer(feed)
