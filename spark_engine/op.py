@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from spark_engine.kernel import Attr, Attrs, Cuda
 from spark_engine.tensors import Array, TensorSpec
 
 DOMAIN = "spark"
 
-Attr = int | float | str
-Attrs = Mapping[str, Attr]
 Infer = Callable[[Attrs, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]
 Reference = Callable[[Attrs, tuple[Array, ...]], tuple[Array, ...]]
 Body = Callable[[Attrs, tuple[TensorSpec, ...]], str]
@@ -58,7 +56,7 @@ class Op:
         cases: seeded examples.
         aliases: output index -> input index that may share memory (state, updated in place).
         quantises: True for a stand-alone quantise node, which fusion must remove.
-        source: the CUDA source beside the Python file, if it is there.
+        cuda: tactics and weight layouts for CUDA targets.
     """
 
     name: str
@@ -71,4 +69,4 @@ class Op:
     cases: tuple[Case, ...]
     aliases: Mapping[int, int] = field(default_factory=dict)
     quantises: bool = False
-    source: Path | None = None
+    cuda: Cuda = field(default_factory=Cuda)

@@ -1,0 +1,154 @@
+"""The contract of a CUDA kernel: where it comes from, how it is launched, what it is given.
+
+Knows no op and no CUDA binding. A tactic turns one node of fixed shapes into resolved launches,
+so that whoever runs them needs to know neither the op nor its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spark_engine.tensors import Array, TensorSpec
+
+Attr = int | float | str
+Attrs = Mapping[str, Attr]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for.
+
+    Attributes:
+        name: the architecture NVRTC is given ("sm_90a").
+        sms: streaming multiprocessors.
+        shared_bytes: shared memory that one block may use.
+        bandwidth: DRAM bytes a second that a plain kernel reaches.
+        bf16_flops: dense bf16 tensor-core operations a second that a library reaches.
+    """
+
+    name: str
+    sms: int
+    shared_bytes: int
+    bandwidth: float
+    bf16_flops: float
+
+    @property
+    def hopper(self) -> bool:
+        """Has wgmma, thread-block clusters and 227 KiB of shared memory."""
+        return self.name.startswith("sm_90")
+
+    @property
+    def fp4_mma(self) -> bool:
+        """Has block-scaled FP4 matrix instructions."""
+        return self.name.startswith(("sm_120", "sm_121"))
+
+
+H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12)
+GB10 = Target("sm_121a", 48, 101_376, 243e9, 100e12)
+TARGETS: Mapping[str, Target] = {t.name: t for t in (H200, GB10)}
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The device address of the node's i-th input, output, or scratch buffer."""
+
+    kind: Literal["input", "output", "scratch"]
+    index: int
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number passed by value."""
+
+    kind: Literal["i32", "i64", "f32"]
+    value: int | float
+
+
+Arg = Pointer | Scalar
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, resolved but for addresses.
+
+    Attributes:
+        symbol: the `extern "C"` name.
+        grid, block, cluster: blocks, threads, blocks of a cluster, along x, y, z.
+        shared: bytes of dynamic shared memory.
+        args: in the kernel's order.
+        defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
+            compiled once.
+        overlaps: launched with programmatic stream serialisation: the kernel itself waits
+            (griddepcontrol.wait) before it touches what the launch before it writes.
+    """
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple[Arg, ...]
+    shared: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    defines: tuple[tuple[str, str], ...] = ()
+    overlaps: bool = False
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Device memory of one node. `zeroed`: zero before the first run; launches leave it zero."""
+
+    nbytes: int
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a tactic does for one node of fixed shapes."""
+
+    launches: tuple[Launch, ...]
+    scratch: tuple[Scratch, ...] = ()
+
+
+Specs = tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """One way to run an op.
+
+    Attributes:
+        name: unique within the op.
+        source: file name of the CUDA source in `plugins/`.
+        refuse: (attrs, bound input specs, target) -> a sentence why not, or None. Input specs
+            are those after packing.
+        plan: (attrs, bound input specs, target) -> Plan.
+        cost: (attrs, bound input specs, target) -> predicted seconds; chooses where no GPU is.
+    """
+
+    name: str
+    source: str
+    refuse: Callable[[Attrs, Specs, Target], str | None]
+    plan: Callable[[Attrs, Specs, Target], Plan]
+    cost: Callable[[Attrs, Specs, Target], float]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a weight is laid out for the kernels: once, at build, the same for all tactics.
+
+    Attributes:
+        infer: (attrs, the weight's spec as docs/graph.md has it) -> the packed spec.
+        apply: (attrs, array) -> the packed array; numpy only.
+    """
+
+    infer: Callable[[Attrs, TensorSpec], TensorSpec]
+    apply: Callable[[Attrs, Array], Array]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The CUDA side of an op: tactics in order of preference, packed inputs by index."""
+
+    tactics: tuple[Tactic, ...] = ()
+    packs: Mapping[int, Pack] = field(default_factory=dict)
