@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_engine.kernel import Attr, Attrs, Cuda
+from spark_engine.kernel import Attr as Attr
+from spark_engine.kernel import Attrs as Attrs
+from spark_engine.kernel import Cuda
 from spark_engine.tensors import Array, TensorSpec
 
 DOMAIN = "spark"
