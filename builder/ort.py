@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -22,7 +22,7 @@ from spark_engine.builder.graph import Ops, attrs_of, spec_of, state_aliases
 from spark_engine.engine_file import WEIGHTS, EngineHeader
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
-from spark_engine.op import DOMAIN
+from spark_engine.op import DOMAIN, Attrs
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightEntry
 
@@ -30,7 +30,29 @@ EXECUTOR = "ort"
 OPSET = 23
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
-Functions = dict[str, onnx.FunctionProto]
+
+class Functions:
+    """The model's local functions: one for each distinct body, however many nodes call it."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._names: dict[Hashable, str] = {}
+        self.protos: dict[str, onnx.FunctionProto] = {}
+
+    def name(self, op: str, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+        """The function that a node with these attributes and operands calls.
+
+        A body depends on its operands' dtypes and shapes, not on their names: layers of one
+        kind ask for the same one, and a body over hundreds of experts is long to write.
+        """
+        key = (op, *sorted(attrs.items()), *((s.dtype, s.shape) for s in specs))
+        if key not in self._names:
+            text = self._ops[op].body(attrs, specs)
+            name = f"{op}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            if name not in self.protos:
+                self.protos[name] = _function(name, text)
+            self._names[key] = name
+        return self._names[key]
 
 
 def compile(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
@@ -38,12 +60,12 @@ def compile(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
-    functions: Functions = {}
+    functions = Functions(ops)
     nodes = [_node(node, size, ops, functions) for node in graph.nodes]
     inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
     outputs = [_value(spec_of(t).bind(size.dims)) for t in graph.outputs]
     body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
-    model = _model(body, functions)
+    model = _model(body, functions.protos.values())
     _check(model)
     _attach_weights(model.graph, weights)
     return bytes(model.SerializeToString(deterministic=True))
@@ -80,13 +102,11 @@ def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.Nod
     if node.domain != DOMAIN:
         return helper.make_node(node.op, inputs, outputs, name=node.name, **node.attrs)
     op = ops[node.op]
-    text = op.body(attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs))
-    name = f"{op.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    if name not in functions:
-        functions[name] = _function(name, text)
+    attrs, specs = attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+    name = functions.name(op.name, attrs, specs)
     call = helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
     # The body has swallowed the attributes; who checks the engine wants them back.
-    origin = {"op": op.name, "attrs": dict(attrs_of(node, op))}
+    origin = {"op": op.name, "attrs": dict(attrs)}
     call.metadata_props.add(key=ORIGIN, value=json.dumps(origin, sort_keys=True))
     return call
 
@@ -101,12 +121,12 @@ def _function(name: str, text: str) -> onnx.FunctionProto:
     return function
 
 
-def _model(graph: onnx.GraphProto, functions: Functions) -> onnx.ModelProto:
+def _model(graph: onnx.GraphProto, functions: Iterable[onnx.FunctionProto]) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_model(
         graph,
         opset_imports=opsets,
-        functions=list(functions.values()),
+        functions=list(functions),
         ir_version=helper.find_min_ir_version_for(opsets, ignore_unknown=True),
         producer_name="spark-engine",
     )

@@ -40,7 +40,10 @@ def show_report(console: Console, report: Report, folder: str) -> None:
     total = sum(report.seconds.values())
     stages = ", ".join(f"{name} {secs:.1f} s" for name, secs in report.seconds.items())
     peak = size(report.peak_rss)
-    _say(console, f"built {folder} in {total:.1f} s ({stages}); peak memory {peak}")
+    _say(
+        console,
+        f"built {folder} in {total:.1f} s ({stages}); peak memory {peak}, mapped files included",
+    )
 
 
 def _say(console: Console, line: str) -> None:

@@ -91,7 +91,7 @@ def _prefill(engine: Engine, prompt: Array, sequence: int) -> Arrays:
 
 
 def _decode(rows: int, starts: list[int]) -> Arrays:
-    steps = {n: np.full(rows, -1, np.int32) for n in ("token_ids", "slots")}
+    steps: Arrays = {n: np.full(rows, -1, np.int32) for n in ("token_ids", "slots")}
     steps |= {n: np.zeros(rows, np.int32) for n in ("starts", "counts", "emit")}
     for row, (slot, start) in enumerate(zip(SLOTS, starts, strict=True)):
         steps["slots"][row], steps["starts"][row] = slot, start

@@ -25,7 +25,8 @@ from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
 from spark_engine.models.model import open_model
 from tests.builder.stepping import trace
-from tests.checkpoints import FORMATS, write_checkpoint
+from tests.checkpoint_files import FORMATS
+from tests.checkpoints import write_checkpoint
 
 SMALL = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
 QUANTISERS = {"fp8_quant", "fp8_block_quant", "nvfp4_quant"}
@@ -37,6 +38,15 @@ COUNTS = {
     **{name: {False: (8, 5, 3), True: (8, 1, 3)} for name in ALL},
 }
 PLAIN = {False: (7, 0, 0), True: (7, 0, 0)}
+
+SLOW = """
+import sys
+from pathlib import Path
+from spark_engine.builder.build import build
+from spark_engine.builder.options import Options
+options = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
+build(Path(sys.argv[1]), Path(sys.argv[2]), options, lambda text: print(text, flush=True))
+"""
 
 
 def quiet(text: str) -> None:
@@ -127,10 +137,14 @@ def test_debug_engines_show_every_layer_and_still_fuse(tmp_path: Path, checkpoin
         assert all(one[name].tobytes() == two[name].tobytes() for name in two)
 
 
-def test_equal_builds_give_equal_files(tmp_path: Path, checkpoint: Path) -> None:
-    for parent in ("a", "b"):
-        run(checkpoint, tmp_path / parent / "engine")
-    one, two = contents(tmp_path / "a" / "engine"), contents(tmp_path / "b" / "engine")
+def test_equal_builds_give_equal_files(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model", format="modelopt_mixed", moe=True).path
+    for seed in ("1", "2"):  # of Python's string hashes, which must decide nothing
+        folder = tmp_path / seed / "engine"
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        words = [sys.executable, "-c", SLOW, str(path), str(folder)]
+        subprocess.run(words, env=env, check=True, stdout=subprocess.DEVNULL)
+    one, two = contents(tmp_path / "1" / "engine"), contents(tmp_path / "2" / "engine")
     assert one == two and len(one) == 5
 
 
@@ -232,16 +246,6 @@ def test_what_cannot_be_built_writes_nothing(tmp_path: Path, checkpoint: Path, h
     with pytest.raises((CheckpointError, OptionError)):
         run(checkpoint, tmp_path / "out" / "engine", options)
     assert not (tmp_path / "out").exists()
-
-
-SLOW = """
-import sys
-from pathlib import Path
-from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
-options = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
-build(Path(sys.argv[1]), Path(sys.argv[2]), options, lambda text: print(text, flush=True))
-"""
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["none", "old"])

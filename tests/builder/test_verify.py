@@ -11,6 +11,7 @@ import pytest
 from spark_engine.builder import verify
 from spark_engine.builder.graph import variable
 from spark_engine.builder.verify import Subject
+from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
@@ -162,5 +163,5 @@ def test_inputs_and_outputs_are_those_of_the_interface() -> None:
 
 
 def test_verify_names_family_stage_and_check() -> None:
-    with pytest.raises(verify.GraphError, match="decode graph, stage fused, outputs: .* more"):
+    with pytest.raises(GraphError, match="decode graph, stage fused, outputs: .* more"):
         verify.verify(subject(toy_graph()), "fused")
