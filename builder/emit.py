@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spark_engine.engine_file import MANIFEST, digest_file
 from spark_engine.errors import OptionError
-from spark_engine.manifest import FileDigest, Manifest
+from spark_engine.manifest import Manifest
 
 
 @contextmanager
@@ -56,11 +56,6 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     sealed = replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(sealed.encode())
     return sealed
-
-
-def file_bytes(files: dict[str, FileDigest], suffix: str) -> int:
-    """Bytes of all files whose name ends so."""
-    return sum(d.bytes for name, d in files.items() if name.endswith(suffix))
 
 
 def check_destination(destination: Path) -> None:
