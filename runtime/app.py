@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.client import Busy, EngineDied
@@ -123,7 +124,7 @@ class Front:
 def create_app(front: Front, service: Service, api_key: str | None = None) -> FastAPI:
     """The application. With `api_key` all paths but the open ones ask for it as a bearer token."""
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
-    for kind in (SparkError, HTTPException, Exception):
+    for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
     if api_key is not None:
         app.middleware("http")(_key_check(api_key))
@@ -190,6 +191,8 @@ def describe(problem: Exception) -> tuple[int, Json]:
         return problem.status_code, error(problem.detail, "invalid_request_error")
     if isinstance(problem, EngineDied | GenerationFailed):
         return 500, error(words, "server_error", code="engine_error")
+    if isinstance(problem, ClientDisconnect):
+        return LEFT, error("the client left", "invalid_request_error")
     log.error("internal error", exc_info=problem)
     return 500, error(f"internal error: {type(problem).__name__}", "server_error")
 

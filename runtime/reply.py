@@ -165,20 +165,29 @@ def _value(text: str, types: frozenset[str]) -> Any:
 def _parameter_types(
     tools: Sequence[Mapping[str, Any]],
 ) -> dict[str, dict[str, frozenset[str]]]:
-    """{function: {parameter: JSON types it may have}}."""
+    """{function: {parameter: JSON types it may have}}. A schema that is none says nothing."""
     found = {}
     for tool in tools:
-        function = tool.get("function") or {}
-        schema = function.get("parameters") or {}
-        rows = schema.get("properties") or {}
+        function = _mapping(tool.get("function"))
+        rows = _mapping(_mapping(function.get("parameters")).get("properties"))
         found[str(function.get("name"))] = {key: _types(row) for key, row in rows.items()}
     return found
 
 
 def _types(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    kind = schema.get("type", ())
-    own = frozenset([kind] if isinstance(kind, str) else kind)
-    parts = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    """The JSON types that a schema names, itself or in its alternatives."""
+    schema = _mapping(schema)
+    kind = schema.get("type")
+    own = frozenset(
+        k for k in ([kind] if isinstance(kind, str) else _list(kind)) if isinstance(k, str)
+    )
+    parts = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]
     return own.union(*(_types(part) for part in parts))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

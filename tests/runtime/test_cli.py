@@ -190,6 +190,23 @@ def test_32_clients_on_a_real_engine_get_what_each_would_get_alone(url: str) -> 
     assert _free(url) == str(float(small_engine.SLOTS))
 
 
+def test_a_chat_on_a_real_engine_streams_what_it_gives_whole(url: str) -> None:
+    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=60)
+    ask: Any = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "hi"}],
+        "seed": 3,
+        "max_tokens": 40,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": False}, "ignore_eos": True},
+    }
+    whole = client.chat.completions.create(**ask)
+    options = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options=options))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[-1].usage == whole.usage
+
+
 def test_a_real_request_that_is_left_frees_its_slot(url: str) -> None:
     body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2}
     with httpx.stream("POST", url + "/v1/completions", json=body) as response:

@@ -402,6 +402,13 @@ def test_malformed_requests_get_a_message_and_the_server_lives(server: Running) 
             assert set(error) == {"message", "type", "param", "code"}
             assert words in error["message"], (body, error)
         assert client.post(TEXT, json={"prompt": "a", "unknown": 1}).status_code == 200
+        for schema in (
+            [None],
+            {"properties": 3},
+            {"properties": {"a": {"type": [{}], "anyOf": 1}}},
+        ):
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            assert client.post(CHAT, json={**GOOD, "max_tokens": 2, "tools": [tool]}).is_success
         everything_null = dict.fromkeys(("stop", "n", "seed", "logit_bias", "stream_options"))
         assert client.post(TEXT, json={"prompt": "a", **everything_null}).status_code == 200
 
