@@ -108,6 +108,19 @@ def test_fused_and_unfused_engines_are_bit_equal(tmp_path: Path, format: str, mo
     assert len({step["logits"].tobytes() for step in fused}) == len(fused)
 
 
+@pytest.mark.parametrize(("kv", "state"), [("bf16", "f32"), ("fp8", "bf16")])
+def test_narrow_caches_run(tmp_path: Path, checkpoint: Path, kv: str, state: str) -> None:
+    wish = {**SMALL.to_json(), "kv_dtype": kv, "state_dtype": state}
+    manifest = run(checkpoint, tmp_path / "narrow", Options(**wish)).manifest  # type: ignore[arg-type]
+    dtypes = {s.spec.name: s.spec.dtype.value for s in manifest.states}
+    assert dtypes["layers.3.k_pages"] == {"bf16": "bf16", "fp8": "u8"}[kv]
+    assert dtypes["layers.0.gdn_state"] == state
+    run(checkpoint, tmp_path / "wide")
+    for narrow, wide in zip(trace(tmp_path / "narrow"), trace(tmp_path / "wide"), strict=True):
+        span = np.ptp(wide["logits"][0])
+        assert 0 < np.abs(narrow["logits"][0] - wide["logits"][0]).max() < 0.1 * span
+
+
 def test_different_input_scales_are_refused_and_still_not_alone(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "model", format="fp8", split_scales=True).path
     report = run(path, tmp_path / "engine")
