@@ -30,6 +30,7 @@ class EngineOptions:
         depth: steps launched ahead of the one whose results are read: 0 or 1.
         max_waiting: requests that may queue for admission.
         swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed.
+            No more than all slots and pages together is ever used.
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
     """
@@ -172,7 +173,8 @@ class Engine:
             executor.close()
 
     def _sizes(self) -> Sizes:
-        loaded, limits = self.loaded, self.loaded.limits
+        loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
+        most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
         return Sizes(
             slots=limits.max_seqs,
             pages=limits.pages,
@@ -180,8 +182,8 @@ class Engine:
             decode=loaded.rows("decode"),
             prefill=loaded.rows("prefill"),
             tile=TILE["prefill"],
-            slot_bytes=self.memory.slot_bytes,
-            page_bytes=self.memory.page_bytes,
-            swap_bytes=self.options.swap_bytes,
+            slot_bytes=memory.slot_bytes,
+            page_bytes=memory.page_bytes,
+            swap_bytes=min(self.options.swap_bytes, most),
             max_waiting=self.options.max_waiting,
         )

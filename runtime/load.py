@@ -54,15 +54,17 @@ class Loaded:
         return found
 
 
-def load(path: Path, extra_bytes: int = 0, threads: int = 0) -> Loaded:
+def load(path: Path, swap_bytes: int = 0, threads: int = 0) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
-    `extra_bytes` will be wanted beside what the manifest counts; `threads` per executor, 0 for
-    one per core. Raises EngineError when the folder is damaged, newer, or for another machine,
-    and CapacityError, before anything is loaded, when it does not fit the free memory.
+    `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
+    states; `threads` per executor, 0 for one per core. Raises EngineError when the folder is
+    damaged, newer, or for another machine, and CapacityError, before anything is loaded, when
+    it does not fit the free memory.
     """
     manifest = read_manifest(path)
-    check_capacity(manifest, extra_bytes, available_memory())
+    memory = manifest.memory
+    check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
     targets = runnable_targets()
     folder = open_folder(path, manifest.target if manifest.target in targets else targets[0])
     manifest = folder.manifest  # from here on the verified one
@@ -71,16 +73,16 @@ def load(path: Path, extra_bytes: int = 0, threads: int = 0) -> Loaded:
     return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder)
 
 
-def check_capacity(manifest: Manifest, extra_bytes: int, available: int | None) -> None:
+def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
     """Raises CapacityError, with the numbers, when the engine needs more than `available`."""
-    need = manifest.memory.total + extra_bytes
+    need = manifest.memory.total + swap_bytes
     if available is not None and need > available:
         m = manifest.memory
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
         parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
         raise CapacityError(
             f"engine {manifest.name} needs {need / GIB:.2f} GiB ({parts}swap "
-            f"{extra_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
+            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
             "programs, or rebuild with a smaller --max-context or --max-seqs"
         )
 

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from spark_engine.errors import InternalError
 from spark_engine.runtime.executor import Executor, Wait
 from spark_engine.runtime.fill import fill_launch, fill_tables
 from spark_engine.runtime.memory import BucketKey, Memory, Snapshot
@@ -88,8 +89,9 @@ class Loop:
         for move in plan.saves:
             move.seq.snapshot = self._memory.save(move.slot, move.pages)
         for move in plan.restores:
-            if isinstance(move.seq.snapshot, Snapshot):
-                self._memory.restore(move.seq.snapshot, move.slot, move.pages)
+            if not isinstance(move.seq.snapshot, Snapshot):
+                raise InternalError(f"sequence {move.seq.id} has no snapshot to restore")
+            self._memory.restore(move.seq.snapshot, move.slot, move.pages)
             move.seq.snapshot = None
         fill_tables(self._memory, plan)
 
