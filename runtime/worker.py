@@ -123,8 +123,11 @@ class Worker:
 
 
 def serve(address: str, open_engine: Callable[[], Opened]) -> int:
-    """Runs the process until its parent leaves or the engine fails; returns the exit code."""
-    _leave_with_the_parent()
+    """Runs the process until its parent leaves or the engine fails; returns the exit code.
+
+    `address` is `ipc://` and a path in a folder of its own.
+    """
+    _leave_with_the_parent(Path(address.removeprefix("ipc://")))
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)  # the HTTP process bounds what is on the way
@@ -145,18 +148,21 @@ def serve(address: str, open_engine: Callable[[], Opened]) -> int:
     return 0
 
 
-def _leave_with_the_parent() -> None:
+def _leave_with_the_parent(path: Path) -> None:
     """Signals meant for the group are the parent's business: it drains and then lets go of us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(path,), daemon=True).start()
 
 
-def _watch_parent() -> None:
+def _watch_parent(path: Path) -> None:
     # a thread, because the loop may be deep in a long step when the parent dies
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
+    with contextlib.suppress(OSError):  # a parent that was killed left its socket behind
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
     os._exit(0)
 
 

@@ -482,8 +482,12 @@ def test_a_stalled_engine_turns_health_red_and_requests_time_out(tokenizer_folde
         _wait(lambda: bool(result), "the request has an end", 5)
         assert getattr(result[0], "status_code", None) == 504
         worker = server.worker
+        command = Path(f"/proc/{worker}/cmdline").read_text()
+        socket_file = Path(command.rstrip("\0").rpartition("ipc://")[2])
+        assert socket_file.exists()
         server.process.kill()
         _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too", 5)
+        assert not socket_file.parent.exists()
 
 
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
