@@ -44,16 +44,14 @@ def compare_runs(
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
     runners = [SessionRunner(*pair) for pair in (*candidates, reference)]
-    pairs = [(i, len(candidates)) for i in range(len(candidates))]
     compare = Compare(thresholds)
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         stream = Comparator.run(runners, list(feeds(sessions)), streaming=True)
         for label, results in zip(labels, stream, strict=True):
-            (accuracy,) = Comparator.compare_accuracy(
-                results, comparisons=pairs, compare_func=compare
-            )
-            for level, iterations in zip(levels, accuracy.values(), strict=True):
-                _take(level, label, iterations[0].values())
+            # Not by compare_accuracy: it computes statistics of every array for a log.
+            *shown, (truth,) = results.values()
+            for level, (one,) in zip(levels, shown, strict=True):
+                _take(level, label, compare(one, truth).values())
     for level in levels:
         level.findings.sort(key=lambda f: place(f.name))
         level.settle(_where, thresholds.stray)

@@ -82,7 +82,7 @@ def sessions(
         found.append(_session(rng, "ragged", group, max(prefill), max(decode), limits))
     for rows in prefill:
         group = _groups(prompts[::-1], limits)[0]
-        found.append(_session(rng, f"prefill_t{rows * 64}", group, rows, min(decode), limits))
+        found.append(_session(rng, f"prefill_t{rows * 64}", group, rows, max(decode), limits))
     for rows in decode:
         few = [_random(rng, 2 + i % 5, limits.vocab) for i in range(rows)]
         few = _groups(few, limits)[0]

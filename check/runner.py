@@ -28,6 +28,7 @@ from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]
 SESSION = "session"  # i32 [1]: another number than before starts on empty states
+SHOW = "show_states"  # i32 [1]: 0 leaves the states out of what is returned
 
 
 class EngineRunner(BaseRunner):  # type: ignore[misc]
@@ -97,7 +98,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 
 
 class SessionRunner(EngineRunner):
-    """Keeps the states between launches; a feed brings steps, tables and `session`.
+    """Keeps the states between launches; a feed brings steps, tables and two numbers.
 
     A new session begins on poisoned states: a launch that reads what it must not shows NaN.
     """
@@ -124,10 +125,12 @@ class SessionRunner(EngineRunner):
             self._poison(key, feed_dict["page_table"])
         buffers = self._run(key, feed_dict)
         outputs = [s.name for s in self._engine.executors[key].specs.outputs]
-        return dict(observe(buffers, outputs, self._engine.states))
+        states = self._engine.states if feed_dict[SHOW][0] else ()
+        return dict(observe(buffers, outputs, states))
 
     def _wanted(self) -> Iterator[TensorSpec]:
         yield TensorSpec(SESSION, DType.I32, (1,))
+        yield TensorSpec(SHOW, DType.I32, (1,))
         yield from interface.steps()
         yield from self._engine.tables
 
@@ -142,10 +145,17 @@ class SessionRunner(EngineRunner):
 
 
 def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:
-    """What `SessionRunner` reads, launch after launch: a Polygraphy data loader."""
+    """What `SessionRunner` reads, launch after launch: a Polygraphy data loader.
+
+    States are shown after the last launch of each family: what goes wrong in a state stays in it.
+    """
     for number, session in enumerate(sessions):
-        for launch in session.launches:
-            yield {SESSION: np.array([number], np.int32), **session.tables, **launch.feed()}
+        families = [launch.family for launch in session.launches]
+        last = {family: i for i, family in enumerate(families)}
+        for i, launch in enumerate(session.launches):
+            marks = {SESSION: number, SHOW: i in last.values()}
+            numbers = {name: np.array([value], np.int32) for name, value in marks.items()}
+            yield {**numbers, **session.tables, **launch.feed()}
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:

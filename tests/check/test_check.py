@@ -20,7 +20,7 @@ from spark_engine.check.cli import main
 from spark_engine.check.engines import by_reference, open_engine
 from spark_engine.check.prompts import sessions
 from spark_engine.check.report import Report
-from spark_engine.check.runner import SESSION, EngineRunner, SessionRunner, feeds
+from spark_engine.check.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
 from spark_engine.engine_file import MANIFEST, WEIGHTS, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT
@@ -164,7 +164,7 @@ def test_a_pure_iteration_equals_the_session(nvfp4: tuple[Path, Path]) -> None:
     states = {i.spec.name: np.zeros(i.spec.dims, i.spec.dtype.numpy) for i in engine.states}
     with EngineRunner("pure", engine) as pure, SessionRunner("session", engine) as session:
         for feed in steps:
-            stepped = {name: array for name, array in feed.items() if name != SESSION}
+            stepped = {name: array for name, array in feed.items() if name not in (SESSION, SHOW)}
             out = {k: v.copy() for k, v in pure.infer({**stepped, **states}).items()}
             again = pure.infer({**stepped, **states})
             states = {name: out[name + STATE_OUT] for name in states}
