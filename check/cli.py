@@ -54,5 +54,6 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
     else:
-        show(report, Console())
+        # Narrower than this, figures would be cut; a pipe has no width of its own.
+        show(report, Console(width=max(Console().width, 120)))
     sys.exit(0 if report.passed else DIVERGED)

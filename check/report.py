@@ -123,7 +123,7 @@ def show(report: Report, console: Console) -> None:
         columns = [key for key in FIGURES if any(key in finding.figures for _, finding in rows)]
         for key in columns:
             table.add_column(key, justify="right", no_wrap=True)
-        table.add_column("verdict")
+        table.add_column("verdict", min_width=12, overflow="fold")
         for name, finding in rows:
             cells = [_cell(finding.figures.get(key)) for key in columns]
             table.add_row(name, *cells, _verdict(finding))
