@@ -1,1 +1,1 @@
-"""The embedded model: a small hybrid MoE, its corpus, training and quantiser."""
+"""The embedded tiny model: its generator, tokenizer, training, quantiser, and the checkpoint they made."""
