@@ -1,0 +1,27 @@
+// FP8 weights and activations: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k].
+//
+// A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is decoded.
+#define ELEMENT_BITS 8
+#define SCALE_BYTES 0
+#define X_BYTES 1
+#define FP8_MMA true
+#include "ptx.cuh"
+
+DEV void load_fragments(u32 w, u32, u32 (&a)[4][4]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const uint4 v = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
+    a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
+  }
+}
+
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
+
+#include "stream_gemm.cuh"
+
+extern "C" __global__ void __launch_bounds__(BLOCK, 1)
+    fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
+               float* partial, u32* arrived, int m, int n, int k) {
+  const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
+  stream_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
+}

@@ -1,0 +1,53 @@
+"""The CUDA side of `fp8_linear`: the packed weight and one streaming tactic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins import stream_gemm as sg
+from spark_engine.plugins import weight_tiles as wt
+from spark_engine.tensors import Array, TensorSpec
+
+FORM = sg.Format("fp8_linear", weight_bits=8, scale_bytes=0, x_bytes=1)
+
+
+def problem(attrs: Attrs, specs: Specs) -> sg.Problem:
+    """m, n, k of the node."""
+    return sg.Problem(specs[0].dims[0], specs[3].dims[0], specs[0].dims[1])
+
+
+def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses ragged weights."""
+    return sg.refuse(problem(attrs, specs))
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """One launch."""
+    p = problem(attrs, specs)
+    return sg.plan(sg.choose(p, FORM, target), p, FORM, target, (0, 1, 2, 3), str(attrs["dtype"]))
+
+
+def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """1.2 times the floor and a launch."""
+    return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 3e-6
+
+
+def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
+    n, k = spec.dims
+    return dataclasses.replace(spec, shape=(n, wt.padded(k, FORM.unit))) if sg.packs(n, k) else spec
+
+
+def _apply(attrs: Attrs, w: Array) -> Array:
+    if not sg.packs(*w.shape):
+        return w
+    packed: Array = wt.pack_bytes(w.view(np.uint8)).view(w.dtype)
+    return packed
+
+
+CUDA = Cuda(
+    tactics=(Tactic("stream", "fp8_linear.cu", refuse, plan, cost),),
+    packs={1: Pack(_infer, _apply)},
+)

@@ -1,0 +1,168 @@
+"""How the streaming linear kernels (`stream_gemm.cuh`) are instantiated and launched.
+
+Knows tiles, stages and the ring's size; the ops' own modules say what their operands are.
+Imports no CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
+from spark_engine.plugins.weight_tiles import GROUP, STRIP, UNIT
+
+BATCHES = (8, 16, 32, 64, 128)
+_RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
+
+
+@dataclass(frozen=True)
+class Format:
+    """What sets one op's kernel apart: its name, its bits a weight, its bytes of a scale unit."""
+
+    symbol: str
+    weight_bits: int
+    scale_bytes: int  # of 64 rows and one unit
+    x_bytes: int
+
+    @property
+    def unit(self) -> int:
+        """Elements of k in a unit."""
+        return UNIT // self.x_bytes
+
+    @property
+    def group_unit_bytes(self) -> int:
+        """Bytes of 64 rows and one unit."""
+        return GROUP * self.unit * self.weight_bits // 8 + self.scale_bytes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """y[m, n] over k."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One instantiation.
+
+    Attributes:
+        rows: weight rows of a tile.
+        batch: activation rows of a tile.
+        strips: 16-row strips of a warp.
+        units: units of k in a stage.
+        stages: of the ring.
+        wgmma: Hopper's warpgroup instructions.
+    """
+
+    rows: int
+    batch: int
+    strips: int
+    units: int
+    stages: int
+    wgmma: bool
+
+    @property
+    def threads(self) -> int:
+        """Consumers, and a producer warp or warpgroup."""
+        return self.rows // STRIP // self.strips * 32 + (128 if self.strips > 1 else 32)
+
+    def stage_bytes(self, form: Format) -> int:
+        """Shared memory of one stage."""
+        return self.units * (self.batch * UNIT + self.rows // GROUP * form.group_unit_bytes)
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why the kernels cannot do this, if so."""
+    if problem.n % STRIP or problem.k % STRIP:
+        return (
+            f"the weight is {problem.n}x{problem.k}; both must be divisible by {STRIP} for "
+            "16-byte loads of fragments: pad the projection"
+        )
+    return None
+
+
+def packs(n: int, k: int) -> bool:
+    """Whether a weight of this shape is laid out for the kernels."""
+    return refuse(Problem(1, n, k)) is None
+
+
+def choose(problem: Problem, form: Format, target: Target) -> Tile:
+    """The tile for a problem. Rows, and with them the cut of k, do not depend on m on Hopper."""
+    rows = next((r for r in (64, 128) if problem.n <= r), 256)
+    batch = next((b for b in BATCHES if problem.m <= b), BATCHES[-1])
+    if not target.hopper and (batch == BATCHES[-1] or form.weight_bits > 4):
+        rows = min(rows, 128)  # the sums must fit 168 registers, three stages 99 KiB
+    strips = 2 if batch >= 64 and rows == 256 else 1
+    return fill(Tile(rows, batch, strips, 1, 2, target.hopper), problem, form, target)
+
+
+def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
+    """The tile with stages that suit: long ones while five fit, as many as fit."""
+    units = -(-problem.k // form.unit)
+    one = replace(tile, units=1).stage_bytes(form)
+    room = target.shared_bytes - _RESERVED
+    # wgmma reads fragments from registers while the next are made: two sets take turns.
+    least = 3 if tile.wgmma and tile.strips == 1 else 5
+    fitting = [u for u, s in ((4, 5), (2, least)) if units % u == 0 and room // (u * one) >= s]
+    per_stage = fitting[0] if fitting else 1
+    return replace(tile, units=per_stage, stages=min(room // (per_stage * one), 12))
+
+
+def plan(
+    tile: Tile,
+    problem: Problem,
+    form: Format,
+    target: Target,
+    inputs: tuple[int, ...],
+    dtype: str,
+) -> Plan:
+    """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
+    tiles = -(-problem.n // tile.rows) * -(-problem.m // tile.batch)
+    line = tiles * (-(-problem.k // form.unit) // tile.units)
+    blocks = min(target.sms, line)
+    defines = {
+        "ROWS": tile.rows,
+        "NB": tile.batch,
+        "MT": tile.strips,
+        "KSUB": tile.units,
+        "STAGES": tile.stages,
+        "WG": int(tile.wgmma),
+        "OUT_BF16": int(dtype == "bf16"),
+    }
+    sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
+    launch = Launch(
+        symbol=form.symbol,
+        grid=(blocks, 1, 1),
+        block=(tile.threads, 1, 1),
+        args=(
+            *(Pointer("input", i) for i in inputs),
+            Pointer("output", 0),
+            Pointer("scratch", 0),
+            Pointer("scratch", 1),
+            *sizes,
+        ),
+        shared=tile.stages * tile.stage_bytes(form),
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        overlaps=True,
+    )
+    partial = Scratch(2 * blocks * tile.rows * tile.batch * 4)
+    return Plan((launch,), (partial, Scratch(tiles * 4, zeroed=True)))
+
+
+def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
+    """Bytes that a launch must move: weights, scales, activations, results, each once."""
+    units = -(-problem.k // form.unit)
+    weights = problem.n * units * form.group_unit_bytes // GROUP
+    y = problem.m * problem.n * (2 if dtype == "bf16" else 4)
+    return weights + problem.m * problem.k * form.x_bytes + y
+
+
+def floor(problem: Problem, form: Format, target: Target, dtype: str) -> float:
+    """Seconds that no kernel beats: bytes or arithmetic, whichever takes longer."""
+    rate = target.bf16_flops * (2 if form.x_bytes == 1 else 1)
+    work = 2 * math.prod((problem.m, problem.n, problem.k)) / rate
+    return max(bytes_moved(problem, form, dtype) / target.bandwidth, work)

@@ -1,0 +1,179 @@
+"""Weights as the streaming kernels read them: what a lane loads at once is its matrix fragment.
+
+Rows come in groups of 64, in each group the units in order of k (128 bytes of a bf16 or e4m3
+activation row), in each unit four strips of 16 rows, in each strip 16-byte pieces in the order of
+the 32 lanes: lane 4g + t holds rows g and g + 8. A last group of fewer rows has fewer strips, so
+no row is added; k is filled up with zeros to a whole unit. Knows arrays only, no op and no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import CheckpointError
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+
+STRIP = 16
+GROUP = 64
+UNIT = 128  # bytes of an activation row
+_GROUPS_AT_ONCE = 8
+
+# Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
+_TARGETS = (15, 8, 7, 6)
+# Left rotations that bring the bits of each of a word's four pairs there. A search over all
+# rotations found none with one rotation a pair; with one pair taking two there are 16.
+_ROTATIONS = ((0,) * 4, (6,) * 4, (10,) * 4, (12, 4, 12, 12))
+
+
+def padded(count: int, multiple: int) -> int:
+    """`count` rounded up."""
+    return -(-count // multiple) * multiple
+
+
+def pack_bytes(rows: U8) -> U8:
+    """Fragments of m16n8k16 (bf16) or m16n8k32 (e4m3), from the bytes [N, ·] of the rows.
+
+    Register 2h + r of a lane: bytes 16h + 4t … + 3 of a 32-byte step, row g + 8r.
+    """
+
+    def arrange(part: U8, strips: int) -> U8:
+        grid = part.reshape(-1, strips, 2, 8, part.shape[1] // UNIT, 4, 2, 4, 4)
+        return grid.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)
+
+    return _by_groups(_pad(rows, UNIT), arrange)
+
+
+def unpack_bytes(packed: U8, width: int) -> U8:
+    """The inverse of `pack_bytes` for rows of `width` bytes."""
+
+    def arrange(part: U8, strips: int) -> U8:
+        grid = part.reshape(-1, part.shape[1] // UNIT, strips, 4, 8, 4, 2, 2, 4)
+        return grid.transpose(0, 2, 7, 4, 1, 3, 6, 5, 8)
+
+    return _by_groups(packed, arrange)[:, :width]
+
+
+def pack_fp4(codes: U8) -> U8:
+    """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of a 16 x 64 tile.
+
+    Word 2p + r: row g + 8r, steps 2p and 2p + 1 of k = 16. Its pairs are k 2t, 2t + 1 and
+    2t + 8, 2t + 9 of the even step, then of the odd step; a pair is one byte of the checkpoint.
+    """
+
+    def arrange(part: U8, strips: int) -> U8:
+        pairs = part.reshape(len(part), -1, 2, 4, 4)
+        words = _WORDS[0][pairs[:, :, :, 0]]
+        for j in (1, 2, 3):
+            words |= _WORDS[j][pairs[:, :, :, j]]
+        grid = words.reshape(-1, strips, 2, 8, words.shape[1], 2, 4)
+        return np.ascontiguousarray(grid.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
+
+    return _by_groups(_pad(codes, UNIT // 4), arrange)
+
+
+def unpack_fp4(packed: U8, width: int) -> U8:
+    """The inverse of `pack_fp4` for rows of `width` bytes."""
+
+    def arrange(part: U8, strips: int) -> U8:
+        units = part.shape[1] // (UNIT // 4)
+        words = np.ascontiguousarray(part).view(np.uint32)
+        grid = words.reshape(-1, units, strips, 8, 4, 2, 2).transpose(0, 2, 6, 3, 1, 5, 4)
+        pairs = np.stack([_pair(grid, j) for j in range(4)], axis=-2)
+        return pairs.reshape(-1, units * (UNIT // 4))
+
+    return _by_groups(packed, arrange)[:, :width]
+
+
+def pack_scales(scales: U8) -> U8:
+    """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of a strip, four blocks each.
+
+    A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
+    adds a constant to have bf16. Zero becomes 0, which kernels read as 2^-22, too small to be
+    seen beside the least scale, 2^-9. Raises CheckpointError for a negative scale.
+    """
+    if (scales & 0x80).any():
+        raise CheckpointError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
+
+    def arrange(part: U8, strips: int) -> U8:
+        grid = _WIDE[part].reshape(-1, strips, 2, 8, part.shape[1] // 4, 4)
+        return grid.transpose(0, 4, 1, 3, 2, 5)
+
+    return _by_groups(_pad(scales, UNIT // 32), arrange)
+
+
+def unpack_scales(packed: U8, width: int) -> U8:
+    """The inverse of `pack_scales` for rows of `width` blocks."""
+
+    def arrange(part: U8, strips: int) -> U8:
+        grid = _NARROW[part].reshape(-1, part.shape[1] // 4, strips, 8, 2, 4)
+        return grid.transpose(0, 2, 4, 3, 1, 5)
+
+    return _by_groups(packed, arrange)[:, :width]
+
+
+def _by_groups(rows: U8, arrange: Callable[[U8, int], U8]) -> U8:
+    """`arrange(rows of whole groups, strips in each)` over all rows, a few groups at a time."""
+    out = np.empty_like(rows, order="C")
+    for begin, end, strips in _parts(len(rows)):
+        out[begin:end] = arrange(rows[begin:end], strips).reshape(end - begin, -1)
+    return out
+
+
+def _parts(rows: int) -> Iterator[tuple[int, int, int]]:
+    whole = rows - rows % GROUP
+    for begin in range(0, whole, GROUP * _GROUPS_AT_ONCE):
+        yield begin, min(begin + GROUP * _GROUPS_AT_ONCE, whole), GROUP // STRIP
+    if whole < rows:
+        yield whole, rows, (rows - whole) // STRIP
+
+
+def _pad(rows: U8, multiple: int) -> U8:
+    """The rows with zeros up to a multiple of `multiple` bytes."""
+    extra = -rows.shape[1] % multiple
+    return np.pad(rows, ((0, 0), (0, extra))) if extra else np.ascontiguousarray(rows)
+
+
+def _places(j: int) -> list[list[int]]:
+    """The bits in a word of pair j's codes: [first or second][sign, 2, 1, 0]."""
+    return [
+        [(bit + half - turn) % 32 for bit, turn in zip(_TARGETS, _ROTATIONS[j], strict=True)]
+        for half in (0, 16)
+    ]
+
+
+def _word_table(j: int) -> U32:
+    """The bits in a word of each byte (two codes) as its pair j."""
+    byte = np.arange(256, dtype=np.uint32)
+    word = np.zeros(256, np.uint32)
+    for nibble, places in enumerate(_places(j)):
+        for i, place in enumerate(places):
+            word |= (byte >> np.uint32(4 * nibble + 3 - i) & np.uint32(1)) << np.uint32(place)
+    return word
+
+
+def _pair(words: U32, j: int) -> U8:
+    byte = np.zeros(words.shape, np.uint8)
+    for nibble, places in enumerate(_places(j)):
+        for i, place in enumerate(places):
+            bit = (words >> np.uint32(place) & np.uint32(1)).astype(np.uint8)
+            byte |= bit << np.uint8(4 * nibble + 3 - i)
+    return byte
+
+
+def _wide_table() -> U8:
+    """e4m3 byte -> exponent + 15 in 5 bits, mantissa in 3; subnormals normalised."""
+    table = np.arange(256, dtype=np.uint8) + np.uint8(120)
+    table[:8] = (0, 104, 112, 116, 120, 122, 124, 126)
+    table[0x7F] = 0xFF  # NaN stays NaN
+    return table
+
+
+_WORDS = tuple(_word_table(j) for j in range(4))
+_WIDE = _wide_table()
+_NARROW = np.zeros(256, np.uint8)
+_NARROW[_WIDE[:128]] = np.arange(128, dtype=np.uint8)
