@@ -1,0 +1,193 @@
+"""One GPU: memory, cubins, launches and graphs, over the CUDA driver.
+
+Knows the driver's API and no engine. Everything here raises ExecutorError with the driver's
+name for what went wrong. Importing it needs no driver; making a `Gpu` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from spark_engine.errors import ExecutorError
+from spark_engine.kernel import Launch, Pointer
+from spark_engine.tensors import Array
+
+_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+_MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_ARCHITECTURES = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
+Function = Any  # a CUfunction
+Graph = Any  # a CUgraphExec
+Event = Any  # a CUevent
+
+
+def architecture() -> str | None:
+    """The target name of the first GPU; None without a driver, a GPU or a name for it."""
+    try:
+        _do(driver.cuInit(0))
+        device = _do(driver.cuDeviceGet(0))
+        return _ARCHITECTURES.get(_capability(device))
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return None
+
+
+class Gpu:
+    """The first GPU's primary context and one stream, made current in this thread."""
+
+    def __init__(self) -> None:
+        _do(driver.cuInit(0))
+        self._device = _do(driver.cuDeviceGet(0))
+        self._context = _do(driver.cuDevicePrimaryCtxRetain(self._device))
+        _do(driver.cuCtxSetCurrent(self._context))
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.stream = _do(driver.cuStreamCreate(flags.value))
+        self._modules: list[Any] = []
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Major and minor compute capability."""
+        return _capability(self._device)
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of fresh device memory, on a 256-byte boundary."""
+        return int(_do(driver.cuMemAlloc(max(nbytes, 1))))
+
+    def free(self, address: int) -> None:
+        """Gives `allocate`d memory back."""
+        _do(driver.cuMemFree(address))
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        """Page-locked host memory, for copies that overlap; never freed before the process."""
+        address = int(_do(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
+        raw = (ctypes.c_uint8 * nbytes).from_address(address)
+        return np.frombuffer(raw, np.uint8)
+
+    def upload(self, address: int, array: Array) -> None:
+        """Queues a copy to the device; `array` is C-contiguous and stays untouched until then."""
+        _do(driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self.stream))
+
+    def download(self, array: Array, address: int) -> None:
+        """Queues a copy from the device into a C-contiguous array."""
+        _do(driver.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self.stream))
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        """Queues setting every byte."""
+        _do(driver.cuMemsetD8Async(address, byte, nbytes, self.stream))
+
+    def wait(self) -> None:
+        """Blocks until everything queued is done."""
+        _do(driver.cuStreamSynchronize(self.stream))
+
+    def load(self, cubin: bytes, symbols: Sequence[str], shared: int = 0) -> dict[str, Function]:
+        """The entries of a cubin, each allowed `shared` bytes of dynamic shared memory."""
+        module = _do(driver.cuModuleLoadData(cubin))
+        self._modules.append(module)
+        found = {s: _do(driver.cuModuleGetFunction(module, s.encode())) for s in symbols}
+        for function in found.values():
+            if shared > 48 << 10:
+                _do(driver.cuFuncSetAttribute(function, _MAX_SHARED, shared))
+        return found
+
+    def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
+        """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.shared
+        config.hStream = self.stream
+        attributes = _attributes(launch)
+        config.numAttrs, config.attrs = len(attributes), attributes
+        types = tuple(
+            ctypes.c_void_p if isinstance(a, Pointer) else _TYPES[a.kind] for a in launch.args
+        )
+        _do(driver.cuLaunchKernelEx(config, function, (tuple(args), types), 0))
+
+    def begin_capture(self) -> None:
+        """From here on the stream records instead of running."""
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _do(driver.cuStreamBeginCapture(self.stream, mode))
+
+    def end_capture(self) -> Graph:
+        """What was recorded, ready to replay."""
+        graph = _do(driver.cuStreamEndCapture(self.stream))
+        executable = _do(driver.cuGraphInstantiate(graph, 0))
+        _do(driver.cuGraphDestroy(graph))
+        return executable
+
+    def replay(self, graph: Graph) -> None:
+        """Queues a graph."""
+        _do(driver.cuGraphLaunch(graph, self.stream))
+
+    def destroy_graph(self, graph: Graph) -> None:
+        """Gives a graph back."""
+        _do(driver.cuGraphExecDestroy(graph))
+
+    def event(self, timed: bool = False) -> Event:
+        """A fresh event."""
+        flag = driver.CUevent_flags
+        kind = flag.CU_EVENT_DEFAULT if timed else flag.CU_EVENT_DISABLE_TIMING
+        return _do(driver.cuEventCreate(kind.value))
+
+    def record(self, event: Event) -> None:
+        """Queues the event."""
+        _do(driver.cuEventRecord(event, self.stream))
+
+    def wait_for(self, event: Event) -> None:
+        """Blocks until the event has happened."""
+        _do(driver.cuEventSynchronize(event))
+
+    def milliseconds(self, first: Event, last: Event) -> float:
+        """Time between two timed events that have happened."""
+        return float(_do(driver.cuEventElapsedTime(first, last)))
+
+    def close(self) -> None:
+        """Unloads cubins and lets the context go. May be called twice."""
+        modules, self._modules = self._modules, []
+        for module in modules:
+            _do(driver.cuModuleUnload(module))
+        if self._context is not None:
+            _do(driver.cuStreamDestroy(self.stream))
+            _do(driver.cuDevicePrimaryCtxRelease(self._device))
+            self._context = None
+
+
+def _capability(device: Any) -> tuple[int, int]:
+    names = driver.CUdevice_attribute
+    major = _do(
+        driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    )
+    minor = _do(
+        driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    )
+    return int(major), int(minor)
+
+
+def _attributes(launch: Launch) -> list[Any]:
+    found = []
+    if launch.cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _CLUSTER
+        dim = attribute.value.clusterDim
+        dim.x, dim.y, dim.z = launch.cluster
+        found.append(attribute)
+    if launch.overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _OVERLAP
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    return found
+
+
+def _do(result: tuple[Any, ...]) -> Any:
+    """The driver call's value. Raises ExecutorError naming the error."""
+    error, *values = result
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise ExecutorError(f"the CUDA driver says {error.name} ({error.value})")
+    return values[0] if values else None

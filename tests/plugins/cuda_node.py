@@ -1,0 +1,331 @@
+"""Runs one tactic of one op on the GPU, over poisoned memory, and compares with the reference.
+
+Knows the contract of a kernel and no op. Every buffer stands between guards, so that a write
+beside it is seen; outputs hold 0xFF bytes (a NaN in every float format) before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.builder import nvrtc
+from spark_engine.kernel import Plan, Pointer, Tactic, Target
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.runtime.device import Gpu
+from spark_engine.tensors import Array, DType, TensorSpec
+
+GUARD = 512  # bytes before and after each buffer
+GUARD_BYTE, POISON_BYTE = 0xA5, 0xFF
+# Operands that hold activations (or caches of them): bf16 on a GPU.
+ACTIVATIONS = frozenset(
+    "x residual packed o qkv qkvz gate_up routed shared c ba conv_state k_pages v_pages".split()
+)
+WEIGHTS = frozenset("w weight w13 w2 gate".split())  # of the ops that take unquantised weights
+WEIGHT_OPS = frozenset(("embed", "linear", "moe_router", "shared_gate"))
+
+
+# ---- cases -----------------------------------------------------------------------------------
+
+
+def operand_names(op: Op, attrs: Attrs, count: int) -> list[str]:
+    """A name for each operand; a repeated last one gets the meaning it has in that op."""
+    fixed = [n for n in op.inputs if not n.endswith("*")]
+    extra = count - len(fixed)
+    if attrs.get("add"):
+        return [*fixed, "residual", *["scales"] * (extra - 1)]
+    if attrs.get("act") == "sigmoid_gate":
+        return [*fixed, "qkv", *["scales"] * (extra - 1)]
+    if op.name == "moe_router":
+        return [*fixed, *["gate"] * extra]
+    if op.name == "grouped_moe" and attrs["format"] == "dense":
+        return [*fixed, "w13", "w2"]
+    return [*fixed[:count], *["extra"] * extra]
+
+
+def as_bf16(op: Op, case: Case) -> Case | None:
+    """The case with bf16 where it has f32 activations; None where that changes nothing."""
+    dense = op.name in WEIGHT_OPS or case.attrs.get("format") == "dense"
+    narrowed = ACTIVATIONS | WEIGHTS if dense else ACTIVATIONS
+    attrs = {k: "bf16" if v == "f32" else v for k, v in case.attrs.items()}
+
+    def narrow(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        names = operand_names(op, case.attrs, len(arrays))
+        return tuple(
+            a.astype(ml_dtypes.bfloat16) if n in narrowed and a.dtype == np.float32 else a
+            for n, a in zip(names, arrays, strict=True)
+        )
+
+    sample = case.inputs(np.random.default_rng(0))
+    same = all(a is b for a, b in zip(sample, narrow(sample), strict=True))
+    if same and attrs == dict(case.attrs):
+        return None
+    return replace(
+        case,
+        label=f"{case.label} as bf16",
+        attrs=attrs,
+        inputs=lambda rng: narrow(case.inputs(rng)),
+        rtol=max(case.rtol, 1e-2),
+        atol=max(case.atol, 1e-3),
+    )
+
+
+def cases_of(op: Op) -> list[Case]:
+    """The op's cases and their bf16 variants."""
+    variants = (as_bf16(op, case) for case in op.cases)
+    return [*op.cases, *(v for v in variants if v is not None)]
+
+
+# ---- packing and planning ------------------------------------------------------------------------
+
+
+def specs_of(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
+    """The operands' specs as docs/graph.md has them."""
+    names = operand_names(op, attrs, len(arrays))
+    pairs = zip(names, arrays, strict=True)
+    return tuple(TensorSpec(n, DType.of(a.dtype), a.shape) for n, a in pairs)
+
+
+def packed_specs(op: Op, attrs: Attrs, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The operands' specs as the tactics see them."""
+    packs = op.cuda.packs
+    return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(specs))
+
+
+def packed_arrays(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The operands as the tactics see them. Checks that a pack gives what it promises."""
+    specs = specs_of(op, attrs, arrays)
+    found = []
+    for i, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
+        if i in op.cuda.packs:
+            want = op.cuda.packs[i].infer(attrs, spec)
+            array = np.ascontiguousarray(op.cuda.packs[i].apply(attrs, array))
+            assert (array.dtype, array.shape) == (want.dtype.numpy, want.dims), (
+                f"{op.name}: pack {i} gives {array.dtype}{array.shape}, promised {want}"
+            )
+        found.append(array)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tactic that does not refuse one case."""
+
+    op: Op
+    case: Case
+    tactic: Tactic
+    plan: Plan
+
+
+def planned(op: Op, case: Case, target: Target) -> Iterator[Planned]:
+    """Every tactic that takes the case on `target`."""
+    arrays = case.inputs(np.random.default_rng(0))
+    specs = packed_specs(op, case.attrs, specs_of(op, case.attrs, arrays))
+    for tactic in op.cuda.tactics:
+        if tactic.refuse(case.attrs, specs, target) is None:
+            yield Planned(op, case, tactic, tactic.plan(case.attrs, specs, target))
+
+
+# ---- running ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Guarded device memory; `address` is that of the bytes between the guards."""
+
+    address: int
+    nbytes: int
+
+
+class Bench:
+    """A GPU, compiled kernels, and guarded buffers."""
+
+    def __init__(self, gpu: Gpu, target: Target, cache: Path) -> None:
+        self.gpu, self.target = gpu, target
+        self._cache = cache
+        self._functions: dict[tuple[str, nvrtc.Defines, str, int], object] = {}
+
+    def functions(self, source: str, plan: Plan) -> list[object]:
+        """The kernel of each launch."""
+        for launch in plan.launches:
+            key = (source, launch.defines, launch.symbol, launch.shared)
+            if key not in self._functions:
+                job = nvrtc.Job(source, launch.defines, (launch.symbol,))
+                code = nvrtc.compile(job, self.target, self._cache).code
+                found = self.gpu.load(code, [launch.symbol], launch.shared)
+                self._functions[key] = found[launch.symbol]
+        keys = [(source, n.defines, n.symbol, n.shared) for n in plan.launches]
+        return [self._functions[key] for key in keys]
+
+    @contextmanager
+    def buffers(self, sizes: Sequence[int]) -> Iterator[list[Buffer]]:
+        """Guarded buffers; leaving checks that no guard was written."""
+        whole = [-(-n // 256) * 256 + 2 * GUARD for n in sizes]
+        bases = [self.gpu.allocate(n) for n in whole]
+        made = [Buffer(b + GUARD, n) for b, n in zip(bases, sizes, strict=True)]
+        for base, n in zip(bases, whole, strict=True):
+            self.gpu.fill(base, GUARD_BYTE, n)
+        try:
+            yield made
+            for i, (base, n) in enumerate(zip(bases, whole, strict=True)):
+                image = np.empty(n, np.uint8)
+                self.gpu.download(image, base)
+                self.gpu.wait()
+                around = np.delete(image, slice(GUARD, GUARD + sizes[i]))
+                assert (around == GUARD_BYTE).all(), f"buffer {i} was written beside its bytes"
+        finally:
+            for base in bases:
+                self.gpu.free(base)
+
+    def put(self, buffer: Buffer, array: Array) -> None:
+        """Copies an array in, at once."""
+        data = np.ascontiguousarray(array)
+        self.gpu.upload(buffer.address, data)
+        self.gpu.wait()
+
+    def get(self, buffer: Buffer, spec: TensorSpec) -> Array:
+        """Copies an array out, at once."""
+        array = np.empty(spec.dims, spec.dtype.numpy)
+        self.gpu.download(array, buffer.address)
+        self.gpu.wait()
+        return array
+
+    def launch(
+        self, plan: Plan, functions: Sequence[object], places: Mapping[str, list[int]]
+    ) -> None:
+        """Queues a plan's launches; `places` holds addresses by pointer kind."""
+        for launch, function in zip(plan.launches, functions, strict=True):
+            values = [
+                places[a.kind][a.index] if isinstance(a, Pointer) else a.value for a in launch.args
+            ]
+            self.gpu.launch(function, launch, values)
+
+
+def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The outputs of one tactic over `arrays` (as docs/graph.md has them).
+
+    Runs twice and compares the bits; checks that operands stay as they were and that zeroed
+    scratch memory is left zero.
+    """
+    op, case, plan = work.op, work.case, work.plan
+    outs = op.infer(case.attrs, specs_of(op, case.attrs, arrays))
+    packed = packed_arrays(op, case.attrs, arrays)
+    functions = bench.functions(work.tactic.source, plan)
+    sizes = [a.nbytes for a in packed] + [s.nbytes for s in outs] + [s.nbytes for s in plan.scratch]
+    with bench.buffers(sizes) as made:
+        inputs = made[: len(packed)]
+        outputs = made[len(packed) : len(packed) + len(outs)]
+        scratch = made[len(packed) + len(outs) :]
+        outputs = [inputs[op.aliases[i]] if i in op.aliases else b for i, b in enumerate(outputs)]
+        for buffer, need in zip(scratch, plan.scratch, strict=True):
+            bench.gpu.fill(buffer.address, 0 if need.zeroed else POISON_BYTE, buffer.nbytes)
+        places = {
+            "input": [b.address for b in inputs],
+            "output": [b.address for b in outputs],
+            "scratch": [b.address for b in scratch],
+        }
+        results = []
+        for _ in range(2):
+            for buffer in outputs:
+                bench.gpu.fill(buffer.address, POISON_BYTE, buffer.nbytes)
+            for buffer, array in zip(inputs, packed, strict=True):
+                bench.put(buffer, array)
+            bench.launch(plan, functions, places)
+            results.append([bench.get(b, s) for b, s in zip(outputs, outs, strict=True)])
+        _check_scratch(bench, plan, scratch)
+        _check_inputs(bench, op, packed, inputs)
+    for i, (first, second) in enumerate(zip(*results, strict=True)):
+        assert first.tobytes() == second.tobytes(), f"output {i} differs from run to run"
+    return tuple(results[0])
+
+
+def _check_scratch(bench: Bench, plan: Plan, scratch: Sequence[Buffer]) -> None:
+    for i, (buffer, need) in enumerate(zip(scratch, plan.scratch, strict=True)):
+        if need.zeroed:
+            left = bench.get(buffer, TensorSpec("scratch", DType.U8, (need.nbytes,)))
+            assert not left.any(), f"scratch {i} is promised zero and was left otherwise"
+
+
+def _check_inputs(bench: Bench, op: Op, packed: Sequence[Array], inputs: Sequence[Buffer]) -> None:
+    written = set(op.aliases.values())
+    for i, (array, buffer) in enumerate(zip(packed, inputs, strict=True)):
+        if i not in written:
+            spec = TensorSpec("input", DType.of(array.dtype), array.shape)
+            assert bench.get(buffer, spec).tobytes() == array.tobytes(), f"operand {i} was written"
+
+
+# ---- comparing -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an output may be from the reference's.
+
+    Attributes:
+        norm: relative L2 distance of a bf16 output.
+        element: distance of one bf16 element, relative to it and to the output's spread.
+        state: relative L2 distance of an f32 output.
+        codes: share of quantised codes that may be one step off.
+    """
+
+    norm: float = 1e-2
+    element: float = 2.0**-7
+    state: float = 1e-5
+    codes: float = 0.01
+
+
+def compare(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) -> str:
+    """Asserts that `got` is `want` within the limits; returns what to report, if anything.
+
+    `nibbles`: a U8 holds two e2m1 codes; otherwise it is one e4m3 code.
+    """
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), label
+    dtype = DType.of(got.dtype)
+    if dtype in (DType.F8E4M3, DType.U8):
+        return _compare_codes(label, got, want, limits, nibbles and dtype is DType.U8)
+    if dtype in (DType.I32, DType.I64, DType.BOOL):
+        np.testing.assert_array_equal(got, want, err_msg=label)
+        return ""
+    g, w = got.astype(np.float64), want.astype(np.float64)
+    np.testing.assert_array_equal(np.isfinite(g), np.isfinite(w), err_msg=f"{label}: NaN or inf")
+    finite = np.isfinite(w)
+    g, w = g[finite], w[finite]
+    if not w.size:
+        return ""
+    narrow = dtype in (DType.BF16, DType.F16)
+    distance = float(np.linalg.norm(g - w)) / max(float(np.linalg.norm(w)), 1e-30)
+    bound = limits.norm if narrow else limits.state
+    assert distance <= bound, f"{label}: relative L2 distance {distance:.3g} > {bound:.3g}"
+    if narrow:
+        spread = float(np.sqrt(np.mean(np.minimum(np.abs(w), 1e30) ** 2)))
+        allowed = limits.element * (np.abs(w) + min(spread, 1.0 + np.median(np.abs(w))))
+        worst = int(np.argmax(np.abs(g - w) - allowed))
+        assert abs(g[worst] - w[worst]) <= allowed[worst], (
+            f"{label}: element {worst} of the finite ones is {g[worst]:.6g}, not {w[worst]:.6g}"
+        )
+    return ""
+
+
+def _compare_codes(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) -> str:
+    g, w = _steps(got, nibbles), _steps(want, nibbles)
+    far = np.abs(g - w)
+    assert far.max(initial=0) <= 1, f"{label}: a code is {far.max()} steps off"
+    off = int(np.count_nonzero(far))
+    assert off <= max(1, limits.codes * far.size), f"{label}: {off} of {far.size} codes are off"
+    return f"{label}: {off} of {far.size} codes one step off" if off else ""
+
+
+def _steps(codes: Array, nibbles: bool) -> NDArray[np.int32]:
+    """Codes as whole numbers in the order of their values; both zeros are 0."""
+    raw = np.ascontiguousarray(codes).view(np.uint8)
+    if nibbles:
+        raw = np.stack([raw & np.uint8(15), raw >> np.uint8(4)])
+    sign = np.uint8(8 if nibbles else 128)
+    size = (raw & (sign - np.uint8(1))).astype(np.int32)
+    return np.where(raw & sign, -size, size)
