@@ -1,1 +1,1 @@
-"""The embedded tiny model: its generator, tokenizer, training, quantiser, and the checkpoint they made."""
+"""The embedded tiny model: generator, tokenizer, training, quantiser and their checkpoint."""

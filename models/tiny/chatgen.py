@@ -1,7 +1,8 @@
-"""Chat turns with checkable answers: sums, comparing, sorting, counting, small facts, and stories with questions.
+"""Chat turns with checkable answers: sums, comparing, sorting, counting, small facts, and stories
+with questions.
 
-Knows what is asked and the right answer (and, for thinking mode, a few words of working); knows nothing of the
-template or of tokens. `is_held_out` says which sums are never shown in training.
+Knows what is asked and the right answer (and, for thinking mode, a few words of working); knows
+nothing of the template or of tokens. `is_held_out` says which sums are never shown in training.
 """
 
 import hashlib
@@ -15,12 +16,26 @@ from spark_engine.models.tiny.lexicon import BOYS, GIRLS
 from spark_engine.models.tiny.storyteller import Story, tell
 
 HELD_OUT_IN = 10
-NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBER_WORDS = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question, its answer, and the thought that leads there ("" when there is nothing to think about)."""
+    """One question, its answer, and the thought that leads there ("" when there is nothing to think
+    about).
+    """
 
     ask: str
     answer: str
@@ -83,11 +98,17 @@ def think_sum(a: int, op: str, b: int) -> str:
     if op == "+":
         low = a0 + b0
         carry, digit = divmod(low, 10)
-        head = f"{a0} + {b0} = {low}, write {digit}, carry {carry}." if carry else f"{a0} + {b0} = {low}, no carry."
+        head = (
+            f"{a0} + {b0} = {low}, write {digit}, carry {carry}."
+            if carry
+            else f"{a0} + {b0} = {low}, no carry."
+        )
         return f"Ones: {head} Tens: {a1} + {b1}{' + 1' if carry else ''} = {a1 + b1 + carry}. So {a + b}."
     borrow = int(a0 < b0)
     digit = a0 + 10 * borrow - b0
-    head = f"{a0 + 10} - {b0} = {digit}, borrow 1." if borrow else f"{a0} - {b0} = {digit}, no borrow."
+    head = (
+        f"{a0 + 10} - {b0} = {digit}, borrow 1." if borrow else f"{a0} - {b0} = {digit}, no borrow."
+    )
     return f"Ones: {head} Tens: {a1} - {b1}{' - 1' if borrow else ''} = {a1 - b1 - borrow}. So {a - b}."
 
 
@@ -113,11 +134,15 @@ def word_sum(rng: random.Random) -> Exchange:
     if op == "+":
         how = rng.choice((f"gets {b} more", f"finds {b} more", f"buys {b} more"))
         ask = f"{name} has {some(a)} and {how}. How many {thing}s does {name} have now?"
-        return Exchange(ask, f"{a} + {b} = {a + b}. {name} has {some(a + b)} now.", think_sum(a, op, b))
+        return Exchange(
+            ask, f"{a} + {b} = {a + b}. {name} has {some(a + b)} now.", think_sum(a, op, b)
+        )
     how = rng.choice((f"gives away {b}", f"loses {b}", f"sells {b}"))
     ask = f"{name} has {some(a)} and {how}. How many {thing}s are left?"
     verb = "is" if a - b == 1 else "are"
-    return Exchange(ask, f"{a} - {b} = {a - b}. There {verb} {some(a - b)} left.", think_sum(a, op, b))
+    return Exchange(
+        ask, f"{a} - {b} = {a - b}. There {verb} {some(a - b)} left.", think_sum(a, op, b)
+    )
 
 
 def compare(rng: random.Random) -> Exchange:
@@ -135,7 +160,11 @@ def sort_numbers(rng: random.Random) -> Exchange:
     shown = ", ".join(map(str, numbers))
     ask = rng.choice((f"Sort these numbers: {shown}.", f"Put these numbers in order: {shown}."))
     ordered = sorted(numbers)
-    return Exchange(ask, ", ".join(map(str, ordered)) + ".", f"The smallest is {ordered[0]}, the biggest is {ordered[-1]}.")
+    return Exchange(
+        ask,
+        ", ".join(map(str, ordered)) + ".",
+        f"The smallest is {ordered[0]}, the biggest is {ordered[-1]}.",
+    )
 
 
 def count(rng: random.Random) -> Exchange:
@@ -144,7 +173,9 @@ def count(rng: random.Random) -> Exchange:
     if rng.random() < 0.3:
         start = max(start, steps)
         numbers = range(start, start - steps - 1, -1)
-        return Exchange(f"Count down from {start} to {start - steps}.", ", ".join(map(str, numbers)) + ".")
+        return Exchange(
+            f"Count down from {start} to {start - steps}.", ", ".join(map(str, numbers)) + "."
+        )
     numbers = range(start, start + steps + 1)
     return Exchange(f"Count from {start} to {start + steps}.", ", ".join(map(str, numbers)) + ".")
 
@@ -153,7 +184,9 @@ def neighbor_number(rng: random.Random) -> Exchange:
     """The number after or before."""
     number, step = rng.randint(1, 98), rng.choice((1, -1))
     word = "after" if step > 0 else "before"
-    return Exchange(f"Which number comes {word} {number}?", f"{number + step} comes {word} {number}.")
+    return Exchange(
+        f"Which number comes {word} {number}?", f"{number + step} comes {word} {number}."
+    )
 
 
 def small_fact(rng: random.Random) -> Exchange:
@@ -167,13 +200,22 @@ def small_fact(rng: random.Random) -> Exchange:
         return Exchange(f"What is a baby {a} called?", f"A baby {a} is called {with_article(b)}.")
     if kind == 2:
         a, b = rng.choice(facts.SOUNDS)
-        return Exchange(f"What sound does {with_article(a)} make?", f"{with_article(a).capitalize()} says {b}.")
+        return Exchange(
+            f"What sound does {with_article(a)} make?", f"{with_article(a).capitalize()} says {b}."
+        )
     if kind == 3:
         a, b = rng.choice(facts.CAPITALS)
-        return Exchange(f"What is the capital of {a}?", f"The capital of {a} is {b}.", f"{b} is the capital of {a}.")
+        return Exchange(
+            f"What is the capital of {a}?",
+            f"The capital of {a} is {b}.",
+            f"{b} is the capital of {a}.",
+        )
     if kind == 4:
         a, b = rng.choice(facts.LEGS)
-        return Exchange(f"How many legs does {with_article(a)} have?", f"{with_article(a).capitalize()} has {b} legs.")
+        return Exchange(
+            f"How many legs does {with_article(a)} have?",
+            f"{with_article(a).capitalize()} has {b} legs.",
+        )
     if kind == 5:
         a, b = rng.choice(facts.COLOR_OF)
         return Exchange(f"What color is {a}?", f"{a.capitalize()} is {b}.")
@@ -181,7 +223,9 @@ def small_fact(rng: random.Random) -> Exchange:
         word = rng.choice(facts.SPELL)
         return Exchange(f"How do you spell {word}?", f"{word} is spelled {'-'.join(word)}.")
     thing = rng.choice(list(facts.MEANINGS))
-    return Exchange(rng.choice((f"What is {thing}?", f"Tell me what {thing} is.")), facts.MEANINGS[thing])
+    return Exchange(
+        rng.choice((f"What is {thing}?", f"Tell me what {thing} is.")), facts.MEANINGS[thing]
+    )
 
 
 def calendar(rng: random.Random) -> Exchange:
@@ -206,13 +250,17 @@ def grouping(rng: random.Random) -> Exchange:
     ask = f"Is {with_article(word)} {with_article(group)}?"
     if word in facts.GROUPS[group]:
         return Exchange(ask, f"Yes, {with_article(word)} is {with_article(group)}.")
-    return Exchange(ask, f"No, {with_article(word)} is not {with_article(group)}. It is {with_article(own)}.")
+    return Exchange(
+        ask, f"No, {with_article(word)} is not {with_article(group)}. It is {with_article(own)}."
+    )
 
 
 def small_talk(rng: random.Random) -> Exchange:
     """Politeness."""
     asks, answers = rng.choice(facts.SMALL_TALK)
-    return Exchange(rng.choice(asks.split("|")), rng.choice(answers.split("|")), "The user is being friendly.")
+    return Exchange(
+        rng.choice(asks.split("|")), rng.choice(answers.split("|")), "The user is being friendly."
+    )
 
 
 def ask_story(rng: random.Random, story: Story) -> Exchange:
@@ -224,7 +272,14 @@ def ask_story(rng: random.Random, story: Story) -> Exchange:
     ))  # fmt: skip
     ask = way.format(story.subject)
     if rng.random() < 0.12:
-        ask = rng.choice(("Tell me a story.", "Tell me a short story.", "I want to hear a story.", "A story, please!"))
+        ask = rng.choice(
+            (
+                "Tell me a story.",
+                "Tell me a short story.",
+                "I want to hear a story.",
+                "A story, please!",
+            )
+        )
     return Exchange(ask, story.text, f"I will tell a story about {story.subject}. {story.summary}")
 
 
@@ -243,7 +298,13 @@ def story_questions(rng: random.Random) -> Chat:
     chosen = rng.sample(story.asks, min(len(story.asks), rng.choice((1, 2, 3, 4))))
     first, *rest = [Exchange(ask, answer, story.summary) for ask, answer in chosen]
     if rng.random() < 0.2:
-        ask = rng.choice(("What is this story about?", "Tell me in one sentence what happens.", "Give a short summary."))
+        ask = rng.choice(
+            (
+                "What is this story about?",
+                "Tell me in one sentence what happens.",
+                "Give a short summary.",
+            )
+        )
         first, rest = Exchange(ask, story.summary), [first, *rest]
     lead = rng.choice(("Read this story.", "Here is a story.", "Listen to this story."))
     first = Exchange(f"{lead}\n{story.text}\n{first.ask}", first.answer, first.thought)
@@ -255,7 +316,11 @@ def story_finished(rng: random.Random) -> Chat:
     story = tell(rng)
     beats, at = story.text.split("\n"), rng.choice((1, 2))
     ask = rng.choice(("Finish this story.", "Continue the story.", "How does this story go on?"))
-    return Chat("finish", "", (Exchange(ask + "\n" + "\n".join(beats[:at]), "\n".join(beats[at:]), story.summary),))
+    return Chat(
+        "finish",
+        "",
+        (Exchange(ask + "\n" + "\n".join(beats[:at]), "\n".join(beats[at:]), story.summary),),
+    )
 
 
 SHORT_KINDS: tuple[tuple[float, Callable[[random.Random], Exchange]], ...] = (
@@ -267,7 +332,9 @@ SHORT_KINDS: tuple[tuple[float, Callable[[random.Random], Exchange]], ...] = (
 def short_chat(rng: random.Random) -> Chat:
     """One to six short questions of mixed kinds, mostly sums."""
     weights = [weight for weight, _ in SHORT_KINDS]
-    makers = rng.choices([maker for _, maker in SHORT_KINDS], weights, k=rng.choice((1, 1, 2, 3, 4, 6)))
+    makers = rng.choices(
+        [maker for _, maker in SHORT_KINDS], weights, k=rng.choice((1, 1, 2, 3, 4, 6))
+    )
     return Chat("short", "", tuple(maker(rng) for maker in makers))
 
 

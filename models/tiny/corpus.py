@@ -1,7 +1,8 @@
 """Turn texts and the generators into packed rows of token ids, and keep a hold-out apart.
 
-Knows the mixture's parts and the chat form; knows nothing of the network. A row is 1,025 ids (uint16); each row
-begins at the start of a document. Ids with bit 15 set are read but not trained on (what the user says).
+Knows the mixture's parts and the chat form; knows nothing of the network. A row is 1,025 ids
+(uint16); each row begins at the start of a document. Ids with bit 15 set are read but not
+trained on (what the user says).
   python -m spark_engine.models.tiny.corpus --texts DIR --out DIR [--stories N --chat N --short N]
 """
 
@@ -27,8 +28,15 @@ ROW = 1025
 UNTRAINED = 1 << 15
 HELD_OUT_IN = 20
 END = "<|endoftext|>"
-SMALL = ("asp_ccby", "pb_ccby", "fairytaleqa_stories", "lcats_grimm", "lcats_anderson", "lcats_wilde_happy_prince",
-         "aesop_for_children")  # fmt: skip
+SMALL = (
+    "asp_ccby",
+    "pb_ccby",
+    "fairytaleqa_stories",
+    "lcats_grimm",
+    "lcats_anderson",
+    "lcats_wilde_happy_prince",
+    "aesop_for_children",
+)
 OLD = ("chilit_simple",)
 SIMPLEST = ("asp_ccby", "pb_ccby", "aesop_for_children")
 
@@ -38,7 +46,10 @@ Piece = tuple[str, bool]
 
 def is_held_out(text: str) -> bool:
     """One document in twenty, by a hash of its beginning."""
-    return int.from_bytes(hashlib.blake2b(text[:200].encode(), digest_size=4).digest()) % HELD_OUT_IN == 0
+    return (
+        int.from_bytes(hashlib.blake2b(text[:200].encode(), digest_size=4).digest()) % HELD_OUT_IN
+        == 0
+    )
 
 
 def read_documents(texts: Path, names: Iterable[str]) -> list[str]:
@@ -52,19 +63,29 @@ def read_documents(texts: Path, names: Iterable[str]) -> list[str]:
 
 
 def openings(text: str) -> set[str]:
-    """The first 60 characters of every longer paragraph: the fingerprint by which a repeated text is known."""
+    """The first 60 characters of every longer paragraph: the fingerprint by which a repeated text
+    is known.
+    """
     return {line.strip()[:60] for line in text.split("\n") if len(line.strip()) > 80}
 
 
-def split_documents(texts: Path, names: Iterable[str], secret: set[str]) -> tuple[list[str], list[str]]:
-    """(training, held out); a training document that shares a paragraph with the hold-out is dropped."""
+def split_documents(
+    texts: Path, names: Iterable[str], secret: set[str]
+) -> tuple[list[str], list[str]]:
+    """(training, held out); a training document that shares a paragraph with the hold-out is
+    dropped.
+    """
     documents = read_documents(texts, names)
     held = [text for text in documents if is_held_out(text)]
-    return [text for text in documents if not is_held_out(text) and not openings(text) & secret], held
+    return [
+        text for text in documents if not is_held_out(text) and not openings(text) & secret
+    ], held
 
 
 def render(conversation: Chat, thinking: bool) -> list[Piece]:
-    """A conversation in the chat form as (text, trained) pieces; only the last answer carries a think block."""
+    """A conversation in the chat form as (text, trained) pieces; only the last answer carries a
+    think block.
+    """
     pieces: list[Piece] = []
     if conversation.system:
         pieces.append((f"<|im_start|>system\n{conversation.system}<|im_end|>\n", False))
@@ -105,7 +126,9 @@ def chat_document(rng: random.Random, short_share: float) -> list[Piece]:
 
 
 def pack(documents: Iterable[Ids]) -> Ids:
-    """Fill rows with whole documents; the last one of a row is cut, long ones run over several rows. [rows, ROW]"""
+    """Fill rows with whole documents; the last one of a row is cut, long ones run over several
+    rows. [rows, ROW]
+    """
     rows: list[Ids] = []
     row = np.empty(ROW, dtype=np.uint16)
     used = 0
@@ -153,7 +176,12 @@ def tale_questions(path: Path, secret: set[str]) -> list[list[Piece]]:
     chats = []
     for entry in json.loads(path.read_text(encoding="utf-8")):
         context, ask, answer = entry["context"].strip(), entry["q"].strip(), entry["a"].strip()
-        if not answer or len(context) > 2400 or context[:50] in known or any(key in context for key in openings(context) & secret):
+        if (
+            not answer
+            or len(context) > 2400
+            or context[:50] in known
+            or any(key in context for key in openings(context) & secret)
+        ):
             continue
         answer = answer[0].upper() + answer[1:] + ("" if answer[-1] in ".!?" else ".")
         asked = Exchange(f"Read this story.\n{context}\n{ask[0].upper() + ask[1:]}", answer)
@@ -175,7 +203,10 @@ def real_parts(texts: Path, tokenizer: Tokenizer, rng: random.Random) -> dict[st
     parts["real"], parts["old"] = rows(small, 8), rows(old, 4)
     parts["simplest"] = rows(split_documents(texts, SIMPLEST, secret)[0], 8)
     parts["heldout_real"], parts["heldout_old"] = rows(small_held, 1), rows(old_held, 1)
-    tales = [encode(pieces, tokenizer) for pieces in tale_questions(texts / "fairytaleqa_qa.json", secret)]
+    tales = [
+        encode(pieces, tokenizer)
+        for pieces in tale_questions(texts / "fairytaleqa_qa.json", secret)
+    ]
     parts["tales"] = repack(tales, 1, rng)
     return parts
 
@@ -185,13 +216,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stories", type=float, default=100e6, help="tokens of generated stories")
-    parser.add_argument("--chat", type=float, default=80e6, help="tokens of chat with stories in it")
+    parser.add_argument("--stories", type=float, default=120e6, help="tokens of generated stories")
+    parser.add_argument(
+        "--chat", type=float, default=100e6, help="tokens of chat with stories in it"
+    )
     parser.add_argument("--short", type=float, default=60e6, help="tokens of short questions")
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    makers = {
+    makers: dict[str, tuple[float, Callable[[random.Random], list[Piece]], int]] = {
         "stories": (arguments.stories, story_document, 1_000),
         "chat": (arguments.chat, partial(chat_document, short_share=0.0), 2_000),
         "short": (arguments.short, partial(chat_document, short_share=1.0), 3_000),

@@ -1,8 +1,10 @@
-"""Measure the tiny model: calibration amax, held-out perplexity, held-out sums, sample stories; bf16 and quantised.
+"""Measure the tiny model: calibration amax, held-out perplexity, held-out sums, sample stories;
+bf16 and quantised.
 
-Knows how to stand in for the quantised projections (the numbers of the file, fp32 sums); knows nothing of training.
-Decoding recomputes the whole text for each token: simple, and quick enough at this size.
-  python -m spark_engine.models.tiny.evaluate --data DIR --weights DIR --calibrate FILE [--report FILE]
+Knows how to stand in for the quantised projections (the numbers of the file, fp32 sums); knows
+nothing of training. Decoding recomputes the whole text for each token: simple, and quick enough
+at this size.
+  python -m spark_engine.models.tiny.evaluate --data DIR --weights DIR --calibrate FILE
   python -m spark_engine.models.tiny.evaluate --data DIR --checkpoint DIR --report FILE
 """
 
@@ -21,7 +23,14 @@ from torch import Tensor
 
 from spark_engine.models.tiny import quantize
 from spark_engine.models.tiny.chatgen import Exchange, sum_exchange
-from spark_engine.models.tiny.network import CHUNK, Linear, Network, look_away, next_token_loss, plain_linear
+from spark_engine.models.tiny.network import (
+    CHUNK,
+    Linear,
+    Network,
+    look_away,
+    next_token_loss,
+    plain_linear,
+)
 from spark_engine.models.tiny.shape import PREFIX, TINY, Shape, module_table
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -72,7 +81,9 @@ class Calibration:
 
 @dataclass(frozen=True)
 class StaticFp8:
-    """The FP8 projections as the file means them: inputs and weights e4m3, sums in fp32, scaled once."""
+    """The FP8 projections as the file means them: inputs and weights e4m3, sums in fp32, scaled
+    once.
+    """
 
     scales: Mapping[str, tuple[float, float]]  # module -> (input_scale, weight_scale)
 
@@ -106,15 +117,23 @@ class Subject:
 
 def load_weights(network: Network, tensors: Mapping[str, np.ndarray]) -> None:
     """Put tensors under official names (experts fused or split) into the network."""
-    plain = {name: torch.from_numpy(np.asarray(tensor, dtype=np.float32)) for name, tensor in tensors.items()}
+    plain = {
+        name: torch.from_numpy(np.asarray(tensor, dtype=np.float32))
+        for name, tensor in tensors.items()
+    }
     shape = network.shape
     for layer in range(shape.layers):
         root = f"{PREFIX}layers.{layer}.mlp.experts."
         if f"{root}gate_up_proj" in plain:
             continue
-        both = [torch.cat([plain.pop(f"{root}{e}.{leaf}") for leaf in ("gate_proj", "up_proj")]) for e in range(shape.experts)]
+        both = [
+            torch.cat([plain.pop(f"{root}{e}.{leaf}") for leaf in ("gate_proj", "up_proj")])
+            for e in range(shape.experts)
+        ]
         plain[f"{root}gate_up_proj"] = torch.stack(both)
-        plain[f"{root}down_proj"] = torch.stack([plain.pop(f"{root}{e}.down_proj") for e in range(shape.experts)])
+        plain[f"{root}down_proj"] = torch.stack(
+            [plain.pop(f"{root}{e}.down_proj") for e in range(shape.experts)]
+        )
     named = {}
     for name in network.state_dict():
         named[name] = plain[name] if name in plain else plain[name.removesuffix(".weight")]
@@ -164,8 +183,12 @@ def perplexity(subject: Subject, rows: Tensor) -> float:
     return float(np.exp(total / count))
 
 
-def complete(subject: Subject, prompts: Sequence[str], most: int, heat: float = 0.0, seed: int = 0) -> list[str]:
-    """Texts that follow the prompts: greedy, or sampled at a temperature from the best 20 within 0.9."""
+def complete(
+    subject: Subject, prompts: Sequence[str], most: int, heat: float = 0.0, seed: int = 0
+) -> list[str]:
+    """Texts that follow the prompts: greedy, or sampled at a temperature from the best 20 within
+    0.9.
+    """
     generator = torch.Generator(subject.device).manual_seed(seed)
     stops = [subject.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     encoded = [subject.tokenizer.encode(prompt).ids for prompt in prompts]
@@ -204,23 +227,34 @@ def chat_prompt(ask: str, thinking: bool) -> str:
 
 
 def sums(subject: Subject, thinking: bool, number: int, held_out: bool = True) -> dict[str, object]:
-    """Share of sums answered rightly (greedy), by operation; held-out ones, or ones seen in training."""
+    """Share of sums answered rightly (greedy), by operation; held-out ones, or ones seen in
+    training.
+    """
     rng = random.Random(99)
     exchanges: list[Exchange] = [sum_exchange(rng, held_out) for _ in range(number)]
-    answers = complete(subject, [chat_prompt(x.ask, thinking) for x in exchanges], 110 if thinking else 16)
-    right = [given.split("</think>")[-1].strip() == x.answer for given, x in zip(answers, exchanges, strict=True)]
+    answers = complete(
+        subject, [chat_prompt(x.ask, thinking) for x in exchanges], 110 if thinking else 16
+    )
+    right = [
+        given.split("</think>")[-1].strip() == x.answer
+        for given, x in zip(answers, exchanges, strict=True)
+    ]
     figures: dict[str, object] = {"all": round(float(np.mean(right)), 4)}
     for op in "+-*":
         of_kind = [ok for ok, x in zip(right, exchanges, strict=True) if f" {op} " in x.answer]
         if of_kind:
             figures[op] = round(float(np.mean(of_kind)), 4)
-    wrong = [(x.ask, given) for ok, given, x in zip(right, answers, exchanges, strict=True) if not ok]
+    wrong = [
+        (x.ask, given) for ok, given, x in zip(right, answers, exchanges, strict=True) if not ok
+    ]
     return figures | {"wrong": wrong[:5]}
 
 
 def stories(subject: Subject, heat: float) -> dict[str, str]:
     """What the model makes of the sample prompts."""
-    prompts = [ask if ask.startswith("Once") else chat_prompt(ask, thinking=False) for ask in SAMPLES]
+    prompts = [
+        ask if ask.startswith("Once") else chat_prompt(ask, thinking=False) for ask in SAMPLES
+    ]
     told = complete(subject, prompts, 320, heat, seed=4)
     return {f"{ask} (T={heat})": text for ask, text in zip(SAMPLES, told, strict=True)}
 
@@ -245,7 +279,9 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--weights", type=Path, help="folder of bf16 weights")
     source.add_argument("--checkpoint", type=Path, help="folder of the quantised checkpoint")
-    parser.add_argument("--calibrate", type=Path, help="write input amax of every quantised module here")
+    parser.add_argument(
+        "--calibrate", type=Path, help="write input amax of every quantised module here"
+    )
     parser.add_argument("--report", type=Path, help="write the figures here")
     parser.add_argument("--sums", type=int, default=1000)
     parser.add_argument("--device", default="cuda")
@@ -254,9 +290,14 @@ def main() -> None:
     load = from_bf16 if arguments.weights else from_checkpoint
     subject = load(arguments.weights or arguments.checkpoint, device, torch.bfloat16)
     if arguments.calibrate:
-        parts = [np.load(arguments.data / f"{name}.npy")[:24] for name in ("stories", "chat", "short", "simplest", "real")]
+        parts = [
+            np.load(arguments.data / f"{name}.npy")[:24]
+            for name in ("stories", "chat", "short", "simplest", "real")
+        ]
         rows = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
-        arguments.calibrate.write_text(json.dumps(calibrate(subject, rows), indent=1) + "\n", encoding="utf-8")
+        arguments.calibrate.write_text(
+            json.dumps(calibrate(subject, rows), indent=1) + "\n", encoding="utf-8"
+        )
     if arguments.report:
         figures = report(subject, arguments.data, arguments.sums)
         arguments.report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -29,7 +29,9 @@ CAPITALS = pairs(
     " Cuba Havana, Canada Ottawa, Poland Warsaw, Austria Vienna, Ireland Dublin, Portugal Lisbon, China Beijing,"
     " Germany Berlin, India New Delhi, England London, Sweden Stockholm, Denmark Copenhagen, Turkey Ankara"
 )
-LEGS = pairs("spider eight, dog four, bird two, bee six, cat four, ant six, horse four, duck two, snail no, snake no, cow four, fly six")
+LEGS = pairs(
+    "spider eight, dog four, bird two, bee six, cat four, ant six, horse four, duck two, snail no, snake no, cow four, fly six"
+)
 COLOR_OF = pairs(
     "grass green, snow white, coal black, blood red, milk white, gold yellow, chocolate brown, honey golden, charcoal black,"
     " chalk white, spinach green, butter yellow"
@@ -84,15 +86,25 @@ GROUPS = MappingProxyType(
     }
 )
 DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = words("January February March April May June July August September October November December")
+MONTHS = words(
+    "January February March April May June July August September October November December"
+)
 SPELL = words(
     "cat dog sun moon tree book fish bird milk ball house water apple bread happy green friend school garden river mouse"
     " horse train table chair star snow rain door lamp"
 )
-COUNTABLE = words("apple shell coin book cookie stone egg pencil ball card nut flower button star cup")
+COUNTABLE = words(
+    "apple shell coin book cookie stone egg pencil ball card nut flower button star cup"
+)
 SMALL_TALK = (
-    ("Hello!|Hi!|Hello there.|Hey!|Hi there!", "Hello! What would you like to talk about?|Hello! Would you like to hear a story?"),
-    ("Hi, how are you?|How are you?|How are you today?", "I am fine, thank you. How are you?|I am well, thank you. And you?"),
+    (
+        "Hello!|Hi!|Hello there.|Hey!|Hi there!",
+        "Hello! What would you like to talk about?|Hello! Would you like to hear a story?",
+    ),
+    (
+        "Hi, how are you?|How are you?|How are you today?",
+        "I am fine, thank you. How are you?|I am well, thank you. And you?",
+    ),
     (
         "Who are you?|What are you?|Tell me about yourself.",
         "I am a very small language model. I can tell stories and do easy sums.|I am a tiny language model who likes stories.",
@@ -104,7 +116,10 @@ SMALL_TALK = (
     ("Thank you!|Thanks!|Thank you very much.", "You are welcome!"),
     ("Good night.|Good night!|I am going to bed.", "Good night! Sleep well."),
     ("What is your name?|Do you have a name?", "I do not have a name. I am a tiny language model."),
-    ("Are you a person?|Are you human?|Are you a robot?", "No, I am not a person. I am a computer program."),
+    (
+        "Are you a person?|Are you human?|Are you a robot?",
+        "No, I am not a person. I am a computer program.",
+    ),
     (
         "Who will win the next election?|What is the meaning of life?|Who won the game yesterday?|What time is it?"
         "|What is the weather today?|Can you write a computer program?|What is the news today?|Translate this into French.",
@@ -112,9 +127,18 @@ SMALL_TALK = (
     ),
     ("Good morning!|Good morning.", "Good morning! Would you like to hear a story?"),
     ("Goodbye!|Bye!|See you later.", "Goodbye! Come back soon."),
-    ("I am sad.|I feel sad today.|I had a bad day.", "I am sorry to hear that. Would you like to hear a happy story?"),
-    ("I am happy!|I had a good day.|Today is a good day.", "That is nice to hear! What made you happy?"),
-    ("Do you like stories?|Do you know any stories?", "Yes, I like stories very much. Shall I tell you one?"),
+    (
+        "I am sad.|I feel sad today.|I had a bad day.",
+        "I am sorry to hear that. Would you like to hear a happy story?",
+    ),
+    (
+        "I am happy!|I had a good day.|Today is a good day.",
+        "That is nice to hear! What made you happy?",
+    ),
+    (
+        "Do you like stories?|Do you know any stories?",
+        "Yes, I like stories very much. Shall I tell you one?",
+    ),
     ("Can you do sums?|Can you do math?", "Yes, I can do small sums. Ask me one!"),
     ("Sorry.|I am sorry.", "That is all right."),
     ("You are funny.|You are nice.|I like you.", "Thank you! That is kind of you."),

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{([A-Za-z0-9_]+)(?::([ac]))?\}")
 QUESTION = re.compile(
-    r"(and |but )?(what|who|whose|why|where|when|how|which|is|are|do|does|did|can|may|will|shall|have you|has|were|was|am|could|would)\b"
+    r"(and |but )?(what|who|whose|why|where|when|how|which|is|are|do|does|did|can|may|will|shall"
+    r"|have you|has|were|was|am|could|would)\b"
 )
 EXCLAMATION = re.compile(
-    r"(what an? |what did i|how (kind|lovely|nice|sweet|silly|clever|strange|ugly|wonderful|dull|good|beautiful)"
+    r"(what an? |what did i"
+    r"|how (kind|lovely|nice|sweet|silly|clever|strange|ugly|wonderful|dull|good|beautiful)"
     r"|whoever|do not|do you see that$|when |who[a-z]* (found|comes))"
 )
 VOWEL_SOUND = re.compile(r"(?!uni|one\b|use)[aeiou]|hour|honest", re.IGNORECASE)
@@ -30,8 +32,9 @@ VOWEL_SOUND = re.compile(r"(?!uni|one\b|use)[aeiou]|hour|honest", re.IGNORECASE)
 class Plot:
     """One plot: beats in order, questions with their answers, and a one-sentence summary.
 
-    `slots` maps a name, or several split by " / ", to alternatives split the same way, so that words that
-    belong together are drawn together. `cast` gives the two players: c child, a animal, x either.
+    `slots` maps a name, or several split by " / ", to alternatives split the same way, so that
+    words that belong together are drawn together. `cast` gives the two players: c child, a animal,
+    x either.
     """
 
     name: str
@@ -82,7 +85,9 @@ def fill(pattern: str, scene: Scene, depth: int = 0) -> str:
 
 
 def is_question(sentence: str) -> bool:
-    """Whether a spoken sentence asks something, judged by its first word (and the word after a comma)."""
+    """Whether a spoken sentence asks something, judged by its first word (and the word after a
+    comma).
+    """
     lead = re.split(r"[,:] ", sentence.strip().lower())[-1]
     for clause in (sentence.strip().lower(), lead):
         if QUESTION.match(clause) and not EXCLAMATION.match(clause):
@@ -132,7 +137,7 @@ def phrasings(pattern: str, slots: Mapping[str, str], depth: int = 0) -> int:
 def top_groups(pattern: str) -> list[list[str]]:
     """The outermost [..|..] groups of a pattern, each as its list of branches."""
     groups: list[list[str]] = []
-    level, start = 0, 0
+    level = 0
     branch_starts: list[int] = []
     for at, char in enumerate(pattern):
         if char == "[":
@@ -150,4 +155,3 @@ def top_groups(pattern: str) -> list[list[str]]:
     if level:
         raise ValueError(f"brackets do not close in {pattern!r}")
     return groups
-

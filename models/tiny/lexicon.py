@@ -77,64 +77,94 @@ PLACES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "park": (
             "in the park",
-            items("under the slide, behind a bench, in the sandbox, near the swings, under a big oak tree"),
+            items(
+                "under the slide, behind a bench, in the sandbox, near the swings, under a big oak tree"
+            ),
         ),
         "garden": (
             "in the garden",
-            items("under a bush, behind the shed, between the roses, in the flower bed, next to the gate"),
+            items(
+                "under a bush, behind the shed, between the roses, in the flower bed, next to the gate"
+            ),
         ),
         "beach": (
             "at the beach",
-            items("behind a rock, under a towel, in a hole in the sand, near a sand castle, beside a little pool"),
+            items(
+                "behind a rock, under a towel, in a hole in the sand, near a sand castle, beside a little pool"
+            ),
         ),
         "forest": (
             "in the forest",
-            items("under a fern, inside a hollow log, behind a mossy stone, in a pile of leaves, by the stream"),
+            items(
+                "under a fern, inside a hollow log, behind a mossy stone, in a pile of leaves, by the stream"
+            ),
         ),
         "farm": (
             "on the farm",
-            items("in the barn, under a haystack, behind the tractor, near the pond, beside the fence"),
+            items(
+                "in the barn, under a haystack, behind the tractor, near the pond, beside the fence"
+            ),
         ),
         "school": (
             "at school",
-            items("under a desk, behind the door, in the reading corner, on a high shelf, in a box of crayons"),
+            items(
+                "under a desk, behind the door, in the reading corner, on a high shelf, in a box of crayons"
+            ),
         ),
         "house": (
             "in the house",
-            items("under the bed, behind the sofa, in a kitchen drawer, on top of the cupboard, in the laundry basket"),
+            items(
+                "under the bed, behind the sofa, in a kitchen drawer, on top of the cupboard, in the laundry basket"
+            ),
         ),
         "market": (
             "at the market",
-            items("under a table, behind a cart, next to the flower stand, in a paper bag, beside a barrel"),
+            items(
+                "under a table, behind a cart, next to the flower stand, in a paper bag, beside a barrel"
+            ),
         ),
         "library": (
             "in the library",
-            items("between two books, under the stairs, behind a shelf, on the window sill, next to the globe"),
+            items(
+                "between two books, under the stairs, behind a shelf, on the window sill, next to the globe"
+            ),
         ),
         "meadow": (
             "in the meadow",
-            items("in the tall grass, behind a stump, under a wild rose, near the old wall, beside a puddle"),
+            items(
+                "in the tall grass, behind a stump, under a wild rose, near the old wall, beside a puddle"
+            ),
         ),
         "harbor": (
             "at the harbor",
-            items("behind a net, under a boat, inside a coil of rope, on a wet step, beside a crate"),
+            items(
+                "behind a net, under a boat, inside a coil of rope, on a wet step, beside a crate"
+            ),
         ),
         "attic": (
             "in the attic",
-            items("in a dusty trunk, behind a mirror, under a blanket, inside an old hat, near the little window"),
+            items(
+                "in a dusty trunk, behind a mirror, under a blanket, inside an old hat, near the little window"
+            ),
         ),
         "village": (
             "in the village",
-            items("behind the well, under a cart, beside the bakery, on the church steps, near the fountain"),
+            items(
+                "behind the well, under a cart, beside the bakery, on the church steps, near the fountain"
+            ),
         ),
     }
 )
-COLORS = words("red blue green yellow orange purple pink white black brown silver golden gray striped spotted")
+COLORS = words(
+    "red blue green yellow orange purple pink white black brown silver golden gray striped spotted"
+)
 TOYS = words(
     "ball kite doll drum boat train truck puzzle robot yo-yo top scarf hat book basket bell lantern whistle bucket"
     " umbrella ribbon marble flute mitten button pencil blanket wagon balloon key"
 )
-WEATHER = words("sunny windy cloudy warm cool bright foggy quiet rainy frosty fine lovely gray mild")
+WEATHER = words(
+    "sunny windy cloudy warm cool bright foggy quiet rainy frosty fine lovely gray mild"
+)
 TRAITS = words(
     "kind brave shy curious funny careful cheerful gentle clever stubborn sleepy busy quiet polite lively dreamy"
     " patient proud hungry honest playful thoughtful messy friendly"
@@ -172,11 +202,18 @@ LIKES = items(
     " sea shells, marching bands, roasted chestnuts, knitting scarves, puppet plays, horses, thunder and lightning, tea parties"
 )
 DETAILS = (
-    "{heF:c} liked {like}.", "{NF} loved {like}.", "More than anything, {heF} liked {like}.", "{heF:c} was known for {hisF} love of"
-    " {like}.", "{NF} was {TF}, and {heF} liked {like}.", "Everyone knew that {NF} liked {like}.",
-    "{heF:c} had {eyes} and liked {like}.", "{NF} often wore {col:a} [hat|scarf|ribbon] and liked {like}.",
+    "{heF:c} liked {like}.",
+    "{NF} loved {like}.",
+    "More than anything, {heF} liked {like}.",
+    "{heF:c} was known for {hisF} love of {like}.",
+    "{NF} was {TF}, and {heF} liked {like}.",
+    "Everyone knew that {NF} liked {like}.",
+    "{heF:c} had {eyes} and liked {like}.",
+    "{NF} often wore {col:a} [hat|scarf|ribbon] and liked {like}.",
 )
-EYES = items("bright eyes, a big smile, a small nose, quick feet, a soft voice, a loud laugh, big ears, gentle eyes, a busy mind")
+EYES = items(
+    "bright eyes, a big smile, a small nose, quick feet, a soft voice, a loud laugh, big ears, gentle eyes, a busy mind"
+)
 
 MACROS: Mapping[str, str] = MappingProxyType(
     {

@@ -1,9 +1,11 @@
-"""The network in plain torch, for training and evaluation only: the maths of transformers' Qwen3_5Moe.
+"""The network in plain torch, for training and evaluation only: the maths of transformers'
+Qwen3_5Moe.
 
-Knows the forward pass; knows nothing of data, optimisers or files. Every matrix product of a quantisable module
-goes through one callable, so that calibration and fake quantisation can stand in for it. Experts are computed
-densely (all of them, weighted; zero for those not chosen), which at this size is faster than sorting tokens.
-Parameter names are those of the official checkpoint, experts fused: experts.gate_up_proj [E, 2I, H].
+Knows the forward pass; knows nothing of data, optimisers or files. Every matrix product of a
+quantisable module goes through one callable, so that calibration and fake quantisation can
+stand in for it. Experts are computed densely (all of them, weighted; zero for those not
+chosen), which at this size is faster than sorting tokens. Parameter names are those of the
+official checkpoint, experts fused: experts.gate_up_proj [E, 2I, H].
 """
 
 import math
@@ -55,7 +57,9 @@ class Matrix(nn.Module):
 
 
 def invert_unit_lower(strict: Tensor) -> Tensor:
-    """Inverse of I + strict for strictly lower triangular [.., 64, 64]: series on 8x8 blocks, then joined in pairs."""
+    """Inverse of I + strict for strictly lower triangular [.., 64, 64]: series on 8x8 blocks, then
+    joined in pairs.
+    """
     size = strict.shape[-1]
     eye = torch.eye(size, device=strict.device, dtype=strict.dtype)
     at = torch.arange(size, device=strict.device)
@@ -65,14 +69,18 @@ def invert_unit_lower(strict: Tensor) -> Tensor:
         inverse, power = inverse + inverse @ power, power @ power
     block = 8
     while block < size:
-        pairs = (at[:, None] // (2 * block) == at // (2 * block)) & (at[:, None] // block != at // block)
+        pairs = (at[:, None] // (2 * block) == at // (2 * block)) & (
+            at[:, None] // block != at // block
+        )
         inverse = inverse - inverse @ (strict * pairs) @ inverse
         block *= 2
     return inverse
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """The gated delta rule by chunks of 64 (exact). q, k, v [B, H, T, D]; g, beta [B, H, T]; T a multiple of 64."""
+    """The gated delta rule by chunks of 64 (exact). q, k, v [B, H, T, D]; g, beta [B, H, T]; T a
+    multiple of 64.
+    """
     b, h, t, d = q.shape
     q, k, v = (x.view(b, h, t // CHUNK, CHUNK, d) for x in (q, k, v))
     g, beta = (x.view(b, h, t // CHUNK, CHUNK) for x in (g, beta))
@@ -80,7 +88,11 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Ten
     causal = torch.ones(CHUNK, CHUNK, device=q.device, dtype=torch.bool).tril()
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, -torch.inf).exp()
     weighted = k * beta[..., None]
-    strict = (weighted @ k.transpose(-1, -2)) * decay * ~torch.eye(CHUNK, device=q.device, dtype=torch.bool)
+    strict = (
+        (weighted @ k.transpose(-1, -2))
+        * decay
+        * ~torch.eye(CHUNK, device=q.device, dtype=torch.bool)
+    )
     solve = invert_unit_lower(strict)
     u = solve @ (v * beta[..., None])
     w = solve @ (weighted * total.exp()[..., None])
@@ -126,7 +138,9 @@ class DeltaNet(nn.Module):
         qkv, z = linear(names, x, (self.in_proj_qkv.weight, self.in_proj_z.weight)).split(
             (2 * shape.key_width + shape.value_width, shape.value_width), -1
         )
-        rates = F.linear(x, torch.cat((self.in_proj_b.weight, self.in_proj_a.weight)).to(x.dtype)).float()
+        rates = F.linear(
+            x, torch.cat((self.in_proj_b.weight, self.in_proj_a.weight)).to(x.dtype)
+        ).float()
         beta, alpha = rates.transpose(1, 2).chunk(2, 1)  # [B, Hv, T] each
         g = -self.A_log.float().exp()[:, None] * F.softplus(alpha + self.dt_bias.float()[:, None])
         taps = self.conv1d.weight[:, 0].to(x.dtype).float()  # [channels, conv]
@@ -139,9 +153,15 @@ class DeltaNet(nn.Module):
         k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + 1e-6)
         repeat = shape.value_heads // shape.key_heads
         q, k = (y.repeat_interleave(repeat, 1) for y in (q, k))
-        o = gated_delta(q, k, v.view(b, t, shape.value_heads, -1).transpose(1, 2), g, beta.sigmoid())
+        o = gated_delta(
+            q, k, v.view(b, t, shape.value_heads, -1).transpose(1, 2), g, beta.sigmoid()
+        )
         o = o.transpose(1, 2).to(x.dtype).float()
-        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + shape.eps) * self.norm.weight.float()
+        o = (
+            o
+            * torch.rsqrt(o.square().mean(-1, keepdim=True) + shape.eps)
+            * self.norm.weight.float()
+        )
         o = (o * F.silu(z.view(b, t, shape.value_heads, -1).float())).to(x.dtype)
         return linear((f"{root}out_proj",), o.reshape(b, t, -1), (self.out_proj.weight,))
 
@@ -173,9 +193,9 @@ class Attention(nn.Module):
         shape, (b, t, _) = self.shape, x.shape
         names = (f"{root}q_proj", f"{root}k_proj", f"{root}v_proj")
         width = shape.kv_heads * shape.head_dim
-        qg, k, v = linear(names, x, (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)).split(
-            (2 * shape.heads * shape.head_dim, width, width), -1
-        )
+        qg, k, v = linear(
+            names, x, (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        ).split((2 * shape.heads * shape.head_dim, width, width), -1)
         q, gate = qg.view(b, t, shape.heads, 2 * shape.head_dim).chunk(2, -1)
         k, v = (y.view(b, t, shape.kv_heads, shape.head_dim).transpose(1, 2) for y in (k, v))
         q = rotate(self.q_norm(q).transpose(1, 2), shape.rotary_dim, shape.rope_theta)
@@ -195,9 +215,14 @@ class Experts(nn.Module):
         self.shape = shape
         self.gate = Matrix(shape.experts, shape.hidden, 0.5)
         self.experts = nn.Module()
-        wide, narrow = (shape.experts, 2 * shape.expert_width, shape.hidden), (shape.experts, shape.hidden, shape.expert_width)
+        wide, narrow = (
+            (shape.experts, 2 * shape.expert_width, shape.hidden),
+            (shape.experts, shape.hidden, shape.expert_width),
+        )
         self.experts.gate_up_proj = nn.Parameter(torch.randn(wide) / math.sqrt(shape.hidden))
-        self.experts.down_proj = nn.Parameter(torch.randn(narrow) * gain / math.sqrt(shape.expert_width))
+        self.experts.down_proj = nn.Parameter(
+            torch.randn(narrow) * gain / math.sqrt(shape.expert_width)
+        )
         self.shared_expert = nn.Module()
         self.shared_expert.gate_proj = Matrix(shape.shared_width, shape.hidden)
         self.shared_expert.up_proj = Matrix(shape.shared_width, shape.hidden)
@@ -209,12 +234,16 @@ class Experts(nn.Module):
         shape = self.shape
         p = F.linear(x, self.gate.weight.to(x.dtype)).float().softmax(-1)  # [B, T, E]
         at = torch.arange(shape.experts, device=x.device)
-        ahead = (p[..., None, :] > p[..., :, None]) | ((p[..., None, :] == p[..., :, None]) & (at < at[:, None]))
+        ahead = (p[..., None, :] > p[..., :, None]) | (
+            (p[..., None, :] == p[..., :, None]) & (at < at[:, None])
+        )
         chosen = (ahead.sum(-1) < shape.top_k).float()
         weight = p * chosen
         weight = weight / weight.sum(-1, keepdim=True)
         balance = shape.experts / shape.top_k * (chosen.mean((0, 1)) * p.mean((0, 1))).sum()
-        up = F.linear(x, self.experts.gate_up_proj.flatten(0, 1).to(x.dtype)).unflatten(-1, (shape.experts, 2, -1))
+        up = F.linear(x, self.experts.gate_up_proj.flatten(0, 1).to(x.dtype)).unflatten(
+            -1, (shape.experts, 2, -1)
+        )
         inner = F.silu(up[..., 0, :]) * up[..., 1, :]  # [B, T, E, I]
         watch(f"{root}experts.down_proj", inner * chosen[..., None].to(x.dtype))
         inner = inner * weight[..., None].to(x.dtype)
@@ -226,7 +255,9 @@ class Experts(nn.Module):
         watch(f"{root}gate_proj", x)
         watch(f"{root}shared_expert.down_proj", F.silu(left) * right)
         own = F.linear(F.silu(left) * right, shared.down_proj.weight.to(x.dtype))
-        return routed + own * F.linear(x, self.shared_expert_gate.weight.to(x.dtype)).sigmoid(), balance
+        return routed + own * F.linear(
+            x, self.shared_expert_gate.weight.to(x.dtype)
+        ).sigmoid(), balance
 
 
 class Layer(nn.Module):
@@ -262,7 +293,9 @@ class Body(nn.Module):
 
 
 class Network(nn.Module):
-    """The language model. `forward` gives the final hidden states; `logits` and `loss` go on from there."""
+    """The language model. `forward` gives the final hidden states; `logits` and `loss` go on from
+    there.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -272,17 +305,25 @@ class Network(nn.Module):
         self.lm_head = Matrix(shape.vocab, shape.hidden, 0.3)
 
     def forward(
-        self, ids: Tensor, dtype: torch.dtype, linear: Linear | None = None, watch: Watch = look_away
+        self,
+        ids: Tensor,
+        dtype: torch.dtype,
+        linear: Linear | None = None,
+        watch: Watch = look_away,
     ) -> tuple[Tensor, Tensor]:
         """(hidden [B, T, H] after the last norm, mean balance loss). T must be a multiple of 64."""
         body = self.model.language_model
         x = F.embedding(ids, body.embed_tokens.weight).to(dtype)
         balances = []
         for index, layer in enumerate(body.layers):
-            if linear is None:  # the same arguments for every layer, so that one compiled layer serves all
+            if (
+                linear is None
+            ):  # the same arguments for every layer, so that one compiled layer serves all
                 x, balance = layer(x)
             else:
-                x, balance = layer.forward(x, f"model.language_model.layers.{index}.", linear, watch)
+                x, balance = layer.forward(
+                    x, f"model.language_model.layers.{index}.", linear, watch
+                )
             balances.append(balance)
         hidden = body.norm(x)
         watch("lm_head", hidden)
@@ -294,7 +335,9 @@ class Network(nn.Module):
 
 
 def next_token_loss(hidden: Tensor, head: Tensor, rows: Tensor) -> Tensor:
-    """Mean cross-entropy over the trained targets. hidden [B, T, H]; rows [B, T + 1], bit 15 = not trained."""
+    """Mean cross-entropy over the trained targets. hidden [B, T, H]; rows [B, T + 1], bit 15 = not
+    trained.
+    """
     targets = rows[:, 1:]
     logits = F.linear(hidden, head.to(hidden.dtype)).float()
     losses = F.cross_entropy(logits.flatten(0, 1), (targets & 0x7FFF).flatten(), reduction="none")

@@ -53,8 +53,11 @@ TINY = Shape()
 
 
 def text_config(shape: Shape, ids: Mapping[str, int]) -> dict[str, object]:
-    """The text part of config.json, with every key NVIDIA's has. `ids` maps special tokens to ids."""
-    kinds = ["full_attention" if shape.is_full(layer) else "linear_attention" for layer in range(shape.layers)]
+    """config.json but for the quantisation, with every key NVIDIA's has. `ids`: token -> id."""
+    kinds = [
+        "full_attention" if shape.is_full(layer) else "linear_attention"
+        for layer in range(shape.layers)
+    ]
     return {
         "architectures": ["Qwen3_5MoeForCausalLM"],
         "attention_bias": False,
@@ -128,7 +131,9 @@ def mixer_tensors(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ..
 
 
 def module_table(shape: Shape) -> Mapping[str, tuple[tuple[int, ...], str]]:
-    """Every stored weight: module (fp8, nvfp4) or tensor (bf16) name -> (shape of the weight, kind)."""
+    """Every stored weight: module (fp8, nvfp4) or tensor (bf16) name -> (shape of the weight,
+    kind).
+    """
     table: dict[str, tuple[tuple[int, ...], str]] = {}
     table[PREFIX + "embed_tokens.weight"] = (shape.vocab, shape.hidden), "bf16"
     for layer in range(shape.layers):
@@ -150,7 +155,9 @@ def module_table(shape: Shape) -> Mapping[str, tuple[tuple[int, ...], str]]:
 
 
 def stored_tensors(shape: Shape) -> Mapping[str, tuple[tuple[int, ...], str]]:
-    """Every tensor of the quantised file: name -> (shape, safetensors dtype), after NVIDIA's 35B file."""
+    """Every tensor of the quantised file: name -> (shape, safetensors dtype), after NVIDIA's 35B
+    file.
+    """
     stored: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, (size, kind) in module_table(shape).items():
         if kind == "bf16":

@@ -1,4 +1,5 @@
-"""Tell one story: draw a plot, a cast and a setting, expand the beats, keep the facts for questions.
+"""Tell one story: draw a plot, a cast and a setting, expand the beats, keep the facts for
+questions.
 
 Knows the plot table and the lexicon; knows nothing about chat, tokens or files.
 """
@@ -48,8 +49,17 @@ PLOTS: tuple[Plot, ...] = (
     + plots_animals.PLOTS
     + plots_wonder.PLOTS
 )
-GENDERS = MappingProxyType({"f": ("she", "her", "her", "herself"), "m": ("he", "his", "him", "himself")})
-TITLES = ("{NF} and {NG}", "{AF}", "A Day for {NF}", "The Story of {NF}", "{NF}'s Day", "{AF} and {AG}")
+GENDERS = MappingProxyType(
+    {"f": ("she", "her", "her", "herself"), "m": ("he", "his", "him", "himself")}
+)
+TITLES = (
+    "{NF} and {NG}",
+    "{AF}",
+    "A Day for {NF}",
+    "The Story of {NF}",
+    "{NF}'s Day",
+    "{AF} and {AG}",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Story:
 
 
 def cast_player(tag: str, kind: str, scene: Scene) -> None:
-    """Put one player's name, kind, pronouns and trait into the scene under names that end in `tag`."""
+    """Put one player's name, kind, pronouns and trait into the scene; slot names end in `tag`."""
     rng, slots = scene.rng, scene.slots
     gender = rng.choice("fm")
     if kind == "x":
@@ -97,9 +107,18 @@ def set_scene(plot: Plot, rng: random.Random) -> Scene:
     helper = rng.choice(list(HELPERS))
     at, spots = PLACES[place]
     slots.update(zip(("s1", "s2", "s3"), rng.sample(spots, 3), strict=True))
-    slots.update(P=place, at=at, H=helper, heH=HELPERS[helper], W=rng.choice(WEATHER), lived=rng.choice(LIVED))
+    slots.update(
+        P=place,
+        at=at,
+        H=helper,
+        heH=HELPERS[helper],
+        W=rng.choice(WEATHER),
+        lived=rng.choice(LIVED),
+    )
     slots["hisH"] = "her" if slots["heH"] == "she" else "his"
-    slots.update(col=rng.choice(COLORS), toy=rng.choice(TOYS), O="{col} {toy}", food=rng.choice(FOODS))
+    slots.update(
+        col=rng.choice(COLORS), toy=rng.choice(TOYS), O="{col} {toy}", food=rng.choice(FOODS)
+    )
     slots.update(like=rng.choice(LIKES), eyes=rng.choice(EYES))
     slots["n"] = rng.choice(NUMBERS[1:6])
     for key, options in plot.slots.items():
@@ -125,11 +144,23 @@ def tell(rng: random.Random, plot: Plot | None = None) -> Story:
     scene = set_scene(plot, rng)
     detail = rng.choice(DETAILS) + " " if rng.random() < 0.4 else ""
     beats = [expand(beat, scene) for beat in ("{open} " + detail + plot.beats[0], *plot.beats[1:])]
-    asks = [(expand("What did {NF} like?", scene), expand("{NF} liked {like}.", scene))] if detail else []
+    asks = (
+        [(expand("What did {NF} like?", scene), expand("{NF} liked {like}.", scene))]
+        if detail
+        else []
+    )
     for ask in plot.asks:
         question, _, answer = ask.partition("? ")
         asks.append((expand(question + "?", scene), expand(answer, scene)))
-    subjects = ("{KF:a} named {NF}", "{KF:a} and {KG:a}", "{NF} and {NG}", "{KF:a}", "{KF:a}", plot.theme, "{AF}")
+    subjects = (
+        "{KF:a} named {NF}",
+        "{KF:a} and {KG:a}",
+        "{NF} and {NG}",
+        "{KF:a}",
+        "{KF:a}",
+        plot.theme,
+        "{AF}",
+    )
     return Story(
         plot=plot.name,
         theme=plot.theme,
@@ -143,6 +174,12 @@ def tell(rng: random.Random, plot: Plot | None = None) -> Story:
 
 
 def choose_subject(pattern: str, scene: Scene) -> str:
-    """What a reader might have asked for: 'a fox named Pip' (no capital at the start unless it is a name)."""
+    """What a reader might have asked for: 'a fox named Pip' (no capital at the start unless it is a
+    name).
+    """
     subject = expand(pattern, scene)
-    return subject[0].lower() + subject[1:] if pattern[:3] != "{NF" and pattern[:3] != "{AF" else subject
+    return (
+        subject[0].lower() + subject[1:]
+        if pattern[:3] != "{NF" and pattern[:3] != "{AF"
+        else subject
+    )

@@ -10,7 +10,16 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from spark_engine.models.tiny.chatgen import chat
 from spark_engine.models.tiny.storyteller import tell
@@ -18,10 +27,19 @@ from spark_engine.models.tiny.storyteller import tell
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 VOCABULARY = 4096
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-VISIBLE = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-# Contractions; letters with one leading mark; single digits; marks; line ends; other white space (Qwen3.5's rule).
+VISIBLE = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+# Contractions; letters with one leading mark; single digits; marks; line ends; other white space
+# (Qwen3.5's rule).
 SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -47,27 +65,35 @@ def train(texts: Path, seed: int) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(CONTROL) - len(VISIBLE),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(sample_text(texts, random.Random(seed)), trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in CONTROL]
+    )
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in VISIBLE])
     return tokenizer
 
 
 def config(tokenizer: Tokenizer) -> dict[str, object]:
-    """tokenizer_config.json as transformers reads it; the chat template lies beside it in its own file."""
+    """tokenizer_config.json as transformers reads it; the chat template lies beside it in its own
+    file.
+    """
     tokens = {
         str(tokenizer.token_to_id(text)): {
-            "content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": text,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": text in CONTROL,
         }
         for text in CONTROL + VISIBLE
-    }  # fmt: skip
+    }
     return {
         "add_bos_token": False,
         "add_prefix_space": False,
@@ -85,7 +111,9 @@ def config(tokenizer: Tokenizer) -> dict[str, object]:
 def main() -> None:
     """Write tokenizer.json (compact) and tokenizer_config.json into the checkpoint folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the training texts (*.txt)")
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="folder of the training texts (*.txt)"
+    )
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
     tokenizer = train(arguments.texts, arguments.seed)
@@ -93,7 +121,9 @@ def main() -> None:
         raise SystemExit(f"the texts gave only {tokenizer.get_vocab_size()} tokens; give more text")
     packed = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
     (CHECKPOINT / "tokenizer.json").write_text(packed + "\n", encoding="utf-8")
-    (CHECKPOINT / "tokenizer_config.json").write_text(json.dumps(config(tokenizer), indent=2) + "\n", encoding="utf-8")
+    (CHECKPOINT / "tokenizer_config.json").write_text(
+        json.dumps(config(tokenizer), indent=2) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

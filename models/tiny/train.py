@@ -1,8 +1,9 @@
 """Train the tiny model from scratch on the rows that corpus.py wrote.
 
-Knows the mixture, the schedule and how to stop and go on; the maths is network.py's. A run may be split: it stops by
-itself after --time-limit seconds, and the same command goes on from the saved state.
-  python -m spark_engine.models.tiny.train --data DIR --work DIR --steps 9000
+Knows the mixture, the schedule and how to stop and go on; the maths is network.py's. A run may
+be split: it stops by itself after --time-limit seconds, and the same command goes on from the
+saved state.
+  python -m spark_engine.models.tiny.train --data DIR --work DIR --steps 9400
 """
 
 import argparse
@@ -21,8 +22,12 @@ from spark_engine.models.tiny.muon import Muon
 from spark_engine.models.tiny.network import Network, next_token_loss
 from spark_engine.models.tiny.shape import TINY
 
-MAIN = MappingProxyType({"stories": 0.36, "chat": 0.31, "short": 0.28, "real": 0.02, "old": 0.012, "tales": 0.018})
-FINAL = MappingProxyType({"stories": 0.30, "chat": 0.38, "short": 0.31, "real": 0.005, "simplest": 0.005})
+MAIN = MappingProxyType(
+    {"stories": 0.36, "chat": 0.31, "short": 0.28, "real": 0.02, "old": 0.012, "tales": 0.018}
+)
+FINAL = MappingProxyType(
+    {"stories": 0.30, "chat": 0.38, "short": 0.31, "real": 0.005, "simplest": 0.005}
+)
 HELD_OUT = ("heldout_stories", "heldout_chat", "heldout_real", "heldout_old")
 WARM_UP, FALL_FROM, FINAL_FROM = 200, 0.65, 0.82
 BALANCE = 0.005
@@ -41,7 +46,10 @@ class Rows:
     def __init__(self, folder: Path, device: torch.device) -> None:
         self.device = device
         names = {*MAIN, *FINAL, *HELD_OUT}
-        self.parts = {name: torch.from_numpy(np.load(folder / f"{name}.npy").view(np.int16)).to(device) for name in names}
+        self.parts = {
+            name: torch.from_numpy(np.load(folder / f"{name}.npy").view(np.int16)).to(device)
+            for name in names
+        }
 
     def take(self, name: str, at: Tensor) -> Tensor:
         """Rows of one part, widened: int64 [n, 1025] with bit 15 for ids that are not trained."""
@@ -72,15 +80,25 @@ class Trainer:
         for name, parameter in self.network.named_parameters():
             if name.endswith(("gate_up_proj",)):
                 matrices.append((parameter, TINY.expert_width))
-            elif "proj_a" in name or "proj_b" in name or "gate.weight" in name or parameter.shape[1:2] in ((), (1,)):
+            elif (
+                "proj_a" in name
+                or "proj_b" in name
+                or "gate.weight" in name
+                or parameter.shape[1:2] in ((), (1,))
+            ):
                 vectors.append(parameter)
             elif "embed" in name or "lm_head" in name:
                 tables.append(parameter)
             else:
                 matrices.append((parameter, parameter.shape[-2]))
         self.muon = Muon(matrices)
-        groups = [{"params": tables, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, fused=device.type == "cuda")
+        groups = [
+            {"params": tables, "weight_decay": 0.05},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(
+            groups, betas=(0.9, 0.95), eps=1e-10, fused=device.type == "cuda"
+        )
         self.loss = next_token_loss
         if compiled:
             for layer in self.network.model.language_model.layers:
@@ -116,7 +134,11 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """State to go on from."""
-        state = {"network": self.network.state_dict(), "adam": self.adam.state_dict(), "muon": self.muon.state()}
+        state = {
+            "network": self.network.state_dict(),
+            "adam": self.adam.state_dict(),
+            "muon": self.muon.state(),
+        }
         torch.save(state | {"done": self.done, "seconds": self.seconds}, path)
 
     def load(self, path: Path) -> None:
@@ -144,22 +166,34 @@ def write_weights(network: Network, folder: Path) -> None:
         save_file(shard, folder / f"part{number}.safetensors")
 
 
-def train(trainer: Trainer, rows: Rows, steps: int, batch: int, peak: float, limit: float, log: Path) -> None:
+def train(
+    trainer: Trainer, rows: Rows, steps: int, batch: int, peak: float, limit: float, log: Path
+) -> None:
     """Run until the last step or the time limit, writing a line of figures now and then."""
     start = mark = time.monotonic()
     mark_step = trainer.done
     while trainer.done < steps:
         at = trainer.done
         mixture = FINAL if at >= FINAL_FROM * steps else MAIN
-        loss, balance = trainer.step(rows.batch(mixture, batch, trainer.seed * 10**6 + at), learning_rate(at, steps, peak))
+        loss, balance = trainer.step(
+            rows.batch(mixture, batch, trainer.seed * 10**6 + at), learning_rate(at, steps, peak)
+        )
         every = 20 if trainer.done < 100 else 200
         if trainer.done % every == 0 or trainer.done == steps:
-            figures = {"step": trainer.done, "loss": round(loss.item(), 4), "balance": round(balance.item(), 3)}
+            figures = {
+                "step": trainer.done,
+                "loss": round(loss.item(), 4),
+                "balance": round(balance.item(), 3),
+            }
             now = time.monotonic()
-            figures["tokens_per_second"] = round((trainer.done - mark_step) * batch * 1024 / (now - mark))
+            figures["tokens_per_second"] = round(
+                (trainer.done - mark_step) * batch * 1024 / (now - mark)
+            )
             mark, mark_step = now, trainer.done
             if trainer.done % 1000 == 0 or trainer.done == steps:
-                figures |= {name: round(value, 3) for name, value in trainer.held_out(rows, batch).items()}
+                figures |= {
+                    name: round(value, 3) for name, value in trainer.held_out(rows, batch).items()
+                }
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(figures) + "\n")
             print(json.dumps(figures), flush=True)
@@ -172,11 +206,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="rows written by corpus.py")
-    parser.add_argument("--work", type=Path, required=True, help="folder for state, log and final weights")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for state, log and final weights"
+    )
+    parser.add_argument("--steps", type=int, default=9400)
     parser.add_argument("--batch", type=int, default=64, help="rows of 1,024 tokens in a step")
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--time-limit", type=float, default=1e9, help="seconds after which to save and stop")
+    parser.add_argument(
+        "--time-limit", type=float, default=1e9, help="seconds after which to save and stop"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
@@ -190,7 +228,9 @@ def main() -> None:
         trainer.load(state)
     rows = Rows(arguments.data, device)
     log = arguments.work / "log.jsonl"
-    train(trainer, rows, arguments.steps, arguments.batch, arguments.rate, arguments.time_limit, log)
+    train(
+        trainer, rows, arguments.steps, arguments.batch, arguments.rate, arguments.time_limit, log
+    )
     trainer.save(state)
     write_weights(trainer.network, arguments.work / "weights")
     print(f"{trainer.done} of {arguments.steps} steps, {trainer.seconds:.0f} s", flush=True)
