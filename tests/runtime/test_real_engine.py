@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +24,7 @@ from spark_engine.tensors import Array
 from tests.runtime.real import load_random, random_request
 
 KINDS = (("f32", False), ("modelopt_mixed", True))
-Heard = list[tuple[object, ...]]
+Heard = list[tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
@@ -101,7 +102,7 @@ def test_traces_equal_solo_runs(
     # Recomputing goes another way through the network and rounds differently, which FP8
     # quantisation can make visible; swapping is exact everywhere.
     exact = swap or quantised(loaded)
-    limits = replace(loaded.limits, pages=7 if few else 20, max_seqs=6)
+    limits = replace(loaded.limits, pages=4 if few else 20, max_seqs=6)
     options = EngineOptions(
         policy=THROUGHPUT if seed % 2 else LATENCY,
         depth=depth,
@@ -109,24 +110,27 @@ def test_traces_equal_solo_runs(
     )
     engine, rng = Engine(replace(loaded, limits=limits), options), random.Random(seed)
     requests = [
-        replace(random_request(rng, 150, 30), priority=rng.choice((0, 0, 1))) for _ in range(7)
+        replace(random_request(rng, 70, 60), priority=rng.choice((0, 0, 1, 2))) for _ in range(7)
     ]
     events = _play(engine, requests, rng)
     engine.check_idle()
     for together, alone in zip(events, run_solo(loaded, requests), strict=True):
-        if together[-1].finish is FinishReason.CANCELLED:
-            assert heard(together[:-1]) == alone[: len(together) - 1]
-        elif exact:
-            assert heard(together) == alone
+        cut = together[-1].finish is FinishReason.CANCELLED
+        mine = heard(together[:-1] if cut else together)
+        theirs = alone[: len(mine)] if cut else alone
+        if exact:
+            assert mine == theirs
         else:
-            assert [t[0] for t in heard(together)] == [t[0] for t in alone]
+            assert [t[0] for t in mine] == [t[0] for t in theirs]
+            assert [t[3] for t in mine] == [t[3] for t in theirs]
+            np.testing.assert_allclose([t[1] for t in mine], [t[1] for t in theirs], atol=1e-3)
 
 
 def _play(engine: Engine, requests: list[Request], rng: random.Random) -> list[list[Event]]:
     events: dict[int, list[Event]] = {}
     queue = list(requests)
     while queue or not engine.idle:
-        if queue and rng.random() < 0.4:
+        if queue and rng.random() < 0.8:
             events[engine.submit(queue.pop(0))] = []
         if events and rng.random() < 0.03:
             engine.cancel(rng.choice(list(events)))
