@@ -6,7 +6,9 @@ intact, made for this machine, and fits its memory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,7 +70,11 @@ def load(path: Path, swap_bytes: int = 0, threads: int = 0) -> Loaded:
     targets = runnable_targets()
     folder = open_folder(path, manifest.target if manifest.target in targets else targets[0])
     manifest = folder.manifest  # from here on the verified one
-    executors = {(b.family, b.rows): _open(folder, b, threads) for b in manifest.buckets}
+    # A device has one owner; onnxruntime opens sessions side by side.
+    workers = os.cpu_count() if manifest.executor == "ort" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        opened = pool.map(lambda bucket: _open(folder, bucket, threads), manifest.buckets)
+        executors = {(b.family, b.rows): e for b, e in zip(manifest.buckets, opened, strict=True)}
     limits, eos = manifest.limits, manifest.eos_token_ids
     return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder)
 
