@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_engine.builder.delta_rules import GDN_DECODE
 from spark_engine.builder.merge_rules import MERGE_PROJECTIONS, SHARED_EXPERT
 from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
 from spark_engine.builder.rewrite import Rule
@@ -12,4 +13,5 @@ RULES: tuple[Rule, ...] = (
     NORM_QUANT,
     ACT_QUANT,
     GATED_NORM_QUANT,
+    GDN_DECODE,  # last: takes over what the gated norm has become
 )

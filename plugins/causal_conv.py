@@ -12,6 +12,7 @@ import numpy as np
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.causal_conv_cuda import CUDA
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.tiles import (
@@ -71,22 +72,33 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """K shifted multiply-adds; the state is gathered before and scattered at the end."""
     f = Text()
-    tile, n = int(attrs["tile"]), specs[3].dims[0]
+    fragment(f, int(attrs["tile"]), specs, ("x", "weight"), ("c", "state_out"))
+    return f.function("causal_conv", INPUTS, ("c", "state_out"))
+
+
+def fragment(
+    f: Text,
+    tile: int,
+    specs: tuple[TensorSpec, ...],
+    names: tuple[str, str],
+    outs: tuple[str, str],
+) -> None:
+    """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
+    n = specs[3].dims[0]
     channels, taps = specs[1].dims
     rows = read_rows(f, "slots", "starts", "counts")
-    x = f.cast(f("Slice", "x", [0], [channels], [1]), DType.F32)
+    x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
     x = f("Reshape", x, [n, tile, channels])
     x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
     columns = f("Concat", _history(f, rows, x, n, tile, taps), x, axis=1)
-    y = _convolve(f, columns, tile, taps)
+    y = _convolve(f, names[1], columns, tile, taps)
     silu = f("Mul", y, f("Sigmoid", y))
-    f.cast(f("Reshape", silu, [n * tile, channels]), specs[0].dtype, out="c")
+    f.cast(f("Reshape", silu, [n * tile, channels]), specs[0].dtype, out=outs[0])
     steps = f("Add", over(f, rows.counts, [1]), np.arange(taps - 1)[None])  # [rows, K-1]
     newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
     target = over(f, final_slots(f, rows, n) if tile > 1 else rows.slots, [1])
     update = f.cast(newest, specs[2].dtype)
-    f("ScatterND", "conv_state", target, update, out="state_out")
-    return f.function("causal_conv", INPUTS, ("c", "state_out"))
+    f("ScatterND", "conv_state", target, update, out=outs[1])
 
 
 def _history(f: Text, rows: Rows, x: str, n: int, tile: int, taps: int) -> str:
@@ -101,9 +113,9 @@ def _history(f: Text, rows: Rows, x: str, n: int, tile: int, taps: int) -> str:
     return f("Where", over(f, continuing(f, rows, n), [1, 2]), before, stored)
 
 
-def _convolve(f: Text, columns: str, tile: int, taps: int) -> str:
+def _convolve(f: Text, weight: str, columns: str, tile: int, taps: int) -> str:
     """f32 [rows, tile, C]: the sum over taps, oldest first."""
-    by_tap = f("Transpose", "weight", perm=[1, 0])  # [K, C]
+    by_tap = f("Transpose", weight, perm=[1, 0])  # [K, C]
     total = ""
     for j in range(taps):
         term = f(
@@ -187,4 +199,5 @@ OP = Op(
     body=body,
     cases=CASES,
     aliases={1: 2},
+    cuda=CUDA,
 )

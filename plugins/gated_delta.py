@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import gated_delta_cases as cases
+from spark_engine.plugins import gdn_decode_cuda
 from spark_engine.plugins.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect
@@ -110,7 +111,13 @@ def _token(h: Heads, s: Wide, token: Array, rate: Array, a_log: Array, dt_bias: 
 
 def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One token per row; S k and S q share one pass over the old state."""
-    f, h = Text(), heads_of(attrs)
+    f = Text()
+    step_fragment(f, heads_of(attrs), specs, "state_out")
+    return f.function("gated_delta_step", INPUTS, OUTPUTS)
+
+
+def step_fragment(f: Text, h: Heads, specs: tuple[TensorSpec, ...], state_out: str) -> None:
+    """The body over the names INPUTS, written to `o` and `state_out`."""
     rows = read_rows(f, "slots", "starts", "counts")
     q, k, v = (_drop_token(f, x) for x in per_head(f, h, rows, specs[5].dims[0]))
     beta, g = rates(f, h, rows, specs[5].dims[0])  # [rows, Hv, 1]
@@ -124,8 +131,7 @@ def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f.cast(f("Reshape", o, [-1, h.values * h.value_dim]), specs[0].dtype, out="o")
     outer = f("MatMul", over(f, delta, [3]), over(f, k, [2]))
     new = f("Add", f("Mul", state, over(f, decay, [3])), outer)
-    _store(f, rows.slots, f.cast(new, specs[4].dtype))
-    return f.function("gated_delta_step", INPUTS, OUTPUTS)
+    _store(f, rows.slots, f.cast(new, specs[4].dtype), state_out)
 
 
 def _drop_token(f: Text, x: str) -> str:
@@ -139,8 +145,8 @@ def _old_state(f: Text, rows: Rows) -> str:
     return f("Where", over(f, rows.fresh, [1, 2, 3]), 0.0, state)
 
 
-def _store(f: Text, slots: str, new: str) -> None:
-    f("ScatterND", "gdn_state", over(f, slots, [1]), new, out="state_out")
+def _store(f: Text, slots: str, new: str, out: str) -> None:
+    f("ScatterND", "gdn_state", over(f, slots, [1]), new, out=out)
 
 
 def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
@@ -161,7 +167,7 @@ def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
     f.cast(flat, specs[0].dtype, out="o")
     new = f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), specs[4].dtype)
-    _store(f, final_slots(f, rows, n), new)
+    _store(f, final_slots(f, rows, n), new, "state_out")
     return f.function("gated_delta_chunk", INPUTS, OUTPUTS)
 
 
@@ -210,6 +216,7 @@ STEP = Op(
     body=step_body,
     cases=cases.STEP,
     aliases={1: 4},
+    cuda=gdn_decode_cuda.CUDA,
 )
 
 CHUNK = Op(

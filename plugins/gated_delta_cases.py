@@ -29,6 +29,7 @@ class Launch:
     state: DType = DType.F32
     speed: float = 0.0  # added to a_log: 3 decays by e^-20 and more per token
     strength: float = 0.0  # added to b: 6 makes beta nearly 1
+    units: int = UNITS
     same: bool = False  # all keys nearly equal: the hard case of the triangular solve
 
     @property
@@ -38,7 +39,8 @@ class Launch:
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         c, ba = self._tokens(rng)
-        state = rng.standard_normal((UNITS + 1, self.values, self.value_dim, self.key_dim)) * 0.3
+        shape = (self.units + 1, self.values, self.value_dim, self.key_dim)
+        state = rng.standard_normal(shape) * 0.3
         state[-1] = np.nan
         for slot, start in zip(self.slots, self.starts, strict=True):
             if slot >= 0 and start == 0:

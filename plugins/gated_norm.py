@@ -11,7 +11,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import samples
+from spark_engine.plugins import gated_norm_quant_cuda, samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, at_least, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -46,14 +46,21 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (evaluate(attrs, *arrays),)
 
 
-def fragment(f: Text, attrs: Attrs, spec: TensorSpec, out: str = "") -> str:
-    """y of the values o, packed, weight, cast to the dtype of `spec` (o's)."""
+def fragment(
+    f: Text,
+    attrs: Attrs,
+    spec: TensorSpec,
+    out: str = "",
+    packed: str = "packed",
+    weight: str = "weight",
+) -> str:
+    """y of the values o, `packed`, `weight`, cast to the dtype of `spec` (o's)."""
     offset, columns = int(attrs["offset"]), width("gated_norm", spec)
     heads = int(attrs["heads"])
     split = [0, heads, columns // heads]
-    z = fr.widen(f, fr.columns(f, "packed", offset, offset + columns))
+    z = fr.widen(f, fr.columns(f, packed, offset, offset + columns))
     o = f("Reshape", fr.widen(f, "o"), split)
-    normed = fr.rms_norm(f, o, "weight", columns // heads, float(attrs["eps"]))
+    normed = fr.rms_norm(f, o, weight, columns // heads, float(attrs["eps"]))
     gated = f("Mul", normed, fr.silu(f, f("Reshape", z, split)))
     return f.cast(f("Reshape", gated, [0, columns]), spec.dtype, out)
 
@@ -107,4 +114,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=gated_norm_quant_cuda.GATED_NORM,
 )

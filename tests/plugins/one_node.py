@@ -25,8 +25,8 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 # Operands that are weights in every engine; all others are written anew each step.
 WEIGHT_NAMES = frozenset(
-    "weight w w_scale w_scale2 alpha gate scale input_scale a_log dt_bias q_norm k_norm inv_freq "
-    "kv_scale".split()
+    "weight w w_scale w_scale2 alpha gate scale input_scale a_log dt_bias conv_weight norm_weight "
+    "q_norm k_norm inv_freq kv_scale".split()
 )
 
 

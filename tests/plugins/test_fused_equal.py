@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spark_engine.op import Attrs
-from spark_engine.plugins import formats, grouped_moe, registry, samples
+from spark_engine.op import Attrs, Case
+from spark_engine.plugins import formats, gdn_decode, grouped_moe, registry, samples
 from spark_engine.tensors import Array
 from tests.plugins.one_node import Node, run_graph
 
@@ -140,6 +140,40 @@ def test_gated_norm_quant(quant: str, n: int, keep: int) -> None:
     plain = [node("gated_norm", operands, ["y"], gate)]
     attrs: Attrs = {**gate, "keep": keep, "quant": quant, "n": n}
     check_fused_quantiser("gated_norm_quant", operands, plain, ["y"] * keep, attrs, values)
+
+
+@pytest.mark.parametrize("case", gdn_decode.OP.cases, ids=lambda c: c.label)
+def test_gdn_decode(case: Case) -> None:
+    """The whole mixer of a decode step, states included, over rows with and without tokens."""
+    attrs, arrays = case.attrs, case.inputs(rng_of(case.label))
+    values = dict(zip(gdn_decode.OPERANDS, arrays, strict=False))
+    rows = ["slots", "starts", "counts"]
+    inert = values["counts"] == 0
+    values["qkvz"][inert] = 0  # what an inert row holds must not matter, but NaN is not equal
+    values["ba"][inert] = 0
+    for name in ("conv_state", "gdn_state"):
+        values[name][-1] = 0
+    quant, n = str(attrs["quant"]), int(attrs["n"])
+    if len(arrays) > len(gdn_decode.OPERANDS):
+        scales = arrays[-1]
+        values |= {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
+    sizes = {k: attrs[k] for k in gdn_decode.SIZES}
+    norm: Attrs = {"eps": attrs["eps"], "heads": attrs["value_heads"], "offset": attrs["offset"]}
+    delta = ["c", "ba", "a_log", "dt_bias", "gdn_state", *rows]
+    conv = ["qkvz", "conv_weight", "conv_state", *rows]
+    plain = [
+        node("causal_conv", conv, ["c", "conv_out"], {"tile": 1}),
+        node("gated_delta_step", delta, ["o", "gdn_out"], {"tile": 1, **sizes}),
+        node("gated_norm", ["o", "qkvz", "norm_weight"], ["y"], norm),
+    ]
+    tail, outs = quantisers(quant, n, "y") if quant != "none" else ([], [])
+    want = ["conv_out", "gdn_out", *(["y"] if attrs["keep"] else []), *outs]
+    got = names("r", len(want))
+    fused = node("gdn_decode", [n for n in values if not n.startswith("scale")], got, attrs)
+    if "scales" in values:
+        fused = node("gdn_decode", [*fused.inputs, "scales"], got, attrs)
+    fixed = [k for k in values if k.startswith("scale") or k.endswith("weight")]
+    same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
 
 
 @pytest.mark.parametrize(("quant", "n"), QUANTS)

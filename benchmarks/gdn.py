@@ -1,0 +1,128 @@
+"""Times the gated delta net's kernels by graph replays over states larger than the L2 cache.
+
+Usage: python benchmarks/gdn.py decode|prefill|conv. Prints microseconds beside the byte floor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from spark_engine.kernel import H200, Tactic
+from spark_engine.op import Op
+from spark_engine.plugins import causal_conv, gated_delta, gated_delta_cases, gdn_decode
+from spark_engine.plugins import gdn_decode_cases as fused_cases
+from spark_engine.runtime.device import Gpu
+from spark_engine.tensors import Array, DType
+from tests.plugins.gdn_gpu import Prepared, specs_of
+
+MODELS = {"27B": (16, 48), "35B": (16, 32)}
+SLOTS = 256  # of the states: 0.8 GB and more
+ITERATIONS = 24
+
+
+def timed(gpu: Gpu, launches: list[Callable[[], None]], repeats: int = 7) -> float:
+    """Median seconds of one launch of a graph that holds all of them."""
+    for launch in launches[:2]:
+        launch()
+    gpu.wait()
+    gpu.begin_capture()
+    for launch in launches:
+        launch()
+    graph = gpu.end_capture()
+    times = []
+    for _ in range(repeats):
+        first, last = gpu.event(True), gpu.event(True)
+        gpu.record(first)
+        gpu.replay(graph)
+        gpu.record(last)
+        gpu.wait_for(last)
+        times.append(gpu.milliseconds(first, last))
+    gpu.destroy_graph(graph)
+    return sorted(times[1:])[len(times) // 2] / 1e3 / len(launches)
+
+
+def rotating(gpu: Gpu, node: Prepared, index: int, rows: int) -> list[Callable[[], None]]:
+    """Launches over different slots, each list of slots on the device."""
+    order = np.random.default_rng(1).permutation(SLOTS).astype(np.int32)
+    made = []
+    for i in range(ITERATIONS):
+        pick = np.roll(order, -i * rows)[:rows].copy()
+        address = node._put(pick)
+        made.append(lambda a=address: node.launch({("input", index): a}))
+    return made
+
+
+def decode(gpu: Gpu, op: Op, model: str, rows: int, state: DType, tactics: list[Tactic]) -> None:
+    keys, values = MODELS[model]
+    launch = gated_delta_cases.Launch(
+        1, tuple(range(rows)), (7,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
+        units=rows,
+    )  # fmt: skip
+    if op is gdn_decode.OP:
+        made = fused_cases.Launch(launch, "fp8", keep=0)
+        attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
+        states, index = (3, 6), 8
+    else:
+        attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
+        states, index = (4,), 5
+    for i in states:
+        arrays[i] = np.resize(arrays[i][:-1], (SLOTS + 1, *arrays[i].shape[1:]))
+    floor = 2 * rows * values * 128 * 128 * state.itemsize / H200.bandwidth
+    line = f"{op.name:17s} {model} B={rows:<3d} {state.value:4s} floor {floor * 1e6:6.1f} us:"
+    for tactic in tactics:
+        refused = tactic.refuse(attrs, specs_of(op, arrays), H200)
+        if refused:
+            continue
+        node = Prepared(gpu, op, tactic, attrs, arrays)
+        seconds = timed(gpu, rotating(gpu, node, index, rows))
+        line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
+        node.free()
+    print(line, flush=True)
+
+
+def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
+    keys, values = MODELS[model]
+    rows = [(s, t, min(64, n - t)) for s, n in enumerate(lengths) for t in range(0, n, 64)]
+    slots, starts, counts = zip(*rows, strict=True)
+    launch = gated_delta_cases.Launch(
+        64, slots, starts, counts, keys, values, 128, 128, DType.BF16, units=len(lengths)
+    )
+    arrays: tuple[Array, ...] = launch.inputs(np.random.default_rng(0))
+    attrs = launch.attrs
+    if op is causal_conv.OP:
+        channels = 2 * keys * 128 + values * 128
+        x = np.zeros((len(rows) * 64, channels + values * 128), DType.BF16.numpy)
+        x[:, :channels] = arrays[0]
+        history = np.zeros((len(lengths) + 1, 3, channels), DType.BF16.numpy)
+        arrays = (x, np.ones((channels, 4), np.float32), history, *arrays[5:])
+        attrs = {"tile": 64}
+    for tactic in op.cuda.tactics:
+        node = Prepared(gpu, op, tactic, attrs, arrays)
+        seconds = timed(gpu, [node.launch] * 5)
+        label = f"{op.name} {model} {len(lengths)} x {lengths[0]}"
+        print(f"{label} {tactic.name}: {seconds * 1e6:.0f} us", flush=True)
+        node.free()
+
+
+def main(what: str) -> None:
+    gpu = Gpu()
+    if what == "decode":
+        tactics = list(gdn_decode.OP.cuda.tactics)
+        for model, rows in (("27B", 1), ("27B", 2), ("27B", 8), ("27B", 32), ("27B", 128),
+                            ("35B", 1), ("35B", 32), ("35B", 128)):  # fmt: skip
+            decode(gpu, gdn_decode.OP, model, rows, DType.F32, tactics)
+        for rows in (1, 32, 128):
+            decode(gpu, gdn_decode.OP, "27B", rows, DType.BF16, tactics)
+        decode(gpu, gated_delta.STEP, "27B", 128, DType.F32, tactics)
+    elif what == "prefill":
+        for model in MODELS:
+            prefill(gpu, gated_delta.CHUNK, model, (8192,))
+            prefill(gpu, gated_delta.CHUNK, model, (1024,) * 8)
+    else:
+        prefill(gpu, causal_conv.OP, "27B", (8192,))
+
+
+main(sys.argv[1])

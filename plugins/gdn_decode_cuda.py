@@ -1,0 +1,229 @@
+"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without its ends.
+
+Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
+fits in shared memory. A state's output is its input's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spark_engine.kernel import (
+    Arg,
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Specs,
+    Tactic,
+    Target,
+)
+from spark_engine.tensors import DType
+
+SOURCE = "gdn_decode.cu"
+QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
+COPIES = 2  # quantised copies that one launch writes at most
+NULL = Scalar("i64", 0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Blocks of a head, warps, stages of a ring (0: registers), blocks an SM."""
+
+    split: int
+    warps: int
+    stages: int
+    blocks: int = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The sizes of a node, whichever of the two ops it is."""
+
+    fused: bool
+    rows: int
+    key_heads: int
+    repeat: int
+    key_dim: int
+    value_dim: int
+    state: DType
+    single: bool
+    taps: int
+    quant: str
+    copies: int
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that hold one value row at 16 bytes each."""
+        return self.key_dim * self.state.itemsize // 16
+
+    def accesses(self, shape: Shape) -> int:
+        """16-byte accesses a lane makes for one chunk (U of the kernel)."""
+        if self.lanes < 16:
+            return self.lanes // 2
+        return 8 if shape.stages or self.state is DType.F32 else 4
+
+    def shared(self, shape: Shape) -> int:
+        """Bytes of the kernel's `Shared`, its alignment included."""
+        values = self.repeat * self.value_dim // shape.split
+        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * self.repeat
+        ring = shape.warps * shape.stages * (self.accesses(shape) * 512 + 8)
+        return ring + 4 * floats + 256
+
+
+def problem(attrs: Attrs, specs: Specs) -> Problem:
+    """The node's sizes."""
+    fused = "quant" in attrs
+    keys, values = int(attrs["key_heads"]), int(attrs["value_heads"])
+    return Problem(
+        fused=fused,
+        rows=specs[8 if fused else 5].dims[0],
+        key_heads=keys,
+        repeat=values // keys,
+        key_dim=int(attrs["key_dim"]),
+        value_dim=int(attrs["value_dim"]),
+        state=specs[6 if fused else 4].dtype,
+        single=specs[0].dtype is DType.F32,
+        taps=specs[2].dims[1] if fused else 4,
+        quant=str(attrs.get("quant", "none")),
+        copies=int(attrs.get("n", 1)),
+    )
+
+
+def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Says which size the kernel has no shape for."""
+    p = problem(attrs, specs)
+    if p.lanes not in (4, 8, 16, 32):
+        return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
+    chunk = p.accesses(shape) * 32 // p.lanes
+    if p.value_dim % shape.split or p.value_dim // shape.split % max(chunk, 16):
+        return f"{p.value_dim} value rows do not come in chunks of {chunk} for {shape.split} blocks"
+    if p.repeat > shape.warps:
+        return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
+    if shape.split > 1 and not target.hopper:
+        return f"{target.name} has no clusters worth using"
+    if p.shared(shape) > target.shared_bytes:
+        return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
+    return _refuse_ends(p, attrs, specs) if p.fused else None
+
+
+def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
+    if specs[0].dims[1] % 4 or int(attrs["offset"]) % 4:
+        return f"rows of {specs[0].dims[1]} columns are not read four at a time"
+    if p.quant == "fp8_block" and p.value_dim != 128:
+        return f"a head of {p.value_dim} columns is not one 128-column block of fp8_block"
+    if p.copies > COPIES:
+        return f"{p.copies} quantised copies; at most {COPIES} are written"
+    return None
+
+
+def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """A block, or a cluster of them, for each row and key head."""
+    p = problem(attrs, specs)
+    launch = Launch(
+        symbol="gdn_decode",
+        grid=(shape.split, p.key_heads, p.rows),
+        block=(32 * shape.warps, 1, 1),
+        args=_fused_args(p, attrs, specs) if p.fused else _step_args(specs),
+        shared=p.shared(shape),
+        cluster=(shape.split if p.fused else 1, 1, 1),
+        defines=_defines(p, shape, attrs),
+        overlaps=True,
+    )
+    return Plan((launch,))
+
+
+def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], ...]:
+    numbers = {
+        "ACT_F32": p.single,
+        "BLOCKS": shape.blocks,
+        "COPIES": p.copies,
+        "FUSED": p.fused,
+        "HK": p.key_heads,
+        "KD": p.key_dim,
+        "KEEP": attrs.get("keep", 1),
+        "QUANT": QUANTS.index(p.quant),
+        "R": p.repeat,
+        "RING": shape.stages > 0,
+        "SPLIT": shape.split,
+        "STAGES": max(shape.stages, 1),
+        "STATE_BYTES": p.state.itemsize,
+        "TAPS": p.taps,
+        "VD": p.value_dim,
+        "WARPS": shape.warps,
+    }
+    return tuple((name, str(int(value))) for name, value in numbers.items())
+
+
+def _fused_args(p: Problem, attrs: Attrs, specs: Specs) -> tuple[Arg, ...]:
+    results: list[Arg] = [Pointer("output", i) for i in range(2, 3 + 2 * COPIES)]
+    y = results.pop(0) if attrs["keep"] else NULL
+    pairs: list[Arg] = []
+    for _ in range(p.copies if p.quant != "none" else 0):
+        pairs.append(results.pop(0))
+        pairs.append(results.pop(0) if p.quant != "fp8" else NULL)
+    pairs += [NULL] * (2 * COPIES - len(pairs))
+    return (
+        Pointer("input", 0),
+        Scalar("i32", specs[0].dims[1]),
+        *(Pointer("input", i) for i in (1, 2, 3)),
+        Pointer("output", 0),
+        *(Pointer("input", i) for i in (4, 5, 6)),
+        Pointer("output", 1),
+        *(Pointer("input", i) for i in (7, 8, 9, 10)),
+        Pointer("input", 11) if len(specs) > 11 else NULL,
+        y,
+        *pairs,
+        Scalar("f32", float(attrs["eps"])),
+        Scalar("i32", int(attrs["offset"])),
+    )
+
+
+def _step_args(specs: Specs) -> tuple[Arg, ...]:
+    return (
+        Pointer("input", 0),
+        Scalar("i32", specs[0].dims[1]),
+        Pointer("input", 1),
+        *[NULL] * 3,
+        *(Pointer("input", i) for i in (2, 3, 4)),
+        Pointer("output", 1),
+        NULL,
+        *(Pointer("input", i) for i in (5, 6, 7)),
+        NULL,
+        Pointer("output", 0),
+        *[NULL] * 4,
+        Scalar("f32", 0.0),
+        Scalar("i32", 0),
+    )
+
+
+def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The state once in and once out; few blocks do not reach the memory's bandwidth."""
+    p = problem(attrs, specs)
+    state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
+    moved = 2 * p.rows * p.key_heads * state
+    blocks = p.rows * p.key_heads * shape.split
+    reached = min(1.0, blocks * 64e9 / target.bandwidth)  # one block moves 64 GB/s
+    ring = 0.0 if shape.stages or not target.hopper else 0.05
+    splitting = 0.5e-6 if shape.split > 1 else 0.0
+    return (1.12 + ring) * moved / (target.bandwidth * reached) + 3e-6 + splitting
+
+
+def _tactic(name: str, shape: Shape) -> Tactic:
+    return Tactic(name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape))
+
+
+CUDA = Cuda(
+    tactics=(
+        _tactic("ring", Shape(1, 8, 3)),
+        _tactic("registers", Shape(1, 8, 0)),
+        _tactic("small ring", Shape(1, 4, 3, 4)),
+        _tactic("small registers", Shape(1, 4, 0, 4)),
+        _tactic("ring split 2", Shape(2, 8, 3)),
+        _tactic("ring split 4", Shape(4, 8, 3)),
+        _tactic("registers split 4", Shape(4, 8, 0)),
+    )
+)

@@ -1,0 +1,43 @@
+// The quantised copies that gdn_decode writes of its result. QUANT: 1 fp8, 2 fp8_block, 3 nvfp4;
+// COPIES of them with a scale each. A warp holds a head, four neighbouring columns a lane.
+#pragma once
+#include "gdn.cuh"
+
+#define HV (HK * R)
+
+// The quantised copies of four neighbouring values of a head's row; lanes hold neighbours.
+DEVICE void quantise(const float (&y)[4], int token, int column, float amax, const float* scales,
+                  u8* const* q, u8* const* q_scale, bool live) {
+  const int width = HV * VD;
+#if QUANT == 1
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    float s = scales[i];
+    u32 codes = to_e4m3x2(y[0] / s, y[1] / s) | (u32)to_e4m3x2(y[2] / s, y[3] / s) << 16;
+    if (live) *(u32*)(q[i] + (long long)token * width + column) = codes;
+  }
+#elif QUANT == 2
+  float s = amax / 448.f;
+  s = s == 0.f ? 1.f : s;
+  u32 codes = to_e4m3x2(y[0] / s, y[1] / s) | (u32)to_e4m3x2(y[2] / s, y[3] / s) << 16;
+  if (live) *(u32*)(q[0] + (long long)token * width + column) = codes;
+  if (live && column % 128 == 0)
+    ((float*)q_scale[0])[(long long)token * (width / 128) + column / 128] = s;
+#elif QUANT == 3
+  float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    float gain = 1.f / scales[i];
+    u16 code = to_e4m3x2(top / 6.f * gain, 0.f);
+    float s = from_e4m3((u8)code), by = s == 0.f ? 1.f : s;
+    u32 bits = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) bits |= to_e2m1(s == 0.f ? 0.f : y[e] * gain / by) << (4 * e);
+    if (live) *(u16*)(q[i] + (long long)token * (width / 2) + column / 2) = (u16)bits;
+    if (live && column % 16 == 0)
+      q_scale[i][(long long)token * (width / 16) + column / 16] = (u8)code;
+  }
+#endif
+}

@@ -1,0 +1,192 @@
+"""The gated delta net's kernels against their references, on a GPU; that they compile, anywhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from spark_engine.kernel import TARGETS, Tactic, Target
+from spark_engine.op import Case, Op
+from spark_engine.plugins import causal_conv, gated_delta, gated_delta_cases, gdn_decode
+from spark_engine.plugins import gdn_decode_cases as fused_cases
+from spark_engine.tensors import Array, DType
+
+nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
+device = pytest.importorskip("spark_engine.runtime.device")
+from tests.plugins import gdn_gpu  # noqa: E402
+
+HERE = device.architecture() == "sm_90a"
+gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
+OPS = (causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP)
+MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[device.Gpu]:
+    opened = device.Gpu()
+    yield opened
+    opened.close()
+
+
+def served(model: str, rows: int, state: DType = DType.F32) -> gated_delta_cases.Launch:
+    """`rows` decode rows in bf16: some inert, some fresh, some without a token."""
+    slots = tuple(-1 if i % 7 == 3 else i for i in range(rows))
+    starts = tuple(0 if i % 5 == 2 else 9 + i for i in range(rows))
+    counts = tuple(int(s >= 0) for s in slots)
+    keys, values = MODELS[model]
+    return gated_delta_cases.Launch(
+        1, slots, starts, counts, keys, values, 128, 128, DType.BF16, state, units=rows
+    )
+
+
+def fused(model: str, rows: int, quant: str, state: DType = DType.F32) -> Case:
+    launch = fused_cases.Launch(served(model, rows, state), quant, keep=int(quant == "none"))
+    return Case(
+        f"{model} {rows} {quant} {state}", launch.attrs, launch.inputs, ignore=launch.ignore
+    )
+
+
+SERVED = [
+    fused(model, rows, quant, state)
+    for model, rows, quant, state in (
+        ("tiny", 5, "fp8", DType.F32),
+        ("27B", 3, "none", DType.F32),
+        ("27B", 9, "fp8", DType.F32),
+        ("27B", 9, "nvfp4", DType.BF16),
+        ("35B", 9, "fp8_block", DType.F32),
+        ("one", 6, "nvfp4", DType.F32),
+    )
+]
+CASES = [(op, case) for op in OPS for case in op.cases] + [(gdn_decode.OP, c) for c in SERVED]
+PAIRS = [
+    pytest.param(op, case, tactic, id=f"{op.name}-{case.label}-{tactic.name}")
+    for op, case in CASES
+    for tactic in op.cuda.tactics
+]
+
+
+def arrays_of(op: Op, case: Case) -> tuple[Array, ...]:
+    return case.inputs(np.random.default_rng(zlib.crc32(f"{op.name}/{case.label}".encode())))
+
+
+def as_bf16(op: Op, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Activations (and a convolution's state) rounded to bf16: what engines of a GPU hold."""
+    names = {"x", "c", "ba", "qkvz", "conv_state"}
+    bf16 = DType.BF16.numpy
+    pairs = zip(op.inputs, arrays, strict=False)
+    made = [a.astype(bf16) if name in names else a for name, a in pairs]
+    return (*made, *arrays[len(made) :])
+
+
+def far(got: Array, want: Array) -> float:
+    """‖got − want‖ / ‖want‖; infinite where one is not finite."""
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if not np.isfinite(a).all():
+        return float("inf")
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))
+
+
+def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...]) -> None:
+    """Each output against the reference: f32 within 1e-5, bf16 within 1e-2, codes nearly all."""
+    want = op.reference(case.attrs, arrays)
+    if case.ignore is not None:
+        case.ignore(want)
+        case.ignore(got)
+    touched = np.unique(arrays[op.inputs.index("slots")])
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        label = f"{op.name}/{case.label} output {i}"
+        if i in op.aliases:
+            untouched = np.setdiff1d(np.arange(len(w) - 1), touched)
+            assert g[untouched].tobytes() == w[untouched].tobytes(), f"{label}: a bystander changed"
+            live = touched[touched >= 0]
+            g, w = g[live], w[live]
+        if w.dtype == np.uint8 or w.dtype == DType.F8E4M3.numpy:
+            other = np.mean(g.view(np.uint8) != w.view(np.uint8))
+            assert other < 0.02, f"{label}: {other:.2%} of the codes differ"
+            continue
+        limit = 1e-5 if w.dtype == np.float32 and not _rounds(op, arrays) else 1e-2
+        assert far(g, w) <= limit, f"{label}: {far(g, w):.2e} from the reference"
+
+
+def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
+    """gdn_decode rounds c to bf16, where a last bit of f32 may fall the other way."""
+    return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
+
+
+@pytest.mark.parametrize(("op", "case", "tactic"), PAIRS)
+@pytest.mark.parametrize("bf16", [False, True], ids=["given", "bf16"])
+class TestCase:
+    pytestmark = gpu_only
+
+    def test_equals_reference(
+        self, gpu: device.Gpu, op: Op, case: Case, tactic: Tactic, bf16: bool
+    ) -> None:
+        arrays = arrays_of(op, case)
+        arrays = as_bf16(op, arrays) if bf16 else arrays
+        refused = tactic.refuse(case.attrs, gdn_gpu.specs_of(op, arrays), TARGETS["sm_90a"])
+        if refused:
+            pytest.skip(refused)
+        got = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+        again = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+        assert [a.tobytes() for a in got] == [a.tobytes() for a in again], "not deterministic"
+        check(op, case, got, arrays)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("state", [DType.F32, DType.BF16])
+def test_decode_kernels_compile_without_spills(target: Target, state: DType) -> None:
+    case = fused("27B", 4, "fp8", state)
+    specs = gdn_gpu.specs_of(gdn_decode.OP, case.inputs(np.random.default_rng(0)))
+    accepted = [t for t in gdn_decode.OP.cuda.tactics if not t.refuse(case.attrs, specs, target)]
+    assert accepted
+    for tactic in accepted:
+        (job,) = nvrtc.jobs_of([(tactic.source, tactic.plan(case.attrs, specs, target))])
+        usage = nvrtc.compile(job, target, gdn_gpu.CACHE).usage["gdn_decode"]
+        assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
+
+
+@pytest.mark.parametrize("state", [DType.F32, DType.BF16])
+class TestDrift:
+    pytestmark = gpu_only
+
+    def test_512_steps(self, gpu: device.Gpu, state: DType) -> None:
+        """A sequence decoded for 512 steps, the state kept on the device."""
+        steps, keys, values = 512, 2, 4
+        launch = gated_delta_cases.Launch(
+            1, (1,) * steps, tuple(range(steps)), (1,) * steps, keys, values, 128, 128,
+            DType.BF16, state, units=2,
+        )  # fmt: skip
+        op = gated_delta.STEP
+        c, ba, *rest = launch.inputs(np.random.default_rng(3))
+        *weights, _, _, _ = rest
+        one = np.ones(1, np.int32)
+        want_o, want = op.reference({**launch.attrs}, (c, ba, *rest))
+        tactic = op.cuda.tactics[0]
+        worst, last = 0.0, weights[2].copy()
+        for t in range(steps):
+            arrays = (c[t : t + 1], ba[t : t + 1], *weights[:2], last, one, one * t, one)
+            o, last = gdn_gpu.run(gpu, op, tactic, launch.attrs, arrays)
+            worst = max(worst, far(o[0], want_o[t]))
+        limit = 1e-5 if state is DType.F32 else 3e-2
+        assert far(last[1], want[1]) <= limit, f"state {far(last[1], want[1]):.2e}"
+        assert worst <= (1e-2 if state is DType.F32 else 5e-2), f"worst step {worst:.2e}"
+
+
+def test_launches_of_many_rows_do_not_mix(request: pytest.FixtureRequest) -> None:
+    """A row's bits are its own: alone and among others, on the GPU; skipped elsewhere."""
+    if not HERE:
+        pytest.skip("needs a Hopper GPU")
+    gpu = request.getfixturevalue("gpu")
+    op, case = gdn_decode.OP, fused("27B", 9, "fp8")
+    arrays = arrays_of(op, case)
+    tactic = op.cuda.tactics[0]
+    many = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
+    pick = [4]
+    per_row = {"qkvz", "ba", "slots", "starts", "counts"}
+    single = tuple(a[pick] if n in per_row else a for n, a in zip(op.inputs, arrays, strict=True))
+    alone = gdn_gpu.run(gpu, op, tactic, case.attrs, single)
+    assert alone[1][4].tobytes() == many[1][4].tobytes()
+    assert alone[2][0].tobytes() == many[2][4].tobytes()
