@@ -190,8 +190,8 @@ def _expert_weights(
     experts, inner, hidden = sizes
     weight, scales = values["w2"], ""
     if kind == "nvfp4":
-        flat = (f("Flatten", values[n], axis=2) for n in ("w2", "w2_scale"))
-        weight, scales = ff.nvfp4_decode(f, *flat, inner), values["w2_scale2"]
+        codes, blocks = (f("Flatten", values[n], axis=2) for n in ("w2", "w2_scale"))
+        weight, scales = ff.nvfp4_decode(f, codes, blocks, inner), values["w2_scale2"]
     square = f("Reshape", weight, [experts, hidden, inner])
     turned = f("Transpose", square, perm=[0, 2, 1])
     return [f("Gather", turned, e, axis=0) for e in range(experts)], scales
