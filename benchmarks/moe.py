@@ -1,0 +1,119 @@
+"""Times the experts of one 35B layer: graph replay, weights cold, uniform random routing.
+
+Prints tokens, tactic, microseconds, GB/s of the experts hit, and the share of the byte floor.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from spark_engine.builder import nvrtc
+from spark_engine.kernel import H200, Pointer, Tactic
+from spark_engine.plugins import grouped_moe
+from spark_engine.plugins import grouped_moe_cuda as cuda
+from spark_engine.runtime.device import Gpu
+from spark_engine.tensors import DType, TensorSpec
+
+EXPERTS, CHOSEN, HIDDEN, INNER = 257, 9, 2048, 512
+CACHE = Path("/tmp/moe_cubins")
+COPIES = 4  # layers whose weights rotate
+
+
+def specs(tokens: int) -> tuple[TensorSpec, ...]:
+    """The packed operands of one layer."""
+    attrs = {"format": "nvfp4", "dtype": "bf16"}
+    found = [
+        TensorSpec("x", DType.BF16, (tokens, HIDDEN)),
+        TensorSpec("ids", DType.I32, (tokens, CHOSEN)),
+        TensorSpec("weights", DType.F32, (tokens, CHOSEN)),
+    ]
+    for name, (dtypes, shape) in grouped_moe.param_specs("nvfp4", EXPERTS, HIDDEN, INNER).items():
+        found.append(TensorSpec(name, dtypes[0], shape))
+    packs = cuda.CUDA.packs
+    return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
+
+
+def route(tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """Distinct experts at random, the shared one last."""
+    ids = np.argsort(rng.random((tokens, EXPERTS - 1)), axis=1)[:, : CHOSEN - 1]
+    return np.concatenate([ids, np.full((tokens, 1), EXPERTS - 1)], axis=1).astype(np.int32)
+
+
+class Layers:
+    """Weights of COPIES layers on the device; bytes of any value, since only time is read."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.weights = []
+        for _ in range(COPIES):
+            addresses = []
+            for spec in specs(1)[3:]:
+                address = gpu.allocate(spec.nbytes)
+                gpu.fill(address, 0x3C, spec.nbytes)
+                addresses.append(address)
+            self.weights.append(addresses)
+
+    def time(self, tactic: Tactic, tokens: int, rounds: int = 5) -> tuple[float, float]:
+        """Seconds of one layer, and the bytes of the experts hit."""
+        gpu, rng = self.gpu, np.random.default_rng(tokens)
+        bound = specs(tokens)
+        attrs = {"format": "nvfp4", "dtype": "bf16"}
+        plan = tactic.plan(attrs, bound, H200)
+        x, y = gpu.allocate(bound[0].nbytes), gpu.allocate(bound[0].nbytes)
+        share = gpu.allocate(bound[2].nbytes)
+        gpu.fill(x, 0x3C, bound[0].nbytes)
+        gpu.fill(share, 0x3C, bound[2].nbytes)
+        routes = [route(tokens, rng) for _ in range(COPIES)]
+        ids = [gpu.allocate(r.nbytes) for r in routes]
+        for address, r in zip(ids, routes, strict=True):
+            gpu.upload(address, r)
+        scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
+        functions = {}
+        for job in nvrtc.jobs_of([(tactic.source, plan)]):
+            code = nvrtc.compile(job, H200, CACHE).code
+            functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
+        gpu.wait()
+        gpu.begin_capture()
+        for layer in range(2 * COPIES):
+            which = layer % COPIES
+            places = {
+                "input": [x, ids[which], share, *self.weights[which]],
+                "output": [y],
+                "scratch": scratch,
+            }
+            for launch in plan.launches:
+                args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
+                        for a in launch.args]  # fmt: skip
+                gpu.launch(functions[launch.symbol], launch, args)
+        graph = gpu.end_capture()
+        gpu.replay(graph)
+        first, last = gpu.event(True), gpu.event(True)
+        gpu.record(first)
+        for _ in range(rounds):
+            gpu.replay(graph)
+        gpu.record(last)
+        gpu.wait_for(last)
+        seconds = gpu.milliseconds(first, last) * 1e-3 / (rounds * 2 * COPIES)
+        gpu.destroy_graph(graph)
+        hit = float(np.mean([len(np.unique(r)) for r in routes]))
+        return seconds, hit * 3 * HIDDEN * INNER * 0.5625
+
+
+def main(tokens: list[int]) -> None:
+    """Prints a line for each number of tokens and each tactic that takes it."""
+    layers = Layers(Gpu())
+    for n in tokens:
+        for tactic in cuda.CUDA.tactics:
+            if tactic.refuse({"format": "nvfp4", "dtype": "bf16"}, specs(n), H200):
+                continue
+            seconds, nbytes = layers.time(tactic, n)
+            floor = nbytes / H200.bandwidth
+            print(f"{n:5d} {tactic.name:8s} {seconds * 1e6:8.1f} us {nbytes / seconds / 1e9:7.0f} GB/s"
+                  f" {100 * floor / seconds:5.0f} % of the floor {floor * 1e6:6.1f} us", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main([int(a) for a in sys.argv[1:]] or [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024, 2048])

@@ -1,0 +1,156 @@
+"""The experts and the router on the GPU, at routings that the ops' own cases do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.kernel import TARGETS, Target  # noqa: E402
+from spark_engine.op import Case  # noqa: E402
+from spark_engine.plugins import grouped_moe, silu_mul  # noqa: E402
+from spark_engine.runtime import device  # noqa: E402
+from spark_engine.tensors import Array, DType  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
+
+OP = grouped_moe.OP
+Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, H, I
+TINY: Sizes = (13, 5, 256, 128)
+MANY: Sizes = (257, 9, 256, 128)
+LARGE: Sizes = (12, 9, 2048, 512)
+Route = Callable[[np.random.Generator, int, Sizes], Array]
+
+
+def uniform(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """Distinct experts at random, the shared one last."""
+    experts, chosen = sizes[0] - 1, sizes[1] - 1
+    ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen]
+    return np.concatenate([ids, np.full((tokens, 1), experts)], axis=1).astype(np.int32)
+
+
+def same(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """All tokens to the same experts; the others, whose weights are poisoned, to none."""
+    return np.repeat(uniform(rng, 1, sizes), tokens, axis=0)
+
+
+def crowded(rng: np.random.Generator, tokens: int, sizes: Sizes) -> Array:
+    """Expert 3 in every row, the others at random."""
+    ids = uniform(rng, tokens, sizes)
+    missing = ~(ids == 3).any(axis=1)
+    ids[missing, 0] = 3
+    return ids
+
+
+def case(tokens: int, sizes: Sizes, route: Route = uniform, kind: str = "nvfp4") -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x, _, weights, *params = grouped_moe.arrays(rng, kind, tokens, sizes)
+        ids = route(rng, tokens, sizes)
+        unused = np.setdiff1d(np.arange(sizes[0]), ids)
+        for param in params:
+            if param.dtype.kind != "u":
+                param[unused] = np.nan
+        if tokens > 2:
+            x[2] = np.nan
+        return x.astype(DType.BF16.numpy), ids, weights, *params
+
+    label = f"{kind} {tokens} tokens {route.__name__} {sizes}"
+    return Case(label, {"format": kind, "dtype": "bf16"}, make)
+
+
+CASES = [
+    *(case(n, TINY) for n in (1, 2, 4, 5, 33)),
+    *(case(n, TINY, kind="dense") for n in (1, 7, 40)),
+    *(case(n, MANY) for n in (1, 3, 17, 129)),
+    case(40, TINY, same),
+    case(60, MANY, same),
+    case(200, MANY, crowded),
+    *(case(n, LARGE) for n in (1, 4, 6, 30, 140)),
+    case(700, TINY),
+]
+
+
+def with_bf16_inside(one: Case, arrays: tuple[Array, ...]) -> Array:
+    """The reference with bf16 activations between the two products, as the kernels have them."""
+    kind = str(one.attrs["format"])
+    x, ids, weights, *params = arrays
+    y = np.zeros(x.shape, np.float64)
+    for e in np.unique(ids):
+        rows, places = np.nonzero(ids == e)
+        own = {n: p[e] for n, p in zip(grouped_moe.PARAMS[kind], params, strict=True)}
+        up = grouped_moe._project(kind, own, "w13", x[rows].astype(np.float32))
+        inner = silu_mul.evaluate(up).astype(DType.BF16.numpy).astype(np.float32)
+        down = grouped_moe._project(kind, own, "w2", inner).astype(np.float64)
+        y[rows] += weights.astype(np.float64)[rows, places][:, None] * down
+    return y.astype(DType.BF16.numpy)
+
+
+@pytest.fixture(scope="session")
+def cache(pytestconfig: pytest.Config) -> Path:
+    assert pytestconfig.cache is not None
+    return Path(pytestconfig.cache.mkdir("cubins"))
+
+
+@pytest.fixture(scope="session")
+def bench(cache: Path) -> Iterator[cuda_node.Bench]:
+    name = device.architecture()
+    if name is None:
+        pytest.skip("no CUDA device")
+    gpu = device.Gpu()
+    yield cuda_node.Bench(gpu, TARGETS[name], cache)
+    gpu.close()
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("tokens", [1, 128, 256])
+def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
+    sizes: Sizes = (3, 9, 2048, 512)
+    some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
+    works = list(cuda_node.planned(OP, some, target))
+    assert [w.tactic.name for w in works] == (["each", "grouped"] if tokens < 5 else ["grouped"])
+    for work in works:
+        for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+            usage = nvrtc.compile(job, target, cache).usage
+            for launch in work.plan.launches:
+                assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("one", CASES, ids=lambda c: c.label)
+def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
+    arrays = one.inputs(np.random.default_rng(5))
+    (want,) = OP.reference(one.attrs, arrays)
+    rounded = with_bf16_inside(one, arrays)
+    works = list(cuda_node.planned(OP, one, bench.target))
+    assert works
+    found = []
+    for work in works:
+        (got,) = cuda_node.run(bench, work, arrays)
+        label = f"{work.tactic.name} {one.label}"
+        cuda_node.compare(label, got, want, cuda_node.Limits(element=2.0**-5), False)
+        cuda_node.compare(label, got, rounded, cuda_node.Limits(norm=4e-3), False)
+        found.append(got.tobytes())
+    assert len(set(found)) == 1, "the tactics differ in bits"
+
+
+@pytest.mark.gpu
+def test_a_tokens_bits_do_not_depend_on_its_company(bench: cuda_node.Bench) -> None:
+    arrays = case(64, TINY, crowded).inputs(np.random.default_rng(6))
+    arrays[0][2] = 1
+    whole = _run_first(bench, arrays, 64)
+    order = np.random.default_rng(7).permutation(64)
+    mixed = (*(a[order] for a in arrays[:3]), *arrays[3:])
+    assert _run_first(bench, mixed, 64).tobytes() == whole[order].tobytes()
+    few = (*(a[10:13] for a in arrays[:3]), *arrays[3:])
+    assert _run_first(bench, few, 3).tobytes() == whole[10:13].tobytes()
+
+
+def _run_first(bench: cuda_node.Bench, arrays: tuple[Array, ...], tokens: int) -> Array:
+    one = Case("", {"format": "nvfp4", "dtype": "bf16"}, lambda rng: arrays)
+    work = next(cuda_node.planned(OP, one, bench.target))
+    return cuda_node.run(bench, work, arrays)[0]
