@@ -9,8 +9,8 @@ import numpy as np
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins import act_quant_cuda, quantised, samples, sigmoid_gate, silu_mul
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import quantised, samples, sigmoid_gate, silu_mul
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import count, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -115,4 +115,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=act_quant_cuda.ACT_QUANT,
 )

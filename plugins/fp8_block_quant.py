@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins import formats, samples
+from spark_engine.plugins import act_quant_cuda, formats, samples
 from spark_engine.plugins.format_fragments import fp8_block_quantise
 from spark_engine.plugins.fragments import widen
 from spark_engine.plugins.onnx_nodes import Text
@@ -66,4 +66,5 @@ OP = Op(
     body=body,
     cases=CASES,
     quantises=True,
+    cuda=act_quant_cuda.FP8_BLOCK_QUANT,
 )

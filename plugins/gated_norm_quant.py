@@ -6,7 +6,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import gated_norm, quantised, samples
+from spark_engine.plugins import gated_norm, gated_norm_quant_cuda, quantised, samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import count, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -83,4 +83,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=gated_norm_quant_cuda.GATED_NORM_QUANT,
 )

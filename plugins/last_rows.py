@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins import rows_cuda
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import count, expect, width
 from spark_engine.plugins.tiles import tokens_of
@@ -69,4 +70,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=rows_cuda.LAST_ROWS,
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins import mark_tokens_cuda
 from spark_engine.plugins.embed import resolved_ids, tile_of
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import count, expect
@@ -170,4 +171,5 @@ OP = Op(
     body=body,
     cases=CASES,
     aliases={0: 0},
+    cuda=mark_tokens_cuda.CUDA,
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import quantised, rms_norm, samples
+from spark_engine.plugins import norm_quant_cuda, quantised, rms_norm, samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -123,4 +123,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=norm_quant_cuda.NORM_QUANT,
 )

@@ -65,16 +65,16 @@ DEVICE float warp_max(float x) {
   for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
   return x;
 }
-// The sum over a block of THREADS (whole warps), in every thread. `room` is THREADS / 32 floats of
+// The sum over a block of N_THREADS (whole warps), in every thread. `room` is N_THREADS / 32 floats of
 // shared memory that nobody uses meanwhile; the caller synchronises before using it again.
-template <int THREADS> DEVICE float block_sum(float x, float* room) {
+template <int N_THREADS> DEVICE float block_sum(float x, float* room) {
   x = warp_sum(x);
-  if (THREADS == 32) return x;
+  if (N_THREADS == 32) return x;
   if (lane_id() == 0) room[threadIdx.x / 32] = x;
   __syncthreads();
   float total = 0.0f;
 #pragma unroll
-  for (int w = 0; w < THREADS / 32; w++) total += room[w];
+  for (int w = 0; w < N_THREADS / 32; w++) total += room[w];
   return total;
 }
 

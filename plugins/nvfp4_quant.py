@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins import formats, samples
+from spark_engine.plugins import act_quant_cuda, formats, samples
 from spark_engine.plugins.format_fragments import nvfp4_quantise
 from spark_engine.plugins.fragments import widen
 from spark_engine.plugins.onnx_nodes import Text
@@ -68,4 +68,5 @@ OP = Op(
     body=body,
     cases=CASES,
     quantises=True,
+    cuda=act_quant_cuda.NVFP4_QUANT,
 )

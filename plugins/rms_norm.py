@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins import norm_quant_cuda
 from spark_engine.plugins.fragments import rms_norm, widen
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect, width
@@ -75,4 +76,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=norm_quant_cuda.RMS_NORM,
 )

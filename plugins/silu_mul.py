@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins import act_quant_cuda, samples
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -74,4 +74,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=act_quant_cuda.SILU_MUL,
 )

@@ -1,0 +1,141 @@
+"""The row-wise kernels at served sizes: equal to the reference, then microseconds in a graph.
+
+Activations of neighbouring kernels stand in L2, and so do these: the time is a launch's latency
+until rows are many. Run as `python -m benchmarks.bench_rows` where a GPU is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from spark_engine.kernel import TARGETS
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins import registry, samples
+from spark_engine.runtime import device
+from spark_engine.tensors import Array, DType
+from tests.plugins import cuda_node
+
+BF16 = DType.BF16
+REPEATS = 50  # launches in a graph
+ROWS = (1, 32, 128, 1024)
+
+
+def cases() -> Iterator[tuple[Op, Case]]:
+    """The 27B's rows: hidden 5120, MLP 17408, 48 value heads of 128, 24 query heads of 256."""
+    for rows in ROWS:
+        for quant in ("none", "fp8", "fp8_block", "nvfp4"):
+            n = 2 if quant in ("fp8", "nvfp4") else 1
+            keep = int(quant == "none")
+            yield norm(rows, 5120, {"eps": 1e-6, "add": 1, "keep": keep, "quant": quant, "n": n})
+        for quant in ("fp8", "nvfp4"):
+            act: Attrs = {"act": "silu_mul", "heads": 0, "head_dim": 0}
+            yield silu(rows, 17408, {**act, "keep": 0, "quant": quant, "n": 1})
+            gate: Attrs = {"eps": 1e-6, "heads": 48, "offset": 10240}
+            yield gated(rows, 48, {**gate, "keep": 0, "quant": quant, "n": 1})
+        yield shared(rows, 2048)
+
+
+def norm(rows: int, k: int, attrs: Attrs) -> tuple[Op, Case]:
+    """norm_quant."""
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x, residual = (samples.normal(rng, rows, k, dtype=BF16) for _ in range(2))
+        scales = samples.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2)
+        given = (x, samples.positive(rng, k), residual)
+        return (*given, scales) if attrs["quant"] in ("fp8", "nvfp4") else given
+
+    label = f"norm_quant {rows}x{k} {attrs['quant']} n{attrs['n']}"
+    return registry.get("norm_quant"), Case(label, attrs, make)
+
+
+def silu(rows: int, k: int, attrs: Attrs) -> tuple[Op, Case]:
+    """act_quant."""
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.normal(rng, rows, 2 * k, scale=2.0, dtype=BF16)
+        return x, samples.positive(rng, 1, low=1e-3, high=3e-2)
+
+    return registry.get("act_quant"), Case(f"silu {rows}x{k} {attrs['quant']}", attrs, make)
+
+
+def gated(rows: int, heads: int, attrs: Attrs) -> tuple[Op, Case]:
+    """gated_norm_quant."""
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        o = samples.normal(rng, rows, heads * 128, dtype=BF16)
+        packed = samples.normal(rng, rows, 16384, scale=2.0, dtype=BF16)
+        scales = samples.positive(rng, 1, low=1e-3, high=3e-2)
+        return o, packed, samples.positive(rng, 128), scales
+
+    label = f"gated_norm {rows}x{heads}x128 {attrs['quant']}"
+    return registry.get("gated_norm_quant"), Case(label, attrs, make)
+
+
+def shared(rows: int, k: int) -> tuple[Op, Case]:
+    """shared_gate."""
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        three = [samples.normal(rng, rows, k, dtype=BF16) for _ in range(3)]
+        return (*three, samples.normal(rng, 1, k, scale=k**-0.5, dtype=BF16))
+
+    return registry.get("shared_gate"), Case(f"shared_gate {rows}x{k}", {}, make)
+
+
+def microseconds(
+    bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array, ...]
+) -> float:
+    """The median of replays of a graph of launches, by launch."""
+    gpu, op = bench.gpu, work.op
+    outs = op.infer(work.case.attrs, cuda_node.specs_of(op, work.case.attrs, arrays))
+    packed = cuda_node.packed_arrays(op, work.case.attrs, arrays)
+    functions = bench.functions(work.tactic.source, work.plan)
+    sizes = [a.nbytes for a in packed] + [s.nbytes for s in outs]
+    with bench.buffers(sizes) as made:
+        for buffer, array in zip(made, packed, strict=False):
+            bench.put(buffer, array)
+        addresses = [b.address for b in made]
+        places = {"input": addresses[: len(packed)], "output": addresses[len(packed) :]}
+        gpu.begin_capture()
+        for _ in range(REPEATS):
+            bench.launch(work.plan, functions, places)
+        graph = gpu.end_capture()
+        first, last = gpu.event(timed=True), gpu.event(timed=True)
+        times = []
+        for _ in range(10):
+            gpu.record(first)
+            gpu.replay(graph)
+            gpu.record(last)
+            gpu.wait_for(last)
+            times.append(gpu.milliseconds(first, last))
+        gpu.destroy_graph(graph)
+    return float(np.median(times)) * 1e3 / REPEATS
+
+
+def main() -> None:
+    """Prints one line a case: microseconds and the share of the bandwidth."""
+    name = device.architecture()
+    if name is None:
+        raise SystemExit("no CUDA device")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = cuda_node.Bench(device.Gpu(), TARGETS[name], Path(folder))
+        for op, case in cases():
+            arrays = case.inputs(np.random.default_rng(0))
+            want = op.reference(case.attrs, arrays)
+            for work in cuda_node.planned(op, case, bench.target):
+                got = cuda_node.run(bench, work, arrays)
+                notes = [
+                    cuda_node.compare(f"output {i}", g, w, cuda_node.Limits(), True)
+                    for i, (g, w) in enumerate(zip(got, want, strict=True))
+                ]
+                moved = sum(a.nbytes for a in (*arrays, *want))
+                took = microseconds(bench, work, arrays)
+                share = moved / (took * 1e-6) / bench.target.bandwidth
+                print(f"{case.label:34} {took:7.2f} us {share:5.0%}", *filter(None, notes))
+
+
+if __name__ == "__main__":
+    main()
