@@ -11,8 +11,9 @@ at this size.
 import argparse
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from spark_engine.models.tiny import quantize
-from spark_engine.models.tiny.chatgen import Exchange, sum_exchange
+from spark_engine.models.tiny.chatgen import (
+    Exchange,
+    compare,
+    count,
+    sort_numbers,
+    story_questions,
+    sum_exchange,
+    word_sum,
+)
 from spark_engine.models.tiny.network import (
     CHUNK,
     Linear,
@@ -250,6 +259,23 @@ def sums(subject: Subject, thinking: bool, number: int, held_out: bool = True) -
     return figures | {"wrong": wrong[:5]}
 
 
+def questions(subject: Subject, number: int) -> dict[str, float]:
+    """Share of other questions answered word for word as the generator does (greedy)."""
+    rng = random.Random(920_000)
+    kinds: dict[str, Callable[[], Exchange]] = {
+        "about a story": lambda: story_questions(rng).exchanges[0]
+    }
+    for maker in (compare, sort_numbers, count, word_sum):
+        kinds[maker.__name__] = partial(maker, rng)
+    figures = {}
+    for kind, make in kinds.items():
+        asked = [make() for _ in range(number)]
+        given = complete(subject, [chat_prompt(x.ask, thinking=False) for x in asked], 40)
+        right = [got.strip() == x.answer for got, x in zip(given, asked, strict=True)]
+        figures[kind] = round(float(np.mean(right)), 4)
+    return figures
+
+
 def stories(subject: Subject, heat: float) -> dict[str, str]:
     """What the model makes of the sample prompts."""
     prompts = [
@@ -268,6 +294,7 @@ def report(subject: Subject, data: Path, number: int) -> dict[str, object]:
     figures["sums_held_out"] = sums(subject, thinking=False, number=number)
     figures["sums_held_out_thinking"] = sums(subject, thinking=True, number=number)
     figures["sums_seen"] = sums(subject, thinking=False, number=number, held_out=False)
+    figures["questions"] = questions(subject, number // 4)
     figures["samples"] = stories(subject, 0.0) | stories(subject, 0.6)
     return figures
 
