@@ -24,14 +24,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unpack8(*(const uint4*)(x + row * 2 * K + column), y);
     unpack8(*(const uint4*)(x + row * 2 * K + K + column), up);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = silu(y[i]) * up[i];
+    for (int i = 0; i < 8; i++) y[i] = fast_silu(y[i]) * up[i];
 #elif ACT == 2
     float gate[8];
     const int head = column / HEAD_DIM;
     unpack8(*(const uint4*)(x + row * K + column), y);
     unpack8(*(const uint4*)(qkv + row * QKV + column + (head + 1) * HEAD_DIM), gate);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] *= sigmoid(gate[i]);
+    for (int i = 0; i < 8; i++) y[i] *= fast_sigmoid(gate[i]);
 #else
     unpack8(*(const uint4*)(x + row * K + column), y);
 #endif

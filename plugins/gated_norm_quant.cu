@@ -42,6 +42,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < DIM / 8; i++) total += first + i < THREADS ? partial[first + i] : 0.0f;
   const float root = rsqrtf(total / DIM + (float)(EPS));
 #pragma unroll
-  for (int i = 0; i < 8; i++) y[i] = y[i] * root * w[i] * silu(z[i]);
+  for (int i = 0; i < 8; i++) y[i] = y[i] * root * w[i] * fast_silu(z[i]);
   emit(y, row, column, live, scales, QUANT_ARGS);
 }

@@ -31,12 +31,12 @@ DEVICE float largest(const float (&y)[8]) {
 }
 // Eight e4m3 codes of y / scale.
 DEVICE uint2 codes8(const float (&y)[8], float scale) {
-  u32 word[2];
+  const float r = 1.0f / scale;
+  u32 pair[4];
 #pragma unroll
-  for (int i = 0; i < 2; i++)
-    word[i] = to_e4m3x2(y[4 * i] / scale, y[4 * i + 1] / scale) |
-              (u32)to_e4m3x2(y[4 * i + 2] / scale, y[4 * i + 3] / scale) << 16;
-  return make_uint2(word[0], word[1]);
+  for (int i = 0; i < 4; i++)
+    pair[i] = to_e4m3x2(divide(y[2 * i], scale, r), divide(y[2 * i + 1], scale, r));
+  return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
 }
 
 DEVICE void emit_fp8(const float (&y)[8], i64 at, float scale, u8* q, bool live) {
@@ -53,10 +53,10 @@ DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, floa
 DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8* s, bool live) {
   float gain = 1.0f / input_scale;
   u8 code = to_e4m3(lanes_max<2>(largest(y)) / 6.0f * gain);
-  float scale = from_e4m3(code), by = scale == 0.0f ? 1.0f : scale;
+  float scale = from_e4m3(code);
   u32 word = 0;
 #pragma unroll
-  for (int i = 0; i < 8; i++) word |= to_e2m1(scale == 0.0f ? 0.0f : y[i] * gain / by) << (4 * i);
+  for (int i = 0; i < 8; i++) word |= to_e2m1(scale == 0.0f ? 0.0f : y[i] * gain, scale) << (4 * i);
   if (live) *(u32*)(q + at / 2) = word;
   if (live && at % 16 == 0) s[at / 16] = code;
 }
