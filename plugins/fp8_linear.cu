@@ -5,12 +5,24 @@
 #define SCALE_BYTES 0
 #define X_BYTES 1
 #define FP8_MMA true
-#include "ptx.cuh"
+#include "stream_ptx.cuh"
 
-DEV void load_fragments(u32 w, u32, u32 (&a)[4][4]) {
+struct Raw {
+  uint4 steps[4];
+};
+
+DEV Raw load(u32 w, u32) {
+  Raw raw;
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    raw.steps[step] = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
+  return raw;
+}
+
+DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const uint4 v = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
+    const uint4& v = raw.steps[step];
     a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
   }
 }
@@ -19,7 +31,7 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d
 
 #include "stream_gemm.cuh"
 
-extern "C" __global__ void __launch_bounds__(BLOCK, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, nullptr, partial, arrived, m, n, k};

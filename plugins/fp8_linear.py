@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
-from spark_engine.plugins import formats, samples
+from spark_engine.plugins import formats, fp8_linear_cuda, samples
 from spark_engine.plugins import fragments as fr
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import activation, count, expect, width
@@ -78,4 +78,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=fp8_linear_cuda.CUDA,
 )

@@ -25,9 +25,12 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 
 def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """One launch."""
-    p = problem(attrs, specs)
-    return sg.plan(sg.choose(p, FORM, target), p, FORM, target, (0, 1, 2, 3), str(attrs["dtype"]))
+    """One launch. Hopper's wgmma sums e4m3 products to some 13 bits: f32 results go without it."""
+    p, dtype = problem(attrs, specs), str(attrs["dtype"])
+    tile = sg.choose(p, FORM, target)
+    if dtype == "f32" and tile.wgmma:
+        tile = sg.fill(dataclasses.replace(tile, wgmma=False), p, FORM, target)
+    return sg.plan(tile, p, FORM, target, (0, 1, 2, 3), dtype)
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:

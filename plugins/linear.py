@@ -10,7 +10,7 @@ import numpy as np
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import samples
+from spark_engine.plugins import linear_cuda, samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, WEIGHTS, activation, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -70,4 +70,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=linear_cuda.CUDA,
 )

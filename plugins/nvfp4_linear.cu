@@ -7,10 +7,10 @@
 // comes out is code · 2^-126; the block scale is stored so that w_scale · 2^119 takes a permutation
 // and a multiply-add for two, and 2^7 is left for the end.
 #define ELEMENT_BITS 4
-#define SCALE_BYTES 256
+#define SCALE_BYTES 64
 #define X_BYTES 2
 #define FP8_MMA false
-#include "ptx.cuh"
+#include "stream_ptx.cuh"
 
 DEV u32 low_twice(u32 pair) {
   u32 r;
@@ -22,46 +22,60 @@ DEV u32 high_twice(u32 pair) {
   asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};}" : "=r"(r) : "r"(pair));
   return r;
 }
-DEV u32 rotate(u32 word, int bits) { return __funnelshift_l(word, word, bits); }
+// A rotation to the left less its mask: the multiplier is not what decoding waits for, the shifter
+// is.
+DEV u32 rotate(u32 word, u32 factor) {
+  u32 low, high;
+  asm("{.reg .b64 w;\nmul.wide.u32 w, %2, %3;\nmov.b64 {%0, %1}, w;}"
+      : "=r"(low), "=r"(high)
+      : "r"(word), "r"(factor));
+  return low | high;
+}
 
 // a0, a2 of an even step and of the odd step after it, times the row's two block scales.
 DEV void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& o2) {
   const u32 all = 0x81C081C0;
   e0 = mul_bf16x2(word & all, even);
-  e2 = mul_bf16x2(rotate(word, 6) & all, even);
-  o0 = mul_bf16x2(rotate(word, 10) & all, odd);
-  o2 = mul_bf16x2((rotate(word, 12) & 0x80C080C0) | (rotate(word, 4) & 0x01000100), odd);
+  e2 = mul_bf16x2((word << 6) & all, even);
+  o0 = mul_bf16x2(rotate(word, 1 << 10) & all, odd);
+  o2 = mul_bf16x2((rotate(word, 1 << 12) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
 }
 
-// Four block scales -> bf16 pairs of each, · 2^119. A byte holds the scale as 5 bits of exponent
-// and 3 of mantissa such that the exponent of w_scale · 2^119 is 224 more.
-DEV void decode_scales(u32 bytes, u32 (&s)[4]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const u32 pair = __byte_perm(bytes, 0, i ? 0x4342 : 0x4140) * 16 + 0x70007000;
-    s[2 * i] = low_twice(pair);
-    s[2 * i + 1] = high_twice(pair);
-  }
+// Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
+// mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
+// byte off.
+DEV void decode_scales(u32 word, u32 (&s)[4]) {
+  const u32 first = (word & 0x0FF00FF0) | 0x70007000;
+  const u32 second = (__byte_perm(word, 0, 0x2103) & 0x0FF00FF0) | 0x70007000;
+  s[0] = low_twice(first), s[1] = high_twice(first);
+  s[2] = low_twice(second), s[3] = high_twice(second);
 }
 
-DEV void load_fragments(u32 w, u32 scales, u32 (&a)[4][4]) {
+struct Raw {
+  uint4 words;
+  uint2 scales;  // of rows g and g + 8
+};
+
+DEV Raw load(u32 w, u32 scales) {
   const int lane = threadIdx.x & 31;
-  const uint4 words = load_shared16(w + lane * 16);
-  const uint2 bytes = load_shared8(scales + (lane >> 2) * 8);
-  u32 low[4], high[4];  // rows g and g + 8
-  decode_scales(bytes.x, low);
-  decode_scales(bytes.y, high);
-  decode(words.x, low[0], low[1], a[0][0], a[0][2], a[1][0], a[1][2]);
-  decode(words.y, high[0], high[1], a[0][1], a[0][3], a[1][1], a[1][3]);
-  decode(words.z, low[2], low[3], a[2][0], a[2][2], a[3][0], a[3][2]);
-  decode(words.w, high[2], high[3], a[2][1], a[2][3], a[3][1], a[3][3]);
+  return {load_shared16(w + lane * 16), load_shared8(scales + (lane >> 2) * 8)};
+}
+
+DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
+  u32 low[4], high[4];
+  decode_scales(raw.scales.x, low);
+  decode_scales(raw.scales.y, high);
+  decode(raw.words.x, low[0], low[1], a[0][0], a[0][2], a[1][0], a[1][2]);
+  decode(raw.words.y, high[0], high[1], a[0][1], a[0][3], a[1][1], a[1][3]);
+  decode(raw.words.z, low[2], low[3], a[2][0], a[2][2], a[3][0], a[3][2]);
+  decode(raw.words.w, high[2], high[3], a[2][1], a[2][3], a[3][1], a[3][3]);
 }
 
 DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
 
 #include "stream_gemm.cuh"
 
-extern "C" __global__ void __launch_bounds__(BLOCK, 1)
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};

@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
-from spark_engine.plugins import formats, samples
+from spark_engine.plugins import formats, nvfp4_linear_cuda, samples
 from spark_engine.plugins import fragments as fr
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, activation, count, expect, width
@@ -89,4 +89,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=nvfp4_linear_cuda.CUDA,
 )

@@ -11,7 +11,7 @@ from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import weight_tiles as wt
 from spark_engine.tensors import Array, DType, TensorSpec
 
-FORM = sg.Format("nvfp4_linear", weight_bits=4, scale_bytes=256, x_bytes=2)
+FORM = sg.Format("nvfp4_linear", weight_bits=4, scale_bytes=64, x_bytes=2)
 
 
 def problem(attrs: Attrs, specs: Specs) -> sg.Problem:

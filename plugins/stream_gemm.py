@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
-from spark_engine.plugins.weight_tiles import GROUP, STRIP, UNIT
+from spark_engine.plugins.weight_tiles import STRIP, UNIT
 
 BATCHES = (8, 16, 32, 64, 128)
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
@@ -18,11 +18,11 @@ _RESERVED = 1024  # shared memory of the barriers, after which the ring is align
 
 @dataclass(frozen=True)
 class Format:
-    """What sets one op's kernel apart: its name, its bits a weight, its bytes of a scale unit."""
+    """What sets one op's kernel apart: its name, its bits a weight, its bytes of scales."""
 
     symbol: str
     weight_bits: int
-    scale_bytes: int  # of 64 rows and one unit
+    scale_bytes: int  # of a strip and one unit
     x_bytes: int
 
     @property
@@ -31,9 +31,9 @@ class Format:
         return UNIT // self.x_bytes
 
     @property
-    def group_unit_bytes(self) -> int:
-        """Bytes of 64 rows and one unit."""
-        return GROUP * self.unit * self.weight_bits // 8 + self.scale_bytes
+    def strip_unit_bytes(self) -> int:
+        """Bytes of 16 rows and one unit."""
+        return STRIP * self.unit * self.weight_bits // 8 + self.scale_bytes
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Tile:
         units: units of k in a stage.
         stages: of the ring.
         wgmma: Hopper's warpgroup instructions.
+        resident: blocks that a multiprocessor holds, so that the next launch may begin early.
     """
 
     rows: int
@@ -64,15 +65,21 @@ class Tile:
     units: int
     stages: int
     wgmma: bool
+    resident: int = 1
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply."""
+        return self.rows // STRIP // self.strips
 
     @property
     def threads(self) -> int:
-        """Consumers, and a producer warp or warpgroup."""
-        return self.rows // STRIP // self.strips * 32 + (128 if self.strips > 1 else 32)
+        """Consumers, and four warps of producers."""
+        return (self.warps + 4) * 32
 
     def stage_bytes(self, form: Format) -> int:
         """Shared memory of one stage."""
-        return self.units * (self.batch * UNIT + self.rows // GROUP * form.group_unit_bytes)
+        return self.units * (self.batch * UNIT + self.rows // STRIP * form.strip_unit_bytes)
 
 
 def refuse(problem: Problem) -> str | None:
@@ -92,21 +99,24 @@ def packs(n: int, k: int) -> bool:
 
 def choose(problem: Problem, form: Format, target: Target) -> Tile:
     """The tile for a problem. Rows, and with them the cut of k, do not depend on m on Hopper."""
-    rows = next((r for r in (64, 128) if problem.n <= r), 256)
+    most = 256 if form.weight_bits == 4 else 128
     batch = next((b for b in BATCHES if problem.m <= b), BATCHES[-1])
-    if not target.hopper and (batch == BATCHES[-1] or form.weight_bits > 4):
-        rows = min(rows, 128)  # the sums must fit 168 registers, three stages 99 KiB
+    if not target.hopper and batch >= 64:
+        most = 128  # the sums must fit 168 registers
+    rows = next((r for r in (64, 128) if problem.n <= r), most)
     strips = 2 if batch >= 64 and rows == 256 else 1
-    return fill(Tile(rows, batch, strips, 1, 2, target.hopper), problem, form, target)
+    # mma.sync and wgmma give the same bits for bf16; the former is ahead in the smallest batch.
+    wgmma = target.hopper and not (form.weight_bits == 4 and batch == BATCHES[0])
+    return fill(Tile(rows, batch, strips, 1, 2, wgmma), problem, form, target)
 
 
 def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
     """The tile with stages that suit: long ones while five fit, as many as fit."""
     units = -(-problem.k // form.unit)
     one = replace(tile, units=1).stage_bytes(form)
-    room = target.shared_bytes - _RESERVED
+    room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
     # wgmma reads fragments from registers while the next are made: two sets take turns.
-    least = 3 if tile.wgmma and tile.strips == 1 else 5
+    least = (3 if tile.strips == 1 else 4) if tile.wgmma else 5
     fitting = [u for u, s in ((4, 5), (2, least)) if units % u == 0 and room // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
     return replace(tile, units=per_stage, stages=min(room // (per_stage * one), 12))
@@ -122,16 +132,20 @@ def plan(
 ) -> Plan:
     """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
     tiles = -(-problem.n // tile.rows) * -(-problem.m // tile.batch)
-    line = tiles * (-(-problem.k // form.unit) // tile.units)
+    units = -(-problem.k // form.unit)
+    cut = next(c for c in (4, 2, 1) if units % c == 0)  # whatever the batch
+    line = tiles * units // cut
     blocks = min(target.sms, line)
     defines = {
         "ROWS": tile.rows,
         "NB": tile.batch,
         "MT": tile.strips,
         "KSUB": tile.units,
+        "CUT": cut,
         "STAGES": tile.stages,
         "WG": int(tile.wgmma),
         "OUT_BF16": int(dtype == "bf16"),
+        "RESIDENT": tile.resident,
     }
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
     launch = Launch(
@@ -150,13 +164,13 @@ def plan(
         overlaps=True,
     )
     partial = Scratch(2 * blocks * tile.rows * tile.batch * 4)
-    return Plan((launch,), (partial, Scratch(tiles * 4, zeroed=True)))
+    return Plan((launch,), (partial, Scratch(tiles * tile.warps * 4, zeroed=True)))
 
 
 def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
     """Bytes that a launch must move: weights, scales, activations, results, each once."""
     units = -(-problem.k // form.unit)
-    weights = problem.n * units * form.group_unit_bytes // GROUP
+    weights = problem.n * units * form.strip_unit_bytes // STRIP
     y = problem.m * problem.n * (2 if dtype == "bf16" else 4)
     return weights + problem.m * problem.k * form.x_bytes + y
 

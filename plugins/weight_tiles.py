@@ -1,7 +1,7 @@
 """Weights as the streaming kernels read them: what a lane loads at once is its matrix fragment.
 
-Rows come in groups of 64, in each group the units in order of k (128 bytes of a bf16 or e4m3
-activation row), in each unit four strips of 16 rows, in each strip 16-byte pieces in the order of
+Rows come in groups of 256, in each group the units in order of k (128 bytes of a bf16 or e4m3
+activation row), in each unit strips of 16 rows, in each strip 16-byte pieces in the order of
 the 32 lanes: lane 4g + t holds rows g and g + 8. A last group of fewer rows has fewer strips, so
 no row is added; k is filled up with zeros to a whole unit. Knows arrays only, no op and no GPU.
 """
@@ -19,9 +19,9 @@ U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 
 STRIP = 16
-GROUP = 64
+GROUP = 256
 UNIT = 128  # bytes of an activation row
-_GROUPS_AT_ONCE = 8
+_GROUPS_AT_ONCE = 2
 
 # Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
 _TARGETS = (15, 8, 7, 6)
@@ -93,15 +93,18 @@ def pack_scales(scales: U8) -> U8:
     """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of a strip, four blocks each.
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
-    adds a constant to have bf16. Zero becomes 0, which kernels read as 2^-22, too small to be
+    adds a constant to have bf16; in a word the first two scales stand where bf16 has them, the
+    other two a rotation by 8 away. Zero becomes 0, which kernels read as 2^-22, too small to be
     seen beside the least scale, 2^-9. Raises CheckpointError for a negative scale.
     """
     if (scales & 0x80).any():
         raise CheckpointError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
 
     def arrange(part: U8, strips: int) -> U8:
-        grid = _WIDE[part].reshape(-1, strips, 2, 8, part.shape[1] // 4, 4)
-        return grid.transpose(0, 4, 1, 3, 2, 5)
+        s0, s1, s2, s3 = np.moveaxis(_WIDE[part].reshape(len(part), -1, 4).astype(np.uint32), -1, 0)
+        words = s0 << 4 | s1 << 20 | s2 >> 4 | (s2 & 15) << 28 | (s3 >> 4) << 16 | (s3 & 15) << 12
+        grid = words.reshape(-1, strips, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
+        return np.ascontiguousarray(grid).view(np.uint8)
 
     return _by_groups(_pad(scales, UNIT // 32), arrange)
 
@@ -110,8 +113,12 @@ def unpack_scales(packed: U8, width: int) -> U8:
     """The inverse of `pack_scales` for rows of `width` blocks."""
 
     def arrange(part: U8, strips: int) -> U8:
-        grid = _NARROW[part].reshape(-1, part.shape[1] // 4, strips, 8, 2, 4)
-        return grid.transpose(0, 2, 4, 3, 1, 5)
+        grid = (
+            np.ascontiguousarray(part).view(np.uint32).reshape(-1, part.shape[1] // 4, strips, 8, 2)
+        )
+        w = grid.transpose(0, 2, 4, 3, 1)
+        four = (w >> 4, w >> 20, (w & 15) << 4 | w >> 28, w >> 12 & 0xF0 | w >> 12 & 15)
+        return _NARROW[np.stack([s.astype(np.uint8) for s in four], axis=-1)]
 
     return _by_groups(packed, arrange)[:, :width]
 

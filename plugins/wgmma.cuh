@@ -4,7 +4,7 @@
 // 128 bytes, K-major, 128-byte swizzle (chunk ^= row & 7), named by a descriptor. D: f32, four
 // values for each 8 columns, as mma.sync's. Ops: bf16 (k = 16) and e4m3 (k = 32).
 #pragma once
-#include "ptx.cuh"
+#include "stream_ptx.cuh"
 
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -1,0 +1,258 @@
+"""The streaming linear kernels: packs, tiles, compilation at the served shapes, and the GPU.
+
+Knows `linear`, `fp8_linear` and `nvfp4_linear`; the cases of the ops run in `test_cuda_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spark_engine.errors import CheckpointError
+from spark_engine.kernel import GB10, H200, TARGETS, Target
+from spark_engine.op import Case
+from spark_engine.plugins import (
+    formats,
+    fp8_linear,
+    fp8_linear_cuda,
+    linear,
+    linear_cuda,
+    nvfp4_linear,
+    nvfp4_linear_cuda,
+)
+from spark_engine.plugins import stream_gemm as sg
+from spark_engine.plugins import weight_tiles as wt
+from spark_engine.tensors import Array
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FORMS = {
+    "linear": linear_cuda.FORM,
+    "fp8_linear": fp8_linear_cuda.FORM,
+    "nvfp4_linear": nvfp4_linear_cuda.FORM,
+}
+OPS = {"linear": linear.OP, "fp8_linear": fp8_linear.OP, "nvfp4_linear": nvfp4_linear.OP}
+# The layers of the 27B and of the 35B: op, N, K.
+LAYERS = (
+    ("fp8_linear", 16384, 5120),
+    ("fp8_linear", 5120, 6144),
+    ("fp8_linear", 14336, 5120),
+    ("linear", 96, 5120),
+    ("nvfp4_linear", 34816, 5120),
+    ("nvfp4_linear", 5120, 17408),
+    ("nvfp4_linear", 248320, 5120),
+    ("fp8_linear", 12288, 2048),
+    ("fp8_linear", 2048, 4096),
+    ("fp8_linear", 9216, 2048),
+    ("linear", 64, 2048),
+    ("nvfp4_linear", 248320, 2048),
+)
+BUCKETS = (1, 8, 16, 32, 64, 128, 256)
+
+
+# ---- packs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [16, 96, 256, 1040])
+@pytest.mark.parametrize("k", [16, 80, 256, 640])
+def test_packs_are_undone_exactly(n: int, k: int) -> None:
+    raw = np.random.default_rng(n + k).integers(0, 256, (n, k), dtype=np.uint8)
+    np.testing.assert_array_equal(wt.unpack_bytes(wt.pack_bytes(raw), k), raw)
+    np.testing.assert_array_equal(wt.unpack_fp4(wt.pack_fp4(raw), k), raw)
+    scales = raw & 0x7F
+    np.testing.assert_array_equal(wt.unpack_scales(wt.pack_scales(scales), k), scales)
+
+
+def test_a_lane_finds_its_fragment() -> None:
+    """Element (row g + 8r, k 16h + 2t + i) of a bf16 tile is in register 2h + r of lane 4g + t."""
+    rows = np.arange(16 * 64, dtype=np.uint16).reshape(16, 64)
+    packed = wt.pack_bytes(rows.view(np.uint8)).view(np.uint16).reshape(4, 8, 4, 2, 2, 2)
+    for step, g, t, h, r, i in np.ndindex(packed.shape):
+        k = 16 * step + 8 * h + 2 * t + i
+        assert packed[step, g, t, h, r, i] == rows[g + 8 * r, k]
+
+
+def test_codes_decode_by_rotations_and_masks() -> None:
+    """As the kernel does it: each pair of a word becomes bf16 · 2^-126."""
+    codes = np.random.default_rng(0).integers(0, 256, (16, 32), dtype=np.uint8)
+    want = formats.e2m1_decode(formats.unpack(codes)).reshape(2, 8, 2, 2, 2, 4, 2)
+    words = wt.pack_fp4(codes).view(np.uint32).reshape(8, 4, 2, 2)  # g, t, p, r
+    for j, turns in enumerate(((0, 0), (6, 6), (10, 10), (12, 4))):
+        masks = (0x81C081C0, 0) if j < 3 else (0x80C080C0, 0x01000100)
+        pair = np.zeros_like(words)
+        for turn, mask in zip(turns, masks, strict=True):
+            turned = words << np.uint32(turn) | words >> np.uint32((32 - turn) % 32)
+            pair |= turned & np.uint32(mask)
+        for i in range(2):
+            bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
+            got = bits.view(np.float32).astype(np.float64) * 2.0**126
+            # want: r, g, p, odd step, half of k, t, i
+            expect = want[:, :, :, j // 2, j % 2, :, i].transpose(1, 3, 2, 0)
+            np.testing.assert_array_equal(got, expect)
+
+
+def test_scales_decode_by_one_addition() -> None:
+    """A stored byte with 224 added to its exponent is the scale · 2^119 in bf16."""
+    scales = np.arange(1, 0x7F, dtype=np.uint8)
+    stored = wt._WIDE[scales].astype(np.uint32)
+    got = ((stored << 4 | 0x7000) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+    want = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    np.testing.assert_array_equal(got * 2.0**-119, want)
+
+
+def test_negative_scales_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="negative"):
+        wt.pack_scales(np.full((16, 4), 0x81, np.uint8))
+
+
+# ---- tiles -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_tiles_fit(layer: tuple[str, int, int], target: Target) -> None:
+    op, n, k = layer
+    for m in BUCKETS:
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        tile = sg.choose(problem, form, target)
+        launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
+        assert launch.shared + 1024 <= target.shared_bytes
+        assert tile.stages >= (3 if tile.wgmma else 2)
+        assert launch.grid[0] <= target.sms
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    cuts = set()
+    for m in BUCKETS[:-1]:
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        tile = sg.choose(problem, form, H200)
+        launch = sg.plan(tile, problem, form, H200, (0,), "bf16").launches[0]
+        cuts.add((tile.rows, dict(launch.defines)["CUT"], launch.grid))
+    assert len(cuts) == 1
+
+
+# ---- compilation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", FORMS)
+def test_served_shapes_compile(op: str, target: Target) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder import nvrtc
+
+    form, jobs = FORMS[op], {}
+    for name, n, k in LAYERS:
+        for m in BUCKETS if name == op else ():
+            problem = sg.Problem(m, n, k)
+            tile = sg.choose(problem, form, target)
+            launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
+            jobs[nvrtc.Job(f"{op}.cu", launch.defines, (op,))] = m
+    for job, m in jobs.items():
+        usage = nvrtc.compile(job, target).usage[op]
+        if target is H200 or (target is GB10 and m <= 64):
+            assert usage.spills == 0, (job.defines, usage)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench(pytestconfig: pytest.Config) -> Iterator[object]:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.runtime import device
+    from tests.plugins import cuda_node
+
+    name = device.architecture()
+    if name is None:
+        pytest.skip("no CUDA device")
+    gpu = device.Gpu()
+    assert pytestconfig.cache is not None
+    yield cuda_node.Bench(gpu, TARGETS[name], Path(pytestconfig.cache.mkdir("cubins")))
+    gpu.close()
+
+
+def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
+    rng = np.random.default_rng(m + n + k)
+    x = rng.standard_normal((m, k), dtype=np.float32)
+    if op == "fp8_linear":
+        w = formats.e4m3(rng.standard_normal((n, k), dtype=np.float32) * 100)
+        w_scale = rng.uniform(0.0005, 0.001, n).astype(np.float32)
+        return formats.e4m3(x * 100), w, np.asarray(0.007, np.float32), w_scale
+    if op == "linear":
+        return x.astype(BF16), rng.standard_normal((n, k), dtype=np.float32).astype(BF16)
+    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (n, k // 16), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return x.astype(BF16), codes, scales, rng.uniform(0.5, 2, n).astype(np.float32)
+
+
+def rows_of(op: str, arrays: tuple[Array, ...], rows: np.ndarray) -> tuple[Array, ...]:
+    """The operands of the same op over some of the weight's rows."""
+    return tuple(a[rows] if i and a.ndim else a for i, a in enumerate(arrays))
+
+
+def run(bench: object, op: str, arrays: tuple[Array, ...], dtype: str = "bf16") -> Array:
+    from tests.plugins import cuda_node
+
+    assert isinstance(bench, cuda_node.Bench)
+    case = Case("served", {"dtype": dtype}, lambda rng: arrays)
+    (work,) = cuda_node.planned(OPS[op], case, bench.target)
+    return cuda_node.run(bench, work, arrays)[0]
+
+
+SHAPES = (
+    ("linear", 5, 176, 192),
+    ("linear", 200, 320, 1088),
+    ("fp8_linear", 7, 176, 80),
+    ("fp8_linear", 33, 1040, 1024),
+    ("fp8_linear", 129, 272, 256),
+    ("nvfp4_linear", 1, 64, 128),
+    ("nvfp4_linear", 7, 176, 80),
+    ("nvfp4_linear", 17, 96, 5120),
+    ("nvfp4_linear", 100, 4096, 512),
+    ("nvfp4_linear", 200, 320, 1088),
+)
+SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES + SERVED, ids=lambda a: "-".join(map(str, a)))
+def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -> None:
+    op, m, n, k = shape
+    arrays = operands(op, m, n, k)
+    got = run(bench, op, arrays).astype(np.float64)
+    rows = np.unique(np.r_[np.arange(0, n, max(1, n // 97)), n - 1])
+    (want,) = OPS[op].reference({"dtype": "f32"}, rows_of(op, arrays, rows))
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got[:, rows] - want) <= 3e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", FORMS)
+def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str) -> None:
+    arrays = operands(op, 128, 2048, 2048)
+    full = run(bench, op, arrays)
+    for m in (1, 8, 16, 32, 64):
+        part = run(bench, op, (arrays[0][:m], *arrays[1:]))
+        assert part.tobytes() == full[:m].tobytes(), m
+
+
+@pytest.mark.gpu
+def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the check that no activation is read before it is there: 30 runs each."""
+    chosen = sg.choose
+    arrays = operands("nvfp4_linear", 32, 4096, 512)
+    results = []
+    for wgmma in (True, False):
+
+        def choose(p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma) -> sg.Tile:
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
+
+        monkeypatch.setattr(sg, "choose", choose)
+        results += [run(bench, "nvfp4_linear", arrays).tobytes() for _ in range(15)]
+    assert len(set(results)) == 1
