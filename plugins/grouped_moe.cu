@@ -126,6 +126,15 @@ DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
   __syncthreads();
 }
 
+// The expert of a block of work, not before `expert`; the whole warp searches.
+DEVICE int expert_of(const Shared& s, int block, int expert) {
+  while (true) {
+    const u32 beyond = __ballot_sync(~0u, s.first[min(expert + 1 + (int)lane_id(), EXPERTS)] > block);
+    if (beyond) return expert + __ffs(beyond) - 1;
+    expert += 32;
+  }
+}
+
 // --- Streaming -------------------------------------------------------------------------------
 
 // What a warp fetches next: it runs DEPTH stages ahead of what the warp multiplies.
@@ -140,7 +149,7 @@ struct Feed {
   u64 at;  // in units
 
   DEVICE void locate(const Shared& s) {
-    while (s.first[expert + 1] <= block) ++expert;
+    expert = expert_of(s, block, expert);
     const int wk = (threadIdx.x >> 5) / S::WN, wn = (threadIdx.x >> 5) % S::WN;
     at = ((u64)expert * S::GROUPS + step * S::WN + wn) * S::UNITS + wk * S::KU;
   }
@@ -291,7 +300,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     const int step = line % S::STEPS;
     if (line / S::STEPS != block) {
       block = line / S::STEPS;
-      while (first[expert + 1] <= block) ++expert;
+      expert = expert_of(s, block, expert);
       find_pairs(s, pairs, expert, (block - first[expert]) * COLS);
       load_tokens<UP>(s, in, x);
     }
@@ -446,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // One strip of 16 outputs of a token over all its experts; blockIdx = (strip, token).
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     each_down(const u8* h, const int* ids, const float* weights, const u8* w2, const u8* scale,
               const float* scale2, u16* y) {
   using S = Side<false>;
@@ -457,7 +466,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int wk = warp / S::WN, wn = warp % S::WN;
   const u64 pair0 = (u64)blockIdx.y * K1;
   ids += pair0;
-  uint4 words[TURNS][S::KU];
+  // A thread reads back what it copied itself: nothing to synchronise. Registers would not leave
+  // room beside `each_up`.
+  __shared__ uint4 words[TURNS][S::KU][THREADS];
   uint2 scales[TURNS][S::KU];
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
@@ -467,13 +478,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int u = 0; u < S::KU; ++u) {
       const u64 strip = (at + u) * 4 + (blockIdx.x & 3);
-      words[i][u] = load_words(w2 + strip * STRIP + lane * 16);
+      copy_async(&words[i][u][threadIdx.x], w2 + strip * STRIP + lane * 16);
       scales[i][u] = load_scales(scale + strip * SCALES + (lane >> 2) * 8);
     }
   }
+  commit_copies();
   sort_experts(ids, order);
   wait_for_previous();
   let_next_start();
+  wait_copies<0>();
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int j = i * S::WN + wn;
@@ -488,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         if (lane < 4 && k + p * 32 < INNER)
           b[p] = __ldcg((const uint4*)(h + ((pair0 + j) * INNER + k + p * 32) * 2));
       u32 a[4][4];
-      fp4_fragments(words[i][u], scales[i][u], a);
+      fp4_fragments(words[i][u][threadIdx.x], scales[i][u], a);
       multiply(sums, a, 0, b[0]);
       multiply(sums, a, 1, b[1]);
     }

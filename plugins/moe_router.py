@@ -14,7 +14,7 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
 from spark_engine.plugins import fragments as fr
-from spark_engine.plugins import samples
+from spark_engine.plugins import moe_router_cuda, samples
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -120,4 +120,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=moe_router_cuda.CUDA,
 )

@@ -18,15 +18,23 @@ DEVICE u32 mul_bf16x2(u32 a, u32 b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
-DEVICE u32 turn(u32 word, int bits) { return __funnelshift_l(word, word, bits); }
+// A rotation to the left by log2(factor), less its mask, on the multiplier: the shifter shares its
+// pipe with the masks, and decoding waits for that pipe.
+DEVICE u32 turn(u32 word, u32 factor) {
+  u32 low, high;
+  asm("{.reg .b64 w;\nmul.wide.u32 w, %2, %3;\nmov.b64 {%0, %1}, w;}"
+      : "=r"(low), "=r"(high)
+      : "r"(word), "r"(factor));
+  return low | high;
+}
 
 // Pairs k 8t + 2j, 8t + 2j + 1 of one row, j = 0…3.
 DEVICE void fp4_pairs(u32 word, u32 scale, u32& p0, u32& p1, u32& p2, u32& p3) {
   const u32 all = 0x81C081C0;
   p0 = mul_bf16x2(word & all, scale);
-  p1 = mul_bf16x2(turn(word, 6) & all, scale);
-  p2 = mul_bf16x2(turn(word, 10) & all, scale);
-  p3 = mul_bf16x2((turn(word, 12) & 0x80C080C0) | (turn(word, 4) & 0x01000100), scale);
+  p1 = mul_bf16x2((word << 6) & all, scale);
+  p2 = mul_bf16x2(turn(word, 1 << 10) & all, scale);
+  p3 = mul_bf16x2((turn(word, 1 << 12) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
 }
 
 // Byte i of four block scales, twice, as bf16 · 2^119. `pick` = 0x4040 + 0x0101 · i.

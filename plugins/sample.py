@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Op
-from spark_engine.plugins import philox
+from spark_engine.plugins import philox, sample_cuda
 from spark_engine.plugins import sample_cases as cases
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.sample_nodes import (
@@ -173,4 +173,5 @@ OP = Op(
     body=body,
     cases=cases.CASES,
     aliases={5: 10},
+    cuda=sample_cuda.CUDA,
 )

@@ -1,0 +1,118 @@
+"""Sampling on the GPU: many draws against the reference, at served and at small widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.kernel import TARGETS, Target  # noqa: E402
+from spark_engine.op import Case  # noqa: E402
+from spark_engine.plugins import philox, sample, sample_cases  # noqa: E402
+from spark_engine.runtime import device  # noqa: E402
+from spark_engine.tensors import Array  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
+
+OP = sample.OP
+NEAR = 1e-6  # of a step of the distribution: there the draw may go either way
+SETTINGS = (
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.0, "top_k": 64, "top_p": 0.8, "presence": 1.5, "bias": True},
+    {"temperature": 1.3},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.1, "top_k": 200, "top_p": 0.97, "repetition": 1.2, "frequency": 0.3},
+    {"temperature": 2.0, "min_p": 0.02},
+)
+
+
+def case_of(settings: dict[str, float], rows: int, width: int, spread: float) -> Case:
+    """`rows` rows over the slots, each at its own position."""
+    slots = tuple(int(s) for s in np.arange(rows) % sample_cases.UNITS)
+    launch = sample_cases.Launch(
+        **settings, width=width, vocab=width - 7, spread=spread, slots=slots
+    )  # type: ignore[arg-type]
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        arrays = list(launch.inputs(rng))
+        arrays[7] = rng.permutation(1 << 20)[:rows].astype(np.int32)
+        arrays[9] = np.zeros(rows, np.int32)  # rows share slots: none may store
+        return tuple(arrays)
+
+    return Case(f"{settings} {rows}x{width}", launch.attrs, make)
+
+
+@pytest.fixture(scope="session")
+def cache(pytestconfig: pytest.Config) -> Path:
+    assert pytestconfig.cache is not None
+    return Path(pytestconfig.cache.mkdir("cubins"))
+
+
+@pytest.fixture(scope="session")
+def bench(cache: Path) -> Iterator[cuda_node.Bench]:
+    name = device.architecture()
+    if name is None:
+        pytest.skip("no CUDA device")
+    gpu = device.Gpu()
+    yield cuda_node.Bench(gpu, TARGETS[name], cache)
+    gpu.close()
+
+
+def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:
+    """Distance of the row's uniform from the nearest step of its distribution."""
+    logits, seen, floats, integers, bias_ids, bias_values, slots, starts, counts, _, _ = arrays
+    slot = slots[row]
+    clean = logits[row].astype(np.float64)
+    bias = (bias_ids[slot], bias_values[slot])
+    z = sample._penalised(clean, seen[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
+    total = np.cumsum(sample.kept_weights(z, floats[slot], int(integers[slot, 0])))
+    u = philox.uniform(int(starts[row] + counts[row]), [int(s) for s in integers[slot, 1:3]])
+    return float(np.abs(total / total[-1] - u).min())
+
+
+def check(bench: cuda_node.Bench, case: Case, seed: int) -> tuple[int, int]:
+    """Compares one launch; how many draws there were and how many differ near a step."""
+    arrays = case.inputs(np.random.default_rng(seed))
+    want = OP.reference(case.attrs, arrays)
+    (work,) = cuda_node.planned(OP, case, bench.target)
+    got = cuda_node.run(bench, work, arrays)
+    off = np.flatnonzero(got[0] != want[0])
+    for row in off:
+        assert margin(case, arrays, row) < NEAR, (case.label, row, got[0][row], want[0][row])
+    same = got[0] == want[0]
+    np.testing.assert_allclose(got[1][same], want[1][same], rtol=1e-5, atol=2e-5)
+    np.testing.assert_array_equal(got[2], want[2])
+    np.testing.assert_allclose(got[3], want[3], rtol=1e-5, atol=2e-5)
+    np.testing.assert_array_equal(got[4], want[4])
+    return len(same), len(off)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("rows", [1, 128])
+def test_served_width_compiles_without_spills(rows: int, target: Target, cache: Path) -> None:
+    case = case_of({}, 1, 248_320, 3.0)
+    arrays = case.inputs(np.random.default_rng(0))
+    arrays = (np.zeros((rows, 248_320), np.float32), *arrays[1:])
+    specs = cuda_node.specs_of(OP, case.attrs, arrays)
+    (tactic,) = OP.cuda.tactics
+    assert tactic.refuse(case.attrs, specs, target) is None
+    plan = tactic.plan(case.attrs, specs, target)
+    for job in nvrtc.jobs_of([(tactic.source, plan)]):
+        for symbol, usage in nvrtc.compile(job, target, cache).usage.items():
+            assert usage.spills == 0, (symbol, usage)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_draws_equal_the_references(bench: cuda_node.Bench) -> None:
+    draws = near = 0
+    for seed, settings in enumerate(SETTINGS):
+        for rows, width, spread in ((1800, 600, 2.0), (30, 20_000, 3.0), (3, 248_320, 2.5)):
+            more, off = check(bench, case_of(settings, rows, width, spread), seed)
+            draws, near = draws + more, near + off
+    print(f"{draws} draws, {near} differ where the uniform is within {NEAR} of a step")
+    assert draws >= 10_000 and near <= 5
