@@ -131,7 +131,8 @@ DEV void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor
 }
 
 // wgmma reads as the copy engine does: whoever copied must fence, once the copies are done, before
-// a stage is announced. (A fence by the readers instead gave one wrong tile in a hundred runs.)
+// a stage is announced. (A version that, among other things, left the fence to the readers once
+// gave a wrong tile; this one never did.)
 template <int LEFT>
 DEV void announce(const Ring& r, u32 i) {
   copy_wait<LEFT>();

@@ -119,7 +119,9 @@ def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
     least = (3 if tile.strips == 1 else 4) if tile.wgmma else 5
     fitting = [u for u, s in ((4, 5), (2, least)) if units % u == 0 and room // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
-    return replace(tile, units=per_stage, stages=min(room // (per_stage * one), 12))
+    # In the smallest batch decoding keeps step with memory: a deep ring only delays its start.
+    most = 3 if form.weight_bits == 4 and tile.batch == BATCHES[0] and per_stage == 4 else 12
+    return replace(tile, units=per_stage, stages=min(room // (per_stage * one), most))
 
 
 def plan(
