@@ -7,8 +7,9 @@
 // so a result does not depend on timing, nor the cut on the number of rows.
 //
 // Four producer warps fill a ring in shared memory: one has the copy engine bring packed weights,
-// three bring activations by cp.async with the 128-byte swizzle. Consumer warps own 16 rows of weights (times MT) and all
-// NB columns. A unit is 128 bytes of k of an activation row: four matrix steps.
+// three bring activations by cp.async with the 128-byte swizzle. Consumer warps own 16 rows of
+// weights (times MT) and all NB columns. A unit is 128 bytes of k of an activation row: four matrix
+// steps.
 //
 // Layout of packed weights (`plugins/weight_tiles.py`): groups of 256 rows, in each the units in
 // order of k, in each strips of 16 rows, in each 16-byte pieces in lane order such that what a lane
