@@ -1,6 +1,7 @@
 """Times the gated delta net's kernels by graph replays over states larger than the L2 cache.
 
-Usage: python benchmarks/gdn.py decode|prefill|conv. Prints microseconds beside the byte floor.
+Usage: python benchmarks/gdn.py decode|prefill|conv|accuracy
+Prints microseconds beside the byte floor, or errors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from spark_engine.plugins import causal_conv, gated_delta, gated_delta_cases, gd
 from spark_engine.plugins import gdn_decode_cases as fused_cases
 from spark_engine.runtime.device import Gpu
 from spark_engine.tensors import Array, DType
-from tests.plugins.gdn_gpu import Prepared, specs_of
+from tests.plugins import test_cuda_gdn
+from tests.plugins.gdn_gpu import Prepared, run, specs_of
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}
 SLOTS = 256  # of the states: 0.8 GB and more
@@ -103,12 +105,36 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
         node = Prepared(gpu, op, tactic, attrs, arrays)
         seconds = timed(gpu, [node.launch] * 5)
         label = f"{op.name} {model} {len(lengths)} x {lengths[0]}"
-        print(f"{label} {tactic.name}: {seconds * 1e6:.0f} us", flush=True)
+        parts = []
+        for function, launch in node.functions if len(node.functions) > 1 else ():
+            args = [node._value(a, {}) for a in launch.args]
+            alone = timed(gpu, [lambda f=function, x=launch, a=args: gpu.launch(f, x, a)] * 5)
+            parts.append(f"{launch.symbol} {alone * 1e6:.0f}")
+        print(f"{label} {tactic.name}: {seconds * 1e6:.0f} us", *parts, flush=True)
         node.free()
+
+
+def accuracy(gpu: Gpu) -> None:
+    """Relative L2 error of each output of the chunk's cases."""
+    op = gated_delta.CHUNK
+    for which, case in test_cuda_gdn.CASES:
+        arrays = test_cuda_gdn.as_bf16(op, test_cuda_gdn.arrays_of(which, case))
+        if which is not op:
+            continue
+        got = run(gpu, op, op.cuda.tactics[0], case.attrs, arrays)
+        want = op.reference(case.attrs, arrays)
+        for outputs in (got, want):
+            case.ignore(outputs)  # type: ignore[misc]
+        live = np.unique(arrays[5][arrays[5] >= 0])
+        o, state = (test_cuda_gdn.far(g, w) for g, w in zip(
+            (got[0], got[1][live]), (want[0], want[1][live]), strict=True))  # fmt: skip
+        print(f"{case.label}: o {o:.1e}, state {state:.1e}")
 
 
 def main(what: str) -> None:
     gpu = Gpu()
+    if what == "accuracy":
+        return accuracy(gpu)
     if what == "decode":
         tactics = list(gdn_decode.OP.cuda.tactics)
         for model, rows in (("27B", 1), ("27B", 2), ("27B", 8), ("27B", 32), ("27B", 128),

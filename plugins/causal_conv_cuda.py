@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
+from spark_engine.kernel import (
+    Arg,
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Specs,
+    Tactic,
+    Target,
+)
 from spark_engine.tensors import DType
 
 CHANNELS = 512  # of one block
@@ -11,9 +22,9 @@ SEGMENT = 16  # tokens that one thread slides over
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses channels that do not come in fours."""
-    (_, width), (channels, _) = specs[0].dims, specs[1].dims
-    if width % 4 or channels % 4:
-        return f"rows of {width} with {channels} channels are not read four columns at a time"
+    channels, _ = specs[1].dims
+    if channels % 4:
+        return f"{channels} channels are not computed four at a time"
     return None
 
 
@@ -21,7 +32,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """Blocks of channels x rows x segments of a tile."""
     (_, width), (channels, taps) = specs[0].dims, specs[1].dims
     tile, rows = int(attrs["tile"]), specs[3].dims[0]
-    args = (
+    args: tuple[Arg, ...] = (
         Pointer("input", 0),
         Scalar("i32", width),
         Scalar("i32", channels),
@@ -34,7 +45,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     )
     grid = (-(-channels // CHANNELS), rows, max(1, tile // SEGMENT))
     single = int(specs[0].dtype is DType.F32)
-    defines = (("ACT_F32", str(single)), ("TAPS", str(taps)), ("TILE", str(tile)))
+    numbers = {"ACT_F32": single, "ALIGNED": int(width % 4 == 0), "TAPS": taps, "TILE": tile}
+    defines = tuple((name, str(value)) for name, value in numbers.items())
     return Plan((Launch("causal_conv", grid, (128, 1, 1), args, defines=defines, overlaps=True),))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import gated_delta_cases as cases
-from spark_engine.plugins import gdn_decode_cuda
+from spark_engine.plugins import gated_delta_cuda, gdn_decode_cuda
 from spark_engine.plugins.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, count, expect
@@ -229,4 +229,5 @@ CHUNK = Op(
     body=chunk_body,
     cases=cases.CHUNK,
     aliases={1: 4},
+    cuda=gated_delta_cuda.CUDA,
 )

@@ -1,4 +1,4 @@
-// One token of the gated delta net for every row of a decode launch: gdn_decode (FUSED: convolution,
+// One token of the gated delta net for every row of a launch: gdn_decode (FUSED: convolution,
 // delta rule, gated norm, quantisation) and gated_delta_step (the delta rule alone).
 //
 // A block owns (row, key head): its R value heads share q, k and their norms. With SPLIT > 1 a
@@ -139,8 +139,8 @@ DEVICE uint4 packed(const float (&s)[EPL]) {
 }
 
 // The delta rule on one chunk in registers; `first` is its first value row in this block's order.
-DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL], const float (&q)[EPL],
-                float dot, int lane) {
+DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL],
+                   const float (&q)[EPL], float dot, int lane) {
   const int head = first / ROWS;
   const float decay = s.decay[head], beta = s.beta[head];
   float v[2 * U];

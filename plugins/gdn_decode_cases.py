@@ -45,7 +45,8 @@ class Launch:
         weight = samples.normal(rng, self.channels, TAPS, scale=0.4)
         history = rng.standard_normal((d.units + 1, TAPS - 1, self.channels))
         history[-1] = np.nan
-        history[slots[(slots >= 0) & (starts == 0)]] = np.nan  # stale
+        stale = [s for s, start in zip(d.slots, d.starts, strict=True) if s >= 0 and start == 0]
+        history[stale] = np.nan
         numpy = d.dtype.numpy
         operands = (qkvz.astype(numpy), ba, weight, history.astype(numpy), a_log, dt_bias, state)
         norm = samples.positive(rng, d.value_dim)

@@ -206,10 +206,11 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
     moved = 2 * p.rows * p.key_heads * state
     blocks = p.rows * p.key_heads * shape.split
-    reached = min(1.0, blocks * 64e9 / target.bandwidth)  # one block moves 64 GB/s
-    ring = 0.0 if shape.stages or not target.hopper else 0.05
-    splitting = 0.5e-6 if shape.split > 1 else 0.0
-    return (1.12 + ring) * moved / (target.bandwidth * reached) + 3e-6 + splitting
+    reached = min(1.0, blocks * shape.warps * 8e9 / target.bandwidth)  # a warp moves 8 GB/s
+    over = 1.12 if shape.stages or not target.hopper else 1.13
+    over += 0.1 * (p.state is DType.BF16 and shape.warps > 4)  # less to move behind each start
+    over += 0.15 * (shape.split - 1)  # ends of blocks weigh more where memory is busy
+    return over * moved / (target.bandwidth * reached) + 4e-6
 
 
 def _tactic(name: str, shape: Shape) -> Tactic:

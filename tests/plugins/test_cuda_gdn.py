@@ -60,7 +60,30 @@ SERVED = [
         ("one", 6, "nvfp4", DType.F32),
     )
 ]
-CASES = [(op, case) for op in OPS for case in op.cases] + [(gdn_decode.OP, c) for c in SERVED]
+
+
+def chunked(model: str, speed: float, state: DType = DType.F32) -> Case:
+    """Three sequences: fresh, continuing, and one that ends within its first tile."""
+    keys, values = MODELS[model]
+    rows = ((0, 0, 0, -1, 2, 1, 1), (0, 64, 128, 0, 7, 191, 255), (64, 64, 2, 0, 33, 64, 64))
+    launch = gated_delta_cases.Launch(
+        64, *rows, keys, values, 128, 128, DType.BF16, state, speed, units=4
+    )
+    label = f"{model} {speed} {state}"
+    return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
+
+
+CHUNKED = [
+    chunked("27B", 0.0),
+    chunked("35B", -4.0),
+    chunked("tiny", -2.0, DType.BF16),
+    chunked("one", 2.0),
+]
+CASES = [
+    *((op, case) for op in OPS for case in op.cases),
+    *((gdn_decode.OP, case) for case in SERVED),
+    *((gated_delta.CHUNK, case) for case in CHUNKED),
+]
 PAIRS = [
     pytest.param(op, case, tactic, id=f"{op.name}-{case.label}-{tactic.name}")
     for op, case in CASES
@@ -107,8 +130,9 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
             other = np.mean(g.view(np.uint8) != w.view(np.uint8))
             assert other < 0.02, f"{label}: {other:.2%} of the codes differ"
             continue
+        hard = 2 if case.label == "equal keys" else 1  # small differences of large sums
         limit = 1e-5 if w.dtype == np.float32 and not _rounds(op, arrays) else 1e-2
-        assert far(g, w) <= limit, f"{label}: {far(g, w):.2e} from the reference"
+        assert far(g, w) <= limit * hard, f"{label}: {far(g, w):.2e} from the reference"
 
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
@@ -146,6 +170,20 @@ def test_decode_kernels_compile_without_spills(target: Target, state: DType) -> 
         (job,) = nvrtc.jobs_of([(tactic.source, tactic.plan(case.attrs, specs, target))])
         usage = nvrtc.compile(job, target, gdn_gpu.CACHE).usage["gdn_decode"]
         assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
+def test_other_kernels_compile(target: Target, op: Op) -> None:
+    for case in op.cases:
+        arrays = as_bf16(op, arrays_of(op, case))
+        specs = gdn_gpu.specs_of(op, arrays)
+        for tactic in op.cuda.tactics:
+            assert tactic.refuse(case.attrs, specs, target) is None
+            plan = tactic.plan(case.attrs, specs, target)
+            for job in nvrtc.jobs_of([(tactic.source, plan)]):
+                usage = nvrtc.compile(job, target, gdn_gpu.CACHE).usage
+                assert all(u.spills == 0 for u in usage.values()), f"{case.label}: {usage}"
 
 
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])

@@ -1,0 +1,279 @@
+// gated_delta_chunk: the delta rule over tiles of 64 tokens, in two launches.
+//
+// prepare, a block a (tile, key head), all tiles at once: for each value head the decays' sums G,
+// P = (Q K^T) . D and T = (I + A)^-1 by forward substitution in f32, a thread a column.
+// scan, a block a (sequence, value head, DS value columns), tile after tile, the state S^T in the
+// accumulators of the last product:
+//   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
+//   S^T <- e^Gc S^T + K^T (tail V')
+// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between the
+// launches. q and k stay the bf16 numbers that they are; their norms are factors of rows.
+// Precision: f32 accumulators; what is no bf16 number is split into two (high + low) wherever the
+// state depends on it: S, R, T, V'. O takes the high part of V' alone. Reached, relative L2: state
+// 4e-6 (1.6e-5 where all keys are nearly equal), o 3e-3 (1.3e-2 there).
+//
+// Ladder, H200, microseconds of 8192 tokens as 1 sequence (as 8), prepare + scan:
+//                                                         27B            35B
+//   fragments loaded when used, one wait a tile          1015 (848)     957 (596)
+//   three copy groups; a block a unit in a loop: spills  1208 (990)    1149 (686)
+//   fragments loaded a step ahead, no spills              954 (787)     883 (544)
+//     of it scan                                          713 (543)     694 (354)
+// One sequence is bound by the latency of its 128 serial tiles (5.5 us each), not by throughput:
+// a block alone on a multiprocessor is no faster than two.
+#include "gated_delta_prepare.cuh"
+
+struct Scan {
+  alignas(128) char k[KBUFFERS][TILE * KD * 2];
+  char q[TILE * KD * 2];
+  char t[2][TILE * TILE * 2];  // high, low
+  char p[TILE * TILE * 2];
+  char v[TILE * DS * 2];
+  char s[2][KD * DS * 2];      // S^T
+  char r[3][TILE * DS * 2];    // R high, low; then V' high, tail V' high, low
+  float f[2][FACTORS * TILE];
+};
+
+#if STATE_BYTES == 4
+typedef float state_t;
+DEVICE float load_state(const state_t* p) { return *p; }
+DEVICE void store_state(state_t* p, float x) { *p = x; }
+#else
+typedef u16 state_t;
+DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
+DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
+#endif
+
+// Whether a sequence, or an inert row, begins at row i: so are the units of the scan cut.
+DEVICE bool begins(const int* slots, int i) {
+  return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
+}
+
+// One unit, rows begin to end, of one value head's DS columns.
+DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
+                      const int* slots, const int* starts, const int* counts, const u16* t_in,
+                      const u16* p_in, const float* factors, u16* o, int begin, int end) {
+  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
+  const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
+  auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
+  const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
+  float acc[DS / 16][2][4] = {};
+  const long long state = ((long long)slot * HV * VD + column) * KD + warp * 16 + g;
+  if (holds && slot >= 0 && starts[begin] != 0)
+#pragma unroll
+    for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        acc[n / 2][n % 2][e] =
+            load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
+
+  auto fetch_k = [&](int row) {
+    const int valid = valid_in(row);
+    fetch<KP>(s.k[row % KBUFFERS], c + (long long)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
+              valid);
+  };
+  auto fetch_qvf = [&](int row) {
+    const int valid = valid_in(row);
+    const float* f = factors + ((long long)row * HV + head) * FACTORS * TILE;
+    if (threadIdx.x < FACTORS * TILE / 4)
+      copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
+    const u16* tokens = c + (long long)row * TILE * WIDTH;
+    fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid);
+    fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid);
+  };
+  auto fetch_t = [&](int row) {
+    const u16* from = t_in + ((long long)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.t[0], from, TILE, TILE);
+    fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
+  };
+  auto fetch_p = [&](int row) {
+    fetch<8>(s.p, p_in + ((long long)row * HV + head) * TILE * TILE, TILE, TILE);
+  };
+  // Three groups of copies a tile, waited for one by one: (k, q, v, factors), T, P.
+  if (valid_in(begin) > 0) fetch_k(begin), fetch_qvf(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_t(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_p(begin);
+  commit_copies();
+
+#pragma unroll 1
+  for (int row = begin; row < end; row++) {
+    const bool more = row + 1 < end && valid_in(row + 1) > 0;
+    const float* f = s.f[row % 2];
+    u16* out = o + (long long)row * TILE * HV * VD + column;
+    if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
+      for (int i = threadIdx.x; i < TILE * DP; i += 256)
+        *(uint4*)(out + (long long)(i / DP) * HV * VD + i % DP * 8) = uint4{};
+      continue;
+    }
+    if (holds)
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          u32 high, low;
+          split(acc[n / 2][n % 2][half * 2], acc[n / 2][n % 2][half * 2 + 1], high, low);
+          u32 to = at<DP>(warp * 16 + g + half * 8, n) + p2 * 2;
+          *(u32*)(s.s[0] + to) = high, *(u32*)(s.s[1] + to) = low;
+        }
+    wait_copies<KBUFFERS == 1 ? 0 : 2>();
+    __syncthreads();
+    const char* keys = s.k[row % KBUFFERS];
+    const int first = warp % 4 * 16;
+    float d[DS / 16][2][4] = {};  // warps 0-3: Q S^T, 4-7: K S^T
+    product<KD>(
+        [&](Fragments<1>& x, int i) {
+          load_a<KP>(x.a[0], warp < 4 ? s.q : keys, first, i, lane);
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++) {
+            load_b_inner<DP>(x.b[0][n], s.s[0], i, n * 16, lane);
+            load_b_inner<DP>(x.b[1][n], s.s[1], i, n * 16, lane);
+          }
+        },
+        [&](Fragments<1>& x) {
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++)
+            mma_pair(d[n], x.a[0], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+        });
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int i = first + g + half * 8;
+      const float factor = f[(warp < 4 ? QUERY : KEY) * TILE + i], beta = f[BETA * TILE + i];
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++) {
+        float* x = &d[n / 2][n % 2][half * 2];
+        x[0] *= factor, x[1] *= factor;
+        if (warp >= 4) {
+          const u32 to = at<DP>(i, n) + p2 * 2, v = *(u32*)(s.v + to);
+          u32 high, low;
+          split(beta * low_bf16(v) - x[0], beta * high_bf16(v) - x[1], high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+        }
+      }
+    }
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_qvf(row + 1);
+    if (more && KBUFFERS > 1) fetch_k(row + 1);
+    commit_copies();
+    const int pair = warp / 4;  // this warp's 16 columns of V'
+    float made[2][4] = {};
+    if (pair < DS / 16)
+      product<TILE, 2>(  // T's upper blocks are zeros; leaving them out costs more than it saves
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.t[0], first, i, lane), load_a<8>(x.a[1], s.t[1], first, i, lane);
+            load_b_inner<DP>(x.b[0][0], s.r[0], i, pair * 16, lane);
+            load_b_inner<DP>(x.b[1][0], s.r[1], i, pair * 16, lane);
+          },
+          [&](Fragments<2>& x) {
+            mma_pair(made, x.a[0], x.b[0][0]), mma_pair(made, x.a[1], x.b[0][0]);
+            mma_pair(made, x.a[0], x.b[1][0]);
+          });
+    __syncthreads();
+    if (pair < DS / 16)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int i = first + g + half * 8;
+        const float tail = f[TAIL * TILE + i];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+          const u32 to = at<DP>(i, pair * 2 + n) + p2 * 2;
+          float x = made[n][half * 2], y = made[n][half * 2 + 1];
+          u32 high, low;
+          *(u32*)(s.r[0] + to) = pack_bf16(x, y);
+          split(tail * x, tail * y, high, low);
+          *(u32*)(s.r[1] + to) = high, *(u32*)(s.r[2] + to) = low;
+        }
+      }
+    const float last = f[LAST * TILE];
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_t(row + 1);
+    commit_copies();
+    if (holds) {
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n / 2][n % 2][e] *= last;
+      product<TILE>(
+          [&](Fragments<1>& x, int i) {
+            load_a_transposed<KP>(x.a[0], keys, warp * 16, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) {
+              load_b_inner<DP>(x.b[0][n], s.r[1], i, n * 16, lane);
+              load_b_inner<DP>(x.b[1][n], s.r[2], i, n * 16, lane);
+            }
+          },
+          [&](Fragments<1>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+              mma_pair(acc[n], x.a[0], x.b[0][n]), mma_pair(acc[n], x.a[0], x.b[1][n]);
+          });
+    }
+    if (warp < 4) {
+      product<TILE>(
+          [&](Fragments<1>& x, int i) {
+            load_a<8>(x.a[0], s.p, first, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+              load_b_inner<DP>(x.b[0][n], s.r[0], i, n * 16, lane);
+          },
+          [&](Fragments<1>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) mma_pair(d[n], x.a[0], x.b[0][n]);
+          });
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          *(u32*)(out + (long long)(first + g + half * 8) * HV * VD + n * 8 + p2) =
+              pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
+    }
+    __syncthreads();
+    if (more) fetch_p(row + 1);
+    if (more && KBUFFERS == 1) fetch_k(row + 1);
+    commit_copies();
+  }
+  wait_copies<0>();
+  if (holds && slot >= 0)
+#pragma unroll
+    for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        store_state(state_out + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8,
+                    acc[n / 2][n % 2][e]);
+}
+
+// The first row of unit number `unit`, or `rows` beyond the last unit.
+DEVICE int unit_begin(const int* slots, int rows, int unit) {
+  for (int base = 0; base < rows; base += 32) {
+    const int i = base + threadIdx.x % 32;
+    u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
+    const int here = __popc(cuts);
+    if (unit < here) {
+      while (unit--) cuts &= cuts - 1;
+      return base + __ffs(cuts) - 1;
+    }
+    unit -= here;
+  }
+  return rows;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
+                 const int* starts, const int* counts, const u16* t_in, const u16* p_in,
+                 const float* factors, u16* o, int rows) {
+  extern __shared__ char memory[];
+  Scan& s = *(Scan*)(((u64)memory + 127) & ~127ull);
+  wait_for_previous();
+  let_next_start();
+#pragma unroll 1
+  for (int unit = blockIdx.z;; unit += gridDim.z) {
+    const int begin = unit_begin(slots, rows, unit);
+    if (begin == rows) return;
+    const int end = unit_begin(slots, rows, unit + 1);
+    scan_unit(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, begin, end);
+    __syncthreads();
+  }
+}
