@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import paged_attention_cases as cases
+from spark_engine.plugins import paged_attention_cuda
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.paged_attention_cases import read_back, store
 from spark_engine.plugins.paged_attention_nodes import (
@@ -146,4 +147,5 @@ OP = Op(
     body=body,
     cases=cases.CASES,
     aliases={1: 5, 2: 6},
+    cuda=paged_attention_cuda.CUDA,
 )
