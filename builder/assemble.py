@@ -19,6 +19,7 @@ from spark_engine.errors import GraphError
 from spark_engine.manifest import (
     Bucket,
     Fingerprint,
+    Json,
     Manifest,
     ModelInfo,
     Quantised,
@@ -60,6 +61,8 @@ def make_manifest(
     buckets: Sequence[Bucket],
     layout: WeightLayout,
     fingerprint: Fingerprint,
+    executor: str = ort.EXECUTOR,
+    tactics: Sequence[Json] = (),
 ) -> Manifest:
     """The manifest but for `files`, which are known when all of them are written."""
     states = families["decode"].lowered.states
@@ -70,7 +73,7 @@ def make_manifest(
         name=name,
         producer=producer(),
         target=plan.target,
-        executor=ort.EXECUTOR,
+        executor=executor,
         model=_model_info(model),
         limits=plan.limits,
         dtypes=plan.precision,
@@ -81,7 +84,7 @@ def make_manifest(
         quantisation=quantisation(model),
         fusions={family: c.rewritten.counts for family, c in families.items()},
         refusals=_refusals(families),
-        tactics=(),
+        tactics=tuple(tactics),
         ignored=dict(model.ignored),
         generation=dict(model.checkpoint.generation),
         eos_token_ids=model.config.eos_token_ids,

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from spark_engine.builder import ort
 from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
+from spark_engine.builder.backend import Backend, OrtBackend
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.emit import locked, seal, staging
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.lower import Lowered, facts_of, lower
-from spark_engine.builder.memory import lifetimes, place
-from spark_engine.builder.options import Options, Plan, resolve
+from spark_engine.builder.options import CPU, Options, Plan, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
 from spark_engine.builder.rules import RULES
 from spark_engine.builder.verify import Subject, verify
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
-from spark_engine.errors import EngineError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.model import Model, open_model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.weights_file import WeightLayout, plan_weights, write_weights
 
+CUBINS = ".cubins"  # beside the engines: compiled kernels by content
 Progress = Callable[[str], None]
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -45,6 +46,7 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
     clock = Clock(progress)
     clock.start("read", f"opening {checkpoint}")
     model = open_model(checkpoint)
+    options = with_target(options)
     plan = resolve(options, facts_of(model))
     with locked(destination):
         clock.start("hash", "hashing the checkpoint")
@@ -54,19 +56,23 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
             return Report(old, False, clock.seconds(), clock.peak_rss())
         clock.start("graph", "lowering, verifying and fusing")
         families = {f: compile_graph(model, plan, f) for f in TILE}
+        backend = backend_of(plan, families, destination.parent / CUBINS)
         layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
         with staging(destination) as folder:
             clock.start("compile", "compiling the buckets")
             buckets = [
-                b for c in families.values() for b in compile_buckets(c, plan, layout, folder)
+                b
+                for c in families.values()
+                for b in compile_buckets(c, plan, layout, folder, backend)
             ]
             clock.start("weights", f"writing {layout.total / 2**20:.1f} MiB of weights")
             emit_weights(model, families, layout, folder / WEIGHTS)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "hashing and sealing")
             manifest = make_manifest(
-                destination.name, model, plan, families, buckets, layout, print_
-            )
+                destination.name, model, plan, families, buckets, layout, print_,
+                backend.executor, backend.tactics,
+            )  # fmt: skip
             manifest = seal(folder, manifest)
     return Report(manifest, True, clock.seconds(), clock.peak_rss(), plan.notes)
 
@@ -91,19 +97,43 @@ def compile_graph(model: Model, plan: Plan, family: str) -> Compiled:
     return Compiled(lowered, done)
 
 
+def with_target(options: Options) -> Options:
+    """The options with `auto` decided: the GPU's target where there is one, else the CPU.
+
+    Raises OptionError for a GPU target without the compiler's packages.
+    """
+    if options.target == CPU:
+        return options
+    try:
+        from spark_engine.builder.nvrtc import present_target
+    except ImportError as error:
+        if options.target == "auto":
+            return replace(options, target=CPU)
+        raise OptionError(
+            f"--target {options.target} needs NVIDIA's compiler ({error}): pip install "
+            "'spark-engine[cuda]'"
+        ) from error
+    return replace(options, target=present_target() or CPU) if options.target == "auto" else options
+
+
+def backend_of(plan: Plan, families: Mapping[str, Compiled], cubins: Path) -> Backend:
+    """What compiles buckets for the plan's target. Raises OptionError for ops it cannot run."""
+    if plan.target == CPU:
+        return OrtBackend()
+    from spark_engine.builder.native_backend import NativeBackend  # needs the extra `cuda`
+
+    return NativeBackend(plan, [c.lowered for c in families.values()], REGISTRY, cubins)
+
+
 def compile_buckets(
-    compiled: Compiled, plan: Plan, layout: WeightLayout, folder: Path
+    compiled: Compiled, plan: Plan, layout: WeightLayout, folder: Path, backend: Backend
 ) -> list[Bucket]:
     """Writes one `.engine` file per bucket of the family."""
     lowered, buckets = compiled.lowered, []
-    states = tuple(spec.name for spec, _ in lowered.states)
     for size in plan.buckets.of(lowered.family):
-        arena = place(lifetimes(lowered.graph, REGISTRY, size.dims))
-        header = ort.header(lowered.graph, size, plan.target, states)
-        payload = ort.compile(lowered.graph, size, layout.entries, REGISTRY)
+        header, payload, arena = backend.compile(lowered, size, plan.target, layout.entries)
         (folder / size.file).write_bytes(encode_engine(header, payload))
-        bucket = Bucket(size.family, size.rows, size.tile, size.file, arena.nbytes)
-        buckets.append(bucket)
+        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, arena))
     return buckets
 
 

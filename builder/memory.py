@@ -47,13 +47,13 @@ def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, .
     A tensor that shares memory with a graph input or output lies in the caller's buffers and
     gets no block. `dims` binds the named dimensions.
     """
-    homes = _homes(graph, ops)
-    outside = {id(homes[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in homes}
+    found = homes(graph, ops)
+    outside = {id(found[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in found}
     spans: dict[int, list[int]] = {}
     members: dict[int, gs.Tensor] = {}
     for step, node in enumerate(graph.nodes):
         for tensor in (*node.inputs, *node.outputs):
-            home = homes.get(id(tensor))
+            home = found.get(id(tensor))
             if home is not None and id(home) not in outside:
                 spans.setdefault(id(home), []).append(step)
                 members[id(home)] = home
@@ -87,15 +87,15 @@ def totals(
     )
 
 
-def _homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
+def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
     """Every tensor's oldest alias: the one whose memory it uses."""
-    homes = {id(t): t for t in (*graph.inputs, *graph.outputs)}
+    found = {id(t): t for t in (*graph.inputs, *graph.outputs)}
     for node in graph.nodes:
         shared = {id(out): source for out, source in aliases(node, ops)}
         for tensor in node.outputs:
             source = shared.get(id(tensor), tensor)
-            homes[id(tensor)] = homes.get(id(source), source)
-    return homes
+            found[id(tensor)] = found.get(id(source), source)
+    return found
 
 
 def _lowest_gap(block: Block, placed: Sequence[Block], offsets: Mapping[str, int]) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from spark_engine import kernel
 from spark_engine.builder.buckets import Buckets, bucket_sizes
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import DType
 
-TARGETS = ("cpu", "sm_90a", "sm_121a")
+CPU = "cpu"
+TARGETS = (CPU, *kernel.TARGETS)
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
@@ -23,7 +25,10 @@ KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 
 @dataclass(frozen=True)
 class Options:
-    """The wishes of one build. None and "auto" mean: decide from the checkpoint and target."""
+    """The wishes of one build. None and "auto" mean: decide from the checkpoint and target.
+
+    A target "auto" that reaches `resolve` is the CPU: who looks for a GPU does so before.
+    """
 
     target: str = "auto"
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
@@ -68,7 +73,7 @@ class Plan:
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
     target = _target(options.target)
-    precision = _precision(options, facts)
+    precision = _precision(options, facts, target)
     seqs = _seqs(options)
     context = _context(options.max_context, facts.max_context)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
@@ -81,22 +86,21 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
 def _target(name: str) -> str:
     if name not in ("auto", *TARGETS):
         raise OptionError(f"--target {name} is not known; choose from auto, {', '.join(TARGETS)}")
-    if name.startswith("sm_"):
-        raise OptionError(
-            f"--target {name}: CUDA engines come with the next version; use --target cpu"
-        )
-    return "cpu"
+    return CPU if name == "auto" else name
 
 
-def _precision(options: Options, facts: ModelFacts) -> Precision:
-    """Activations are f32 on the CPU; KV and state follow the checkpoint unless told."""
-    activation = DType.F32
+def _precision(options: Options, facts: ModelFacts, target: str) -> Precision:
+    """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
+    told."""
+    activation = DType.F32 if target == CPU else DType.BF16
     kv = facts.kv_dtype or activation
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
     if options.state_dtype != "auto":
         state = _dtype("--state-dtype", options.state_dtype, STATE_DTYPES)
+    if target != CPU and kv is DType.F32:
+        raise OptionError(f"--kv-dtype f32: {target} keeps bf16 or fp8 pages; choose one of them")
     return Precision(activation, kv, state)
 
 

@@ -33,6 +33,7 @@ class Recipe:
         args: operands.
         source: the tensor's name in the file, for the leaf "source".
         values: the elements in order, for the leaf "constant".
+        function: what "transform" does; equal functions make equal recipes.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Recipe:
     args: tuple[Recipe, ...] = ()
     source: str = ""
     values: tuple[float, ...] = ()
+    function: Callable[[Array], Array] | None = None
 
     def sources(self) -> Iterator[str]:
         """Names of the tensors that evaluating reads, in order, repeats included."""
@@ -152,6 +154,11 @@ def stack(parts: Sequence[Recipe]) -> Recipe:
     return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
 
 
+def transform(x: Recipe, to: TensorSpec, function: Callable[[Array], Array]) -> Recipe:
+    """`function` of the whole value, which gives the dtype and shape of `to`."""
+    return Recipe("transform", to.dtype, to.dims, (x,), function=function)
+
+
 def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     """[E, ...] and one more [...] -> [E+1, ...]."""
     if one.shape != experts.shape[1:] or one.dtype is not experts.dtype:
@@ -177,6 +184,11 @@ _JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
     "concat0": _split0,
     "stack": lambda recipe, out: [out[i : i + 1].reshape(out.shape[1:]) for i in range(len(out))],
 }
+def _transform(recipe: Recipe, value: Array) -> Array:
+    assert recipe.function is not None
+    return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
+
+
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "source": lambda r, a, c: c.read(r.source),
     "constant": lambda r, a, c: np.array(r.values, np.float32).reshape(r.shape),
@@ -187,4 +199,5 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "maximum": lambda r, a, c: np.asarray(np.maximum(a[0].astype(np.float32), a[1])),
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
+    "transform": lambda r, a, c: _transform(r, a[0]),
 }

@@ -13,7 +13,16 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def runnable_targets() -> tuple[str, ...]:
     """The build targets whose engines run here, preferred first."""
-    return ("cpu",)
+    gpu = _gpu_target()
+    return ("cpu",) if gpu is None else ("cpu", gpu)
+
+
+def _gpu_target() -> str | None:
+    try:
+        from spark_engine.runtime.device import architecture
+    except ImportError:  # without the extra `cuda`
+        return None
+    return architecture()
 
 
 def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

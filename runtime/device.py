@@ -39,7 +39,10 @@ def architecture() -> str | None:
 
 
 class Gpu:
-    """The first GPU's primary context and one stream, made current in this thread."""
+    """The first GPU's primary context and one stream, made current in this thread.
+
+    Another thread calls `use` before anything else.
+    """
 
     def __init__(self) -> None:
         _do(driver.cuInit(0))
@@ -49,6 +52,18 @@ class Gpu:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.stream = _do(driver.cuStreamCreate(flags.value))
         self._modules: list[Any] = []
+
+    def use(self) -> None:
+        """Makes the GPU current in the calling thread."""
+        _do(driver.cuCtxSetCurrent(self._context))
+
+    @property
+    def free_bytes(self) -> int:
+        """Device memory that is not taken."""
+        _do(driver.cuCtxSetCurrent(self._context))
+        error, free, _ = driver.cuMemGetInfo()
+        _do((error,))
+        return int(free)
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -64,10 +79,14 @@ class Gpu:
         _do(driver.cuMemFree(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Page-locked host memory, for copies that overlap; never freed before the process."""
+        """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
         address = int(_do(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.frombuffer(raw, np.uint8)
+
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        """Gives `pinned` memory back."""
+        _do(driver.cuMemFreeHost(memory.ctypes.data))
 
     def upload(self, address: int, array: Array) -> None:
         """Queues a copy to the device; `array` is C-contiguous and stays untouched until then."""
@@ -91,9 +110,13 @@ class Gpu:
         self._modules.append(module)
         found = {s: _do(driver.cuModuleGetFunction(module, s.encode())) for s in symbols}
         for function in found.values():
-            if shared > 48 << 10:
-                _do(driver.cuFuncSetAttribute(function, _MAX_SHARED, shared))
+            self.allow_shared(function, shared)
         return found
+
+    def allow_shared(self, function: Function, nbytes: int) -> None:
+        """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
+        if nbytes:
+            _do(driver.cuFuncSetAttribute(function, _MAX_SHARED, nbytes))
 
     def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""

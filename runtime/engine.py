@@ -53,7 +53,8 @@ class Engine:
         self.options = options or EngineOptions()
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
-        self.memory = Memory(loaded.states, loaded.tables, specs, sets=self.options.depth + 1)
+        sets = self.options.depth + 1
+        self.memory = Memory(loaded.states, loaded.tables, specs, sets, loaded.store)
         self.scheduler = Scheduler(self._sizes(), self.options.policy)
         self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.options.depth)
         self._live: dict[int, Sequence] = {}

@@ -12,6 +12,7 @@ from typing import Protocol
 from spark_engine.tensors import Array, TensorSpec
 
 Wait = Callable[[], None]
+WIDE = 4096  # bytes of an output's row: logits, layers
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Executor(Protocol):
         """Runs one step over `buffers`, which holds every input, state and output by name.
 
         States are updated in place, outputs are written in place; nothing is allocated that
-        outlives the call. Raises ExecutorError when a buffer is missing or misshapen.
+        outlives the call. An executor with states of its own (`Loaded.store`) works on those
+        when `buffers` holds none. Raises ExecutorError when a buffer is missing or misshapen.
         """
         ...
 
@@ -44,7 +46,8 @@ class Executor(Protocol):
 
         Launches run in the order of their start, over all buckets of an engine. Tables are
         read as they are at this call; steps, states that the step names by slot or page, and
-        outputs belong to the executor until the wait returned. A synchronous executor does
+        outputs belong to the executor until the wait returned. A device may leave outputs of
+        more than WIDE bytes a row unwritten, which `run` writes. A synchronous executor does
         everything here and returns a function that does nothing.
         """
         ...

@@ -19,7 +19,7 @@ from spark_engine.interface import Limits
 from spark_engine.manifest import Bucket, Manifest, StateInfo
 from spark_engine.runtime.detect import available_memory, runnable_targets
 from spark_engine.runtime.executor import Executor
-from spark_engine.runtime.memory import BucketKey
+from spark_engine.runtime.memory import BucketKey, States
 from spark_engine.runtime.ort import OrtExecutor
 from spark_engine.tensors import TensorSpec
 
@@ -34,12 +34,17 @@ class OpenExecutor(Protocol):
     ) -> Executor: ...
 
 
+NATIVE = "native"  # one device for all buckets: opened by `load`, where a driver is
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine whose executors are open. `folder` is None when it came from no folder."""
+    """An engine whose executors are open.
+
+    `folder` is None when it came from no folder; `store` keeps the states when the executors
+    bring their own.
+    """
 
     limits: Limits
     eos: tuple[int, ...]
@@ -47,6 +52,7 @@ class Loaded:
     tables: tuple[TensorSpec, ...]
     executors: Mapping[BucketKey, Executor]
     folder: EngineFolder | None = None
+    store: States | None = None
 
     def rows(self, family: str) -> tuple[int, ...]:
         """The family's buckets, ascending. Raises EngineError when it has none."""
@@ -66,17 +72,19 @@ def load(path: Path, swap_bytes: int = 0, threads: int = 0) -> Loaded:
     """
     manifest = read_manifest(path)
     memory = manifest.memory
-    check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
+    if manifest.executor != NATIVE:  # the device's owner looks at its own memory
+        check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
     targets = runnable_targets()
     folder = open_folder(path, manifest.target if manifest.target in targets else targets[0])
     manifest = folder.manifest  # from here on the verified one
     # A device has one owner; onnxruntime opens sessions side by side.
     workers = os.cpu_count() if manifest.executor == "ort" else 1
     with ThreadPoolExecutor(workers) as pool:
-        opened = pool.map(lambda bucket: _open(folder, bucket, threads), manifest.buckets)
+        table, store = _executors(folder)
+        opened = pool.map(lambda bucket: _open(folder, bucket, threads, table), manifest.buckets)
         executors = {(b.family, b.rows): e for b, e in zip(manifest.buckets, opened, strict=True)}
     limits, eos = manifest.limits, manifest.eos_token_ids
-    return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder)
+    return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder, store)
 
 
 def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
@@ -93,7 +101,19 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         )
 
 
-def _open(folder: EngineFolder, bucket: Bucket, threads: int) -> Executor:
+def _executors(folder: EngineFolder) -> tuple[Mapping[str, OpenExecutor], States | None]:
+    """How this engine's buckets are opened, and who keeps their states (None: the host)."""
+    if folder.manifest.executor != NATIVE or NATIVE in EXECUTORS:
+        return EXECUTORS, None
+    from spark_engine.runtime.native import NativeEngine  # needs the extra `cuda`
+
+    engine = NativeEngine(folder, lambda free: check_capacity(folder.manifest, 0, free))
+    return {**EXECUTORS, NATIVE: engine.open}, engine.states
+
+
+def _open(
+    folder: EngineFolder, bucket: Bucket, threads: int, table: Mapping[str, OpenExecutor]
+) -> Executor:
     file = folder.engine(bucket)
     header = file.header
     if (header.family, header.rows, header.target) != (
@@ -105,10 +125,10 @@ def _open(folder: EngineFolder, bucket: Bucket, threads: int) -> Executor:
             f"{folder.path / bucket.file} holds {header.family} {header.rows} for "
             f"{header.target}, not what the manifest says; rebuild the engine with spark-build"
         )
-    if header.executor not in EXECUTORS:
-        known = ", ".join(EXECUTORS)
+    if header.executor not in table:
+        known = ", ".join((*EXECUTORS, NATIVE))
         raise EngineError(
             f"{folder.path / bucket.file} needs the executor {header.executor!r}; this version "
             f"has {known}: upgrade spark-engine or rebuild the engine"
         )
-    return EXECUTORS[header.executor](header, file.payload, folder.path, threads)
+    return table[header.executor](header, file.payload, folder.path, threads)

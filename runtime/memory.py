@@ -1,7 +1,8 @@
 """Every array that engines share: states, tables, step inputs and outputs, allocated once.
 
 Knows names, shapes and which axis counts what; knows no op, and not which slot is whose. Every
-bucket of a family works on the first rows of the same arrays.
+bucket of a family works on the first rows of the same arrays. Tables, steps and outputs are host
+arrays for every executor; states lie in a `States`, which a device keeps to itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -36,12 +38,74 @@ class Snapshot:
         return sum(a.nbytes for part in (self.rows, self.pages) for a in part.values())
 
 
+class States(Protocol):
+    """Where the states of an engine lie, and how one sequence's part is copied out and in."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """The states by name; empty where the host cannot reach them."""
+        ...
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        ...
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages, after every launch so far."""
+        ...
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        ...
+
+
+class HostStates:
+    """States as host arrays."""
+
+    def __init__(self, states: Iterable[StateInfo]) -> None:
+        infos = tuple(states)
+        self.arrays = {info.spec.name: allocate(info.spec) for info in infos}
+        self._by_slot = tuple(i.spec.name for i in infos if i.unit == "slot")
+        self._by_page = tuple(i.spec.name for i in infos if i.unit == "page")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        return sum(self.arrays[name][0].nbytes for name in self._by_slot)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        return sum(self.arrays[name][0].nbytes for name in self._by_page)
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages."""
+        where = np.fromiter(pages, np.intp)
+        rows = {name: self.arrays[name][slot].copy() for name in self._by_slot}
+        return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        where = np.fromiter(pages, np.intp)
+        for name, row in snapshot.rows.items():
+            self.arrays[name][slot] = row
+        for name, saved in snapshot.pages.items():
+            self.arrays[name][where] = saved
+
+
 class Memory:
-    """The arrays of one engine on the host.
+    """The arrays of one engine on the host, and its states wherever they are.
 
     `states` and `tables` hold one array each; step inputs and outputs exist `sets` times, so
-    that a step can be filled while the previous one is in flight. Raises EngineError when a
-    bucket's specs do not fit the manifest's.
+    that a step can be filled while the previous one is in flight. `store` keeps the states when
+    an executor brings its own. Raises EngineError when a bucket's specs do not fit the
+    manifest's.
     """
 
     def __init__(
@@ -50,44 +114,38 @@ class Memory:
         tables: Iterable[TensorSpec],
         buckets: Mapping[BucketKey, Specs],
         sets: int = 1,
+        store: States | None = None,
     ) -> None:
-        infos = tuple(states)
-        self.states = {info.spec.name: allocate(info.spec) for info in infos}
+        self._store: States = HostStates(states) if store is None else store
+        self._apart = store is not None
+        self.states = self._store.arrays
         self.tables = {spec.name: allocate(spec) for spec in tables}
         for name, value in _FILL.items():
             if name in self.tables:
                 self.tables[name].fill(value)
-        self._by_slot = tuple(i.spec.name for i in infos if i.unit == "slot")
-        self._by_page = tuple(i.spec.name for i in infos if i.unit == "page")
         self._buffers = [self._make_set(buckets) for _ in range(sets)]
 
     def buffers(self, family: str, bucket: int, index: int) -> Mapping[str, Array]:
-        """Every array that this bucket reads and writes, by name; `index` chooses the set."""
+        """Every host array that this bucket reads and writes, by name; `index` chooses the set."""
         return self._buffers[index][family, bucket]
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot's rows over all states."""
-        return sum(self.states[name][0].nbytes for name in self._by_slot)
+        return self._store.slot_bytes
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all states."""
-        return sum(self.states[name][0].nbytes for name in self._by_page)
+        return self._store.page_bytes
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages."""
-        where = np.fromiter(pages, np.intp)
-        rows = {name: self.states[name][slot].copy() for name in self._by_slot}
-        return Snapshot(rows, {name: self.states[name][where] for name in self._by_page})
+        return self._store.save(slot, pages)
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot into a slot and as many pages as were saved."""
-        where = np.fromiter(pages, np.intp)
-        for name, row in snapshot.rows.items():
-            self.states[name][slot] = row
-        for name, saved in snapshot.pages.items():
-            self.states[name][where] = saved
+        self._store.restore(snapshot, slot, pages)
 
     def _make_set(self, buckets: Mapping[BucketKey, Specs]) -> dict[BucketKey, dict[str, Array]]:
         """Buffers of every bucket; a family's buckets share the arrays of its largest."""
@@ -107,13 +165,14 @@ class Memory:
     ) -> dict[str, Array]:
         buffers = {s.name: own[s.name][: s.dims[0]] for s in self._own(specs)}
         shared = {**self.states, **self.tables}
-        for spec in (*specs.states, *(s for s in specs.inputs if s.name in self.tables)):
+        states = () if self._apart else specs.states
+        for spec in (*states, *(s for s in specs.inputs if s.name in self.tables)):
             if spec.name not in shared:
                 raise EngineError(f"{key}: state {spec.name} is not in the manifest; rebuild")
             buffers[spec.name] = shared[spec.name]
-        for spec in specs.states:
+        for spec in states:
             buffers[spec.name + STATE_OUT] = shared[spec.name]
-        for spec in (*specs.inputs, *specs.states, *specs.outputs):
+        for spec in (*specs.inputs, *states, *specs.outputs):
             found = buffers[spec.name]
             if (found.dtype, found.shape) != (spec.dtype.numpy, spec.dims):
                 raise EngineError(

@@ -95,7 +95,7 @@ def test_kv_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (Options(target="sm_90a"), "next version; use --target cpu"),
+        (Options(target="sm_90a", kv_dtype="f32"), "sm_90a keeps bf16 or fp8 pages"),
         (Options(target="gpu"), "choose from auto, cpu"),
         (Options(max_context=0), "--max-context 0"),
         (Options(max_context=10**7), "1 to 262144"),

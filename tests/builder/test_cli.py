@@ -61,7 +61,7 @@ def test_the_default_folder_is_named_after_the_checkpoint(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "sm_90a"), "use --target cpu"),
+        (("--target", "sm_90a", "--kv-dtype", "f32"), "bf16 or fp8 pages"),
         (("--decode", "x"), "--decode x"),
         (("--prefill", "63"), "--prefill 63"),
         (("--kv-dtype", "int3"), "--kv-dtype int3"),

@@ -1,0 +1,54 @@
+"""What the straight line asks of an executor's build half, and the one for onnxruntime.
+
+Knows no CUDA: `native_backend.py` is the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from spark_engine.builder import ort
+from spark_engine.builder.buckets import Size
+from spark_engine.builder.lower import Lowered
+from spark_engine.builder.memory import lifetimes, place
+from spark_engine.engine_file import EngineHeader
+from spark_engine.manifest import Json
+from spark_engine.plugins.registry import REGISTRY
+from spark_engine.weights_file import WeightEntry
+
+
+class Backend(Protocol):
+    """Compiles buckets of graphs that are legal and final."""
+
+    @property
+    def executor(self) -> str:
+        """The executor that runs them."""
+        ...
+
+    @property
+    def tactics(self) -> tuple[Json, ...]:
+        """Rows of the manifest."""
+        ...
+
+    def compile(
+        self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
+    ) -> tuple[EngineHeader, bytes, int]:
+        """Header, payload, and bytes of memory beside weights, states and tables."""
+        ...
+
+
+class OrtBackend:
+    """The CPU's."""
+
+    executor = ort.EXECUTOR
+    tactics: tuple[Json, ...] = ()
+
+    def compile(
+        self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
+    ) -> tuple[EngineHeader, bytes, int]:
+        """An ONNX model; onnxruntime keeps its own arena, so the plan is only reported."""
+        states = tuple(spec.name for spec, _ in lowered.states)
+        arena = place(lifetimes(lowered.graph, REGISTRY, size.dims))
+        header = ort.header(lowered.graph, size, target, states)
+        return header, ort.compile(lowered.graph, size, weights, REGISTRY), arena.nbytes
