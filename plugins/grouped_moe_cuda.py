@@ -277,7 +277,8 @@ def plan_each(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     defines = _defines(p, target, 1)
     w13, w2 = _operands(p)
     h = Pointer("scratch", 0)
-    steps = -(-(-(-p.inner // 32)) // (WARPS // split(p.hidden)))
+    groups = et.padded(p.inner, 32) // 32
+    steps = -(-groups // (WARPS // split(p.hidden)))
     up = Launch("each_up", (2 * steps, p.pairs, 1), (THREADS, 1, 1), (*_input(0, 1), *w13, h),
                 defines=defines, overlaps=True)  # fmt: skip
     down = Launch("each_down", (-(-p.hidden // 16), p.tokens, 1), (THREADS, 1, 1),

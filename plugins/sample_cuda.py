@@ -33,7 +33,7 @@ def _per(specs: Specs, target: Target) -> int:
 def _shared(specs: Specs) -> int:
     """Bytes of the second kernel's `Work`."""
     cells, biases = _cells(specs), specs[4].dims[1]
-    fixed = 8 * (ROOM + SMALL + 1) + 4 * (SMALL + 3 + THREADS // 32 + 1) + 64
+    fixed = 8 * (ROOM + SMALL + THREADS // 32) + 4 * (SMALL + 3 + THREADS // 32 + 1) + 64
     return -(-(16 * cells + 8 * biases + fixed) // 128) * 128
 
 
