@@ -111,8 +111,9 @@ def main(tokens: list[int]) -> None:
                 continue
             seconds, nbytes = layers.time(tactic, n)
             floor = nbytes / H200.bandwidth
-            print(f"{n:5d} {tactic.name:8s} {seconds * 1e6:8.1f} us {nbytes / seconds / 1e9:7.0f} GB/s"
-                  f" {100 * floor / seconds:5.0f} % of the floor {floor * 1e6:6.1f} us", flush=True)  # fmt: skip
+            speed = f"{seconds * 1e6:8.1f} us {nbytes / seconds / 1e9:7.0f} GB/s"
+            share = f"{100 * floor / seconds:5.0f} % of the floor {floor * 1e6:6.1f} us"
+            print(f"{n:5d} {tactic.name:8s} {speed} {share}", flush=True)
 
 
 if __name__ == "__main__":

@@ -184,6 +184,8 @@ _JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
     "concat0": _split0,
     "stack": lambda recipe, out: [out[i : i + 1].reshape(out.shape[1:]) for i in range(len(out))],
 }
+
+
 def _transform(recipe: Recipe, value: Array) -> Array:
     assert recipe.function is not None
     return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)

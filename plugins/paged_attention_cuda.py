@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from spark_engine.kernel import (
+    Arg,
     Attrs,
     Cuda,
     Launch,
@@ -105,7 +106,7 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> Plan:
     longest = specs[7].dims[1] * s.page
     units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
     shape = {"WARPS": warps, "STAGES": stages, "CHUNK": chunk, "BLOCKS": blocks, "SHARED": shared}
-    args = (
+    args: tuple[Arg, ...] = (
         *_pointers("input", 0, 1, 2, 3, 4),
         *_pointers("output", 1, 2),
         *_pointers("input", 7, 8, 9, 10),

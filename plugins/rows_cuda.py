@@ -59,7 +59,8 @@ def _refuse_add(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 
 def _plan_add(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    return _launch("add", *specs[0].dims, _inputs(2))
+    rows, h = specs[0].dims
+    return _launch("add", rows, h, _inputs(2))
 
 
 def _cost_add(attrs: Attrs, specs: Specs, target: Target) -> float:

@@ -82,7 +82,7 @@ class Gpu:
         """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
         address = int(_do(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
-        return np.frombuffer(raw, np.uint8)
+        return np.ctypeslib.as_array(raw)
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
         """Gives `pinned` memory back."""
