@@ -5,6 +5,7 @@ Built from a clean copy of the tracked files, because setuptools reuses a stale 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -42,14 +43,22 @@ def _run(*command: str | Path, **env: str) -> str:
     return done.stdout
 
 
+CUDA = (
+    *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
+    *("runtime/device.py", "runtime/native.py"),
+)
+
+
 def _installed(path: Path) -> str:
     """Where a tracked file of a room lies inside site-packages."""
     return path.as_posix() if path.parts[0] == "spark_engine" else f"spark_engine/{path.as_posix()}"
 
 
 def _modules() -> list[str]:
-    """Every module that must import without torch: all but the embedded model's scripts."""
+    """Every module that must import without torch or, where it is absent, the extra `cuda`."""
     sources = [p for p in TRACKED if p.suffix == ".py" and "tiny" not in p.parts]
+    if importlib.util.find_spec("cuda") is None:
+        sources = [p for p in sources if p.as_posix() not in CUDA]
     names = (_installed(path)[:-3].replace("/", ".") for path in sources)
     return [name.removesuffix(".__init__") for name in names]
 
