@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_S
 _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _ARCHITECTURES = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
+PIECE = 64 << 20  # bytes of one pinned staging buffer
 Function = Any  # a CUfunction
 Graph = Any  # a CUgraphExec
 Event = Any  # a CUevent
@@ -206,6 +208,24 @@ def _attributes(launch: Launch) -> list[Any]:
         attribute.value.programmaticStreamSerializationAllowed = 1
         found.append(attribute)
     return found
+
+
+def upload_file(gpu: Gpu, path: Path) -> int:
+    """The whole file in device memory, through two pinned buffers in turn."""
+    data = np.memmap(path, np.uint8, mode="r")
+    address = gpu.allocate(len(data))
+    stages = [(gpu.pinned(min(PIECE, len(data))), gpu.event()) for _ in range(2)]
+    for turn, start in enumerate(range(0, len(data), PIECE)):
+        pinned, copied = stages[turn % 2]
+        gpu.wait_for(copied)
+        piece = data[start : start + PIECE]
+        pinned[: len(piece)] = piece
+        gpu.upload(address + start, pinned[: len(piece)])
+        gpu.record(copied)
+    gpu.wait()
+    for pinned, _ in stages:
+        gpu.unpin(pinned)
+    return address
 
 
 def _do(result: tuple[Any, ...]) -> Any:

@@ -19,13 +19,12 @@ from spark_engine.engine_file import EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.kernel import Arg, Launch, Pointer, Scalar
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.device import Event, Gpu
+from spark_engine.runtime.device import Event, Gpu, upload_file
 from spark_engine.runtime.executor import WIDE, Specs, Wait
 from spark_engine.runtime.memory import Snapshot
 from spark_engine.tensors import Array, TensorSpec
 from spark_engine.weights_file import read_index
 
-PIECE = 64 << 20  # bytes of one pinned staging buffer
 ALIGNMENT = 256
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -58,11 +57,12 @@ class DeviceStates:
         for info in self._infos:
             spec, units = info.spec, [slot] if info.unit == "slot" else where
             array = np.empty((len(units), *spec.dims[1:]), spec.dtype.numpy)
-            for row, unit in zip(array, units, strict=True):
-                self._gpu.download(row, self._at(spec, unit))
+            for i, unit in enumerate(units):
+                self._gpu.download(array[i : i + 1], self._at(spec, unit))
             kept[info.unit][spec.name] = array
         self._gpu.wait()
-        return Snapshot({k: v[0] for k, v in kept["slot"].items()}, kept["page"])
+        rows = {name: array.reshape(array.shape[1:]) for name, array in kept["slot"].items()}
+        return Snapshot(rows, kept["page"])
 
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot into a slot and as many pages as were saved."""
@@ -73,8 +73,8 @@ class DeviceStates:
             if info.unit == "slot":
                 self._gpu.upload(self._at(spec, slot), snapshot.rows[spec.name])
                 continue
-            for row, page in zip(snapshot.pages[spec.name], where, strict=True):
-                self._gpu.upload(self._at(spec, page), row)
+            for saved, page in zip(snapshot.pages[spec.name], where, strict=True):
+                self._gpu.upload(self._at(spec, page), saved)
         self._gpu.wait()
 
     def _at(self, spec: TensorSpec, unit: int) -> int:
@@ -118,7 +118,7 @@ class NativeEngine:
         self.gpu = Gpu()
         check(self.gpu.free_bytes)
         path = folder.weights_path
-        self._weights = _upload_file(self.gpu, path)
+        self._weights = upload_file(self.gpu, path)
         self.weights = {k: self._weights + e.offset for k, e in read_index(path).items()}
         self.states = DeviceStates(self.gpu, manifest.states)
         self.tables = Tables(self.gpu, manifest.tables)
@@ -362,24 +362,6 @@ def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:
         fields.append(_Field(spec, at))
         at += -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(fields), max(at, ALIGNMENT)
-
-
-def _upload_file(gpu: Gpu, path: Path) -> int:
-    """The whole file in device memory, through two pinned buffers in turn."""
-    data = np.memmap(path, np.uint8, mode="r")
-    address = gpu.allocate(len(data))
-    stages = [(gpu.pinned(min(PIECE, len(data))), gpu.event()) for _ in range(2)]
-    for turn, start in enumerate(range(0, len(data), PIECE)):
-        pinned, copied = stages[turn % 2]
-        gpu.wait_for(copied)
-        piece = data[start : start + PIECE]
-        pinned[: len(piece)] = piece
-        gpu.upload(address + start, pinned[: len(piece)])
-        gpu.record(copied)
-    gpu.wait()
-    for pinned, _ in stages:
-        gpu.unpin(pinned)
-    return address
 
 
 def _zeros(gpu: Gpu, nbytes: int) -> int:
