@@ -1,0 +1,107 @@
+"""Engines for CUDA targets, built where no GPU is: tactics, packed weights, payloads, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder.build import CUBINS, build  # noqa: E402
+from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.engine_file import open_folder  # noqa: E402
+from spark_engine.errors import OptionError  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
+
+HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows
+SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose compiled kernels the tests of this file share."""
+    cubins = tmp_path_factory.getbasetemp() / "cubins"
+    cubins.mkdir(exist_ok=True)
+    (tmp_path / CUBINS).symlink_to(cubins)
+    return tmp_path
+
+
+def built(folder: Path, target: str = "sm_90a", **kwargs: Any) -> Path:
+    """An engine of a random checkpoint."""
+    options = Options(target=target, **SIZES)
+    config = kwargs.pop("config_kwargs", HEADS)
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.exists():
+        write_checkpoint(checkpoint, config_kwargs=config, **kwargs)
+    build(checkpoint, folder / target, options, lambda text: None)
+    return folder / target
+
+
+def body_of(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(payload[:8], "little")
+    return json.loads(payload[8 : 8 + length]), payload[8 + length :]
+
+
+@pytest.mark.parametrize("format", ["bf16", "modelopt_mixed", "nvfp4_a4", "fp8_block"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_every_launch_names_what_exists(folder: Path, target: str, format: str) -> None:
+    try:
+        engine = open_folder(built(folder, target, format=format), target)
+    except OptionError as error:
+        pytest.skip(str(error))
+    weights = {name for name, _ in engine.weights().items()}
+    for bucket in engine.manifest.buckets:
+        file = engine.engine(bucket)
+        body, images = body_of(file.payload)
+        assert sum(body["cubins"]) == len(images)
+        named = {
+            "weight": weights,
+            "state": {s.name for s in file.header.states},
+            "input": {s.name for s in file.header.inputs},
+            "output": {s.name for s in file.header.outputs},
+        }
+        for launch in body["launches"]:
+            assert launch["kernel"] < len(body["kernels"])
+            for kind, value in launch["args"]:
+                assert kind not in named or value in named[kind], (launch["node"], kind, value)
+                if kind == "arena":
+                    assert 0 <= value < body["arena_bytes"]
+        assert bucket.arena_bytes == body["arena_bytes"] + body["zeroed_bytes"]
+
+
+def test_tactics_stand_in_the_manifest(folder: Path) -> None:
+    manifest = open_folder(built(folder), "sm_90a").manifest
+    assert manifest.executor == "native"
+    rows = {(r["op"], r["bucket"]): r for r in manifest.tactics}
+    assert rows["embed", "decode_b1.engine"]["chosen"] == "rows"
+    assert sum(r["nodes"] for r in manifest.tactics if r["op"] == "linear") > 10
+
+
+def test_equal_builds_give_equal_files(folder: Path) -> None:
+    images = []
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        engine = built(folder / name)
+        images.append({p.name: p.read_bytes() for p in engine.iterdir() if p.is_file()})
+    assert {k for k in images[0] if images[0][k] != images[1][k]} <= {"manifest.json"}
+
+
+def test_a_tied_heads_weight_is_kept_both_ways(folder: Path) -> None:
+    engine = built(folder, config_kwargs={**HEADS, "tie_word_embeddings": True})
+    weights = open_folder(engine, "sm_90a").weights()
+    plain, packed = weights["embed_tokens.weight"], weights["embed_tokens.weight:linear"]
+    assert np.array_equal(
+        np.sort(plain.view(np.uint16).ravel()), np.sort(packed.view(np.uint16).ravel())
+    )
+
+
+def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"no CUDA tactic yet for: linear \(.*8x128.*--target cpu"
+    ):
+        built(folder, config_kwargs={})
+    assert not (folder / "sm_90a").exists()

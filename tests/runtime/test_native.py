@@ -1,0 +1,276 @@
+"""The native executor over a GPU made of numpy: staging, tables, states, snapshots, the end.
+
+The fake keeps the driver's promises and no more: memory by address, copies, launches in order,
+graphs that replay what was recorded. Its kernels are Python functions found by symbol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.engine_file import EngineHeader  # noqa: E402
+from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
+from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
+from spark_engine.kernel import Launch  # noqa: E402
+from spark_engine.manifest import StateInfo  # noqa: E402
+from spark_engine.runtime import native  # noqa: E402
+from spark_engine.runtime.memory import Memory, allocate  # noqa: E402
+from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
+from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+
+ROWS, SLOTS, VOCAB = 3, 4, 2048
+LIMITS = Limits(max_seqs=SLOTS, max_context=128, pages=3, vocab=VOCAB)
+STATES = (
+    *(StateInfo(s, "slot") for s in common_states(LIMITS)[:1]),
+    StateInfo(TensorSpec("layers.0.k_pages", DType.BF16, (4, 2, 8)), "page"),
+)
+OUTPUTS = (
+    TensorSpec("next_tokens", DType.I32, (ROWS,)),
+    TensorSpec("logits", DType.F32, (ROWS, VOCAB)),
+)
+
+
+class FakeGpu:
+    """Device memory as numpy arrays at made-up addresses."""
+
+    free_bytes = 1 << 30
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Any] = {}
+        self.next = 1 << 20
+        self.recording: list[Callable[[], None]] | None = None
+        self.copies: list[int] = []
+        self.closed = False
+
+    def allocate(self, nbytes: int) -> int:
+        address, self.next = self.next, self.next + nbytes + 4096
+        self.blocks[address] = np.full(max(nbytes, 1), 0xEE, np.uint8)
+        return address
+
+    def free(self, address: int) -> None:
+        del self.blocks[address]
+
+    def at(self, address: int, nbytes: int) -> Any:
+        base = max(b for b in self.blocks if b <= address)
+        part = self.blocks[base][address - base : address - base + nbytes]
+        assert len(part) == nbytes, "access beyond an allocation"
+        return part
+
+    def pinned(self, nbytes: int) -> Any:
+        return np.full(nbytes, 0xDD, np.uint8)
+
+    def upload(self, address: int, array: Array) -> None:
+        assert isinstance(array, np.ndarray) and array.flags.c_contiguous
+        self.copies.append(address)
+        self.at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+
+    def download(self, array: Array, address: int) -> None:
+        assert isinstance(array, np.ndarray) and array.flags.c_contiguous
+        array.reshape(-1).view(np.uint8)[:] = self.at(address, array.nbytes)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        self.at(address, nbytes)[:] = byte
+
+    def load(self, cubin: bytes, symbols: Sequence[str]) -> dict[str, str]:
+        assert cubin == b"cubin"
+        return {symbol: symbol for symbol in symbols}
+
+    def launch(self, function: str, launch: Launch, args: Sequence[int]) -> None:
+        def run() -> None:
+            KERNELS[function](self, *args)
+
+        run() if self.recording is None else self.recording.append(run)
+
+    def begin_capture(self) -> None:
+        self.recording = []
+
+    def end_capture(self) -> list[Callable[[], None]]:
+        recorded, self.recording = self.recording, None
+        assert recorded is not None
+        return recorded
+
+    def replay(self, graph: list[Callable[[], None]]) -> None:
+        for launch in graph:
+            launch()
+
+    def event(self) -> object:
+        return object()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    use = wait = record = wait_for = unpin = destroy_graph = allow_shared = _nothing
+
+
+def _i32(gpu: FakeGpu, address: int, count: int) -> Any:
+    return gpu.at(address, 4 * count).view(np.int32)
+
+
+def sum_up(gpu: FakeGpu, tokens: int, slots: int, lens: int, weight: int, inner: int) -> None:
+    """inner[r] = token + prompt_lens[slot] + weight[0]."""
+    rows = [_i32(gpu, a, ROWS) for a in (tokens, slots)]
+    table, w = _i32(gpu, lens, SLOTS + 1), gpu.at(weight, 4).view(np.float32)
+    _i32(gpu, inner, ROWS)[:] = rows[0] + table[rows[1]] + int(w[0])
+
+
+def finish(
+    gpu: FakeGpu, inner: int, slots: int, last: int, result: int, logits: int, add: int
+) -> None:
+    """next = inner + last[slot] + add; last[slot] = next."""
+    made, where = _i32(gpu, inner, ROWS), _i32(gpu, slots, ROWS)
+    state = _i32(gpu, last, SLOTS + 1)
+    _i32(gpu, result, ROWS)[:] = made + state[where] + add
+    state[where] = _i32(gpu, result, ROWS)
+    gpu.at(logits, 4 * ROWS * VOCAB).view(np.float32)[:] = 1.5
+
+
+KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
+
+
+def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
+    one = [1, 1, 1]
+    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "overlaps": True}
+    return {"node": "n", "kernel": kernel, "args": list(args), **shape}
+
+
+BODY = {
+    "arena_bytes": 1024,
+    "zeroed_bytes": 0,
+    "cubins": [5],
+    "kernels": [{"cubin": 0, "symbol": s, "shared": 0} for s in KERNELS],
+    "launches": [
+        launch_row(0, ["input", "token_ids"], ["input", "slots"], ["input", "prompt_lens"],
+                   ["weight", "w"], ["arena", 512]),
+        launch_row(1, ["arena", 512], ["input", "slots"], ["state", "last_tokens"],
+                   ["output", "next_tokens"], ["output", "logits"], ["i32", 1000]),
+    ],
+}  # fmt: skip
+
+
+def payload(body: dict[str, Any] = BODY) -> bytes:
+    text = json.dumps(body).encode()
+    return len(text).to_bytes(8, "little") + text + b"cubin"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    made = FakeGpu()
+    monkeypatch.setattr(native, "Gpu", lambda: made)
+    return made
+
+
+@pytest.fixture
+def engine(gpu: FakeGpu, tmp_path: Path) -> native.NativeEngine:
+    specs = [TensorSpec("w", DType.F32, (2,)), TensorSpec("z", DType.F32, (100,))]
+    arrays = [np.array([7, 8], np.float32), np.arange(100, dtype=np.float32)]
+    write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
+    manifest = SimpleNamespace(
+        states=STATES, tables=tables(LIMITS), buckets=[SimpleNamespace(arena_bytes=1024)]
+    )
+    folder = SimpleNamespace(manifest=manifest, weights_path=tmp_path / "w.safetensors")
+    return native.NativeEngine(folder, lambda free: None)  # type: ignore[arg-type]
+
+
+def header() -> EngineHeader:
+    bound = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps())
+    inputs = (*bound, *tables(LIMITS))
+    states = tuple(i.spec for i in STATES)
+    return EngineHeader("native", "sm_90a", "decode", ROWS, 1, inputs, states, OUTPUTS, {})
+
+
+def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, Memory]:
+    executor = engine.open(header(), payload(), Path(), 1)
+    specs = {("decode", ROWS): executor.specs}
+    return executor, Memory(STATES, tables(LIMITS), specs, 2, engine.states)
+
+
+def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    last = engine.states.addresses["last_tokens"]
+    assert not _i32(engine.gpu, last, SLOTS).any(), "the warm-up touched the scratch row alone"
+    engine.gpu.fill(last, 0, 4 * (SLOTS + 1))
+    memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
+    for turn in range(2):
+        buffers = memory.buffers("decode", ROWS, turn)
+        buffers["token_ids"][:] = (1, 2, 3)
+        buffers["slots"][:] = (2, 0, 3)
+        buffers["logits"].fill(0)
+        executor.launch(buffers)()
+        base = np.array([1 + 30, 2 + 10, 3 + 40]) + 7 + 1000
+        np.testing.assert_array_equal(buffers["next_tokens"], base * (turn + 1))
+        assert not buffers["logits"].any(), "a wide output stays on the device"
+    executor.run(buffers)
+    assert (buffers["logits"] == 1.5).all()
+
+
+def test_tables_are_copied_only_when_they_changed(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    buffers = memory.buffers("decode", ROWS, 0)
+    executor.launch(buffers)()
+    for changed in ("", "page_table", "bias_values"):
+        if changed:
+            memory.tables[changed][1] = 5
+        engine.gpu.copies.clear()
+        executor.launch(buffers)()
+        places = {a: n for n, a in engine.tables.addresses.items()}
+        copied = [places[a] for a in engine.gpu.copies if a in places]
+        assert copied == ([changed] if changed else [])
+
+
+def test_a_snapshot_goes_to_another_slot_and_other_pages(engine: native.NativeEngine) -> None:
+    _, memory = opened(engine)
+    assert memory.slot_bytes == 4 and memory.page_bytes == 32 and not memory.states
+    last = _i32(engine.gpu, engine.states.addresses["last_tokens"], SLOTS + 1)
+    last[:] = range(SLOTS + 1)
+    pages = engine.gpu.at(engine.states.addresses["layers.0.k_pages"], 4 * 32).reshape(4, 32)
+    pages[:] = np.arange(4, dtype=np.uint8)[:, None]
+    saved = memory.save(1, [2, 0])
+    assert saved.nbytes == 4 + 64
+    memory.restore(saved, 3, [1, 3])
+    assert last.tolist() == [0, 1, 2, 1, 4]
+    assert pages[:, 0].tolist() == [0, 2, 2, 0]
+
+
+def test_states_of_the_caller_go_in_and_come_out(engine: native.NativeEngine) -> None:
+    executor, _ = opened(engine)
+    arrays = {s.name: allocate(s) for s in (*executor.specs.inputs, *executor.specs.outputs)}
+    arrays |= {s.name: allocate(s) for s in executor.specs.states}
+    arrays["last_tokens"][:] = 100
+    executor.run(arrays)
+    assert arrays["last_tokens"].tolist() == [1107 + 0, 100, 100, 100, 100]
+
+
+def test_bad_buffers_and_bad_payloads_are_named(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    wrong = {**memory.buffers("decode", ROWS, 0), "slots": np.zeros(2, np.int32)}
+    with pytest.raises(ExecutorError, match="buffer slots is int32"):
+        executor.launch(wrong)
+    unknown = replace(header(), outputs=OUTPUTS[1:])
+    with pytest.raises(
+        EngineError, match="decode 3 bucket's launches are not readable.*next_tokens"
+    ):
+        engine.open(unknown, payload(), Path(), 1)
+
+
+def test_the_last_executor_gives_the_device_back(engine: native.NativeEngine) -> None:
+    first, second = opened(engine)[0], opened(engine)[0]
+    first.close()
+    first.close()
+    assert not engine.gpu.closed
+    second.close()
+    assert engine.gpu.closed and not engine.gpu.blocks
+    with pytest.raises(ExecutorError, match="was closed"):
+        second.launch({})
