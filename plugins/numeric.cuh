@@ -86,8 +86,9 @@ DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x));
 DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // x / by, rounded as a division is, by the reciprocal 1 / by and one correction; a quotient that no
-// code can hold needs none.
+// code can hold needs none, and a reciprocal near infinity cannot serve.
 DEVICE float divide(float x, float by, float reciprocal) {
+  if (!(fabsf(reciprocal) < 1e30f)) return x / by;
   const float q = x * reciprocal;
   return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
 }
