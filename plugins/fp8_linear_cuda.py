@@ -40,14 +40,15 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
 
 def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
     n, k = spec.dims
-    return dataclasses.replace(spec, shape=(n, wt.padded(k, FORM.unit))) if sg.packs(n, k) else spec
+    if not sg.packs(n, k):
+        return spec
+    return dataclasses.replace(spec, shape=(n, wt.row_width(n, wt.padded(k, FORM.unit))))
 
 
 def _apply(attrs: Attrs, w: Array) -> Array:
     if not sg.packs(*w.shape):
         return w
-    packed: Array = wt.pack_bytes(w.view(np.uint8)).view(w.dtype)
-    return packed
+    return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
 CUDA = Cuda(

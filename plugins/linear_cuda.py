@@ -43,14 +43,13 @@ def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
     n, k = spec.dims
     if spec.dtype is not DType.BF16 or not sg.packs(n, k):
         return spec
-    return dataclasses.replace(spec, shape=(n, wt.padded(k, FORM.unit)))
+    return dataclasses.replace(spec, shape=(n, wt.row_width(n, wt.padded(k, FORM.unit))))
 
 
 def _apply(attrs: Attrs, w: Array) -> Array:
     if w.dtype != DType.BF16.numpy or not sg.packs(*w.shape):
         return w
-    packed: Array = wt.pack_bytes(w.view(np.uint8)).view(w.dtype)
-    return packed
+    return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
 CUDA = Cuda(

@@ -42,18 +42,19 @@ def _wide(spec: TensorSpec, per_unit: int, k_each: int) -> TensorSpec:
     n, width = spec.dims
     if not sg.packs(n, width * k_each):
         return spec
-    return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wt.padded(width, per_unit)))
+    wide = wt.row_width(n, wt.padded(width, per_unit))
+    return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wide))
 
 
 def _pack_codes(attrs: Attrs, w: Array) -> Array:
     codes = w.view(np.uint8)
-    return wt.pack_fp4(codes) if sg.packs(len(w), 2 * w.shape[1]) else codes
+    return wt.as_rows(wt.pack_fp4(codes), len(w)) if sg.packs(len(w), 2 * w.shape[1]) else codes
 
 
 def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
     if not sg.packs(len(w_scale), 16 * w_scale.shape[1]):
         return w_scale
-    return wt.pack_scales(w_scale.view(np.uint8))
+    return wt.as_rows(wt.pack_scales(w_scale.view(np.uint8)), len(w_scale))
 
 
 CODES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 2, 2), _pack_codes)

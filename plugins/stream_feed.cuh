@@ -28,6 +28,7 @@ struct Problem {
   float* partial;  // 2 x gridDim.x slots of ROWS x NB
   u32* arrived;    // a counter a tile and warp, zero between launches
   int m, n, k;
+  int rows;         // n, filled up to whole strips
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
@@ -75,8 +76,8 @@ struct Place {
 
 // The weights of one stage, by one lane.
 DEV void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
-  const int strips = min(ROWS, p.n - c.n0) / 16;
-  const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.n - group0) / 16;
+  const int strips = min(ROWS, p.rows - c.n0) / 16;
+  const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.rows - group0) / 16;
   const u64 first = (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips +
                     (c.n0 - group0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;

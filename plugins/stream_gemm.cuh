@@ -30,7 +30,8 @@
 // (Raw to fragments a[step][register]) and `multiply`.
 // Macros of an instantiation: ROWS (weights a tile), NB (batch a tile), MT (16-row strips a
 // warp), KSUB (units a stage), CUT (units between which the line of work may be cut, a multiple of
-// KSUB), STAGES, WG (1: wgmma), OUT_BF16, RESIDENT (blocks a multiprocessor must hold).
+// KSUB), STAGES, WG (1: wgmma), OUT_BF16, RAGGED (1: n is not whole strips), RESIDENT (blocks a
+// multiprocessor must hold).
 #pragma once
 #include "stream_feed.cuh"
 #if WG
@@ -122,7 +123,18 @@ DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 // Writes two columns' values of one weight row and its neighbour's, for 8 batch rows.
 DEV void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4]) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#if RAGGED
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
+    if (row >= p.m || n >= p.n) continue;
 #if OUT_BF16
+    ((u16*)out)[(u64)row * p.n + n] = (u16)pack_bf16x2(s[i], 0);
+#else
+    ((float*)out)[(u64)row * p.n + n] = s[i];
+#endif
+  }
+#elif OUT_BF16
   u32* y = (u32*)out;
   const u32 low = transpose_matrix(pack_bf16x2(s[0], s[1]));   // batch row g, weights 2t, 2t+1
   const u32 high = transpose_matrix(pack_bf16x2(s[2], s[3]));  // … 8 further
@@ -210,7 +222,8 @@ DEV void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Fin
   for (int mt = 0; mt < MT; ++mt) {
     const int n0 = n_tile + strip_of(mt) * 16;
     if (n0 >= p.n) continue;
-    const float low = finish(n0 + g), high = finish(n0 + g + 8);
+    const float low = RAGGED && n0 + g >= p.n ? 0 : finish(n0 + g);
+    const float high = RAGGED && n0 + g + 8 >= p.n ? 0 : finish(n0 + g + 8);
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
       float(&s)[4] = sums[mt][j];
@@ -228,7 +241,7 @@ DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& f
   for (u32 unit = begin; unit < end;) {
     const u32 tile = unit / p.stages;
     const u32 from = unit, stop = min(end, (tile + 1) * p.stages);
-    const Mine mine(min(ROWS, p.n - (int)(tile / p.batch_tiles) * ROWS) / 16);
+    const Mine mine(min(ROWS, p.rows - (int)(tile / p.batch_tiles) * ROWS) / 16);
     Sums sums = {};
 #if WG
     u32 a[2][4][4];
@@ -263,6 +276,7 @@ DEV void stream_gemm(Problem p, void* out, const Finish& finish) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   const int units = (p.k + UNIT_K - 1) / UNIT_K;
+  p.rows = (p.n + 15) / 16 * 16;
   p.stages = units / KSUB;
   p.batch_tiles = (p.m + NB - 1) / NB;
   p.line = (p.n + ROWS - 1) / ROWS * p.batch_tiles * (units / CUT);

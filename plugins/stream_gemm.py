@@ -84,10 +84,10 @@ class Tile:
 
 def refuse(problem: Problem) -> str | None:
     """Why the kernels cannot do this, if so."""
-    if problem.n % STRIP or problem.k % STRIP:
+    if problem.k % STRIP:
         return (
-            f"the weight is {problem.n}x{problem.k}; both must be divisible by {STRIP} for "
-            "16-byte loads of fragments: pad the projection"
+            f"the weight is {problem.n}x{problem.k}; its columns must be divisible by {STRIP} for "
+            "16-byte loads of activations: pad the projection"
         )
     return None
 
@@ -147,6 +147,7 @@ def plan(
         "STAGES": tile.stages,
         "WG": int(tile.wgmma),
         "OUT_BF16": int(dtype == "bf16"),
+        "RAGGED": int(problem.n % STRIP != 0),
         "RESIDENT": tile.resident,
     }
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))

@@ -2,8 +2,8 @@
 
 Rows come in groups of 256, in each group the units in order of k (128 bytes of a bf16 or e4m3
 activation row), in each unit strips of 16 rows, in each strip 16-byte pieces in the order of
-the 32 lanes: lane 4g + t holds rows g and g + 8. A last group of fewer rows has fewer strips, so
-no row is added; k is filled up with zeros to a whole unit. Knows arrays only, no op and no GPU.
+the 32 lanes: lane 4g + t holds rows g and g + 8. A last group of fewer rows has fewer strips; rows
+are filled up with zeros to a whole strip, k to a whole unit. Knows arrays only, no op and no GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
+from spark_engine.tensors import Array
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -33,6 +34,20 @@ _ROTATIONS = ((0,) * 4, (6,) * 4, (10,) * 4, (12, 4, 12, 12))
 def padded(count: int, multiple: int) -> int:
     """`count` rounded up."""
     return -(-count // multiple) * multiple
+
+
+def row_width(rows: int, width: int) -> int:
+    """What a row of `rows` holds so that all hold the whole strips of rows of `width`."""
+    return -(-padded(rows, STRIP) * width // rows)
+
+
+def as_rows(packed: Array, rows: int) -> Array:
+    """Packed strips as [rows, row_width]: the shape tells how many rows are real."""
+    if len(packed) == rows:
+        return packed
+    flat = np.zeros(rows * row_width(rows, packed.shape[1]), packed.dtype)
+    flat[: packed.size] = packed.reshape(-1)
+    return flat.reshape(rows, -1)
 
 
 def pack_bytes(rows: U8) -> U8:
@@ -125,6 +140,8 @@ def unpack_scales(packed: U8, width: int) -> U8:
 
 def _by_groups(rows: U8, arrange: Callable[[U8, int], U8]) -> U8:
     """`arrange(rows of whole groups, strips in each)` over all rows, a few groups at a time."""
+    if len(rows) % STRIP:
+        rows = np.pad(rows, ((0, -len(rows) % STRIP), (0, 0)))
     out = np.empty_like(rows, order="C")
     for begin, end, strips in _parts(len(rows)):
         out[begin:end] = arrange(rows[begin:end], strips).reshape(end - begin, -1)

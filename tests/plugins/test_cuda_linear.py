@@ -27,7 +27,7 @@ from spark_engine.plugins import (
 )
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import weight_tiles as wt
-from spark_engine.tensors import Array
+from spark_engine.tensors import Array, DType, TensorSpec
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FORMS = {
@@ -57,14 +57,25 @@ BUCKETS = (1, 8, 16, 32, 64, 128, 256)
 # ---- packs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [16, 96, 256, 1040])
+@pytest.mark.parametrize("n", [8, 16, 96, 250, 256, 1040])
 @pytest.mark.parametrize("k", [16, 80, 256, 640])
 def test_packs_are_undone_exactly(n: int, k: int) -> None:
     raw = np.random.default_rng(n + k).integers(0, 256, (n, k), dtype=np.uint8)
-    np.testing.assert_array_equal(wt.unpack_bytes(wt.pack_bytes(raw), k), raw)
-    np.testing.assert_array_equal(wt.unpack_fp4(wt.pack_fp4(raw), k), raw)
+    np.testing.assert_array_equal(wt.unpack_bytes(wt.pack_bytes(raw), k)[:n], raw)
+    np.testing.assert_array_equal(wt.unpack_fp4(wt.pack_fp4(raw), k)[:n], raw)
     scales = raw & 0x7F
-    np.testing.assert_array_equal(wt.unpack_scales(wt.pack_scales(scales), k), scales)
+    np.testing.assert_array_equal(wt.unpack_scales(wt.pack_scales(scales), k)[:n], scales)
+
+
+@pytest.mark.parametrize("n", [1, 8, 16, 17, 250])
+@pytest.mark.parametrize("op", OPS)
+def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
+    arrays = operands(op, 3, n, 80)
+    for i, pack in OPS[op].cuda.packs.items():
+        spec = TensorSpec("w", DType.of(arrays[i].dtype), arrays[i].shape)
+        packed = pack.apply({}, arrays[i])
+        assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
+        assert packed.nbytes >= wt.padded(n, wt.STRIP) * arrays[i].nbytes // n
 
 
 def test_a_lane_finds_its_fragment() -> None:
@@ -208,10 +219,15 @@ def run(bench: object, op: str, arrays: tuple[Array, ...], dtype: str = "bf16") 
 SHAPES = (
     ("linear", 5, 176, 192),
     ("linear", 200, 320, 1088),
+    ("linear", 9, 8, 256),
+    ("linear", 130, 277, 256),
     ("fp8_linear", 7, 176, 80),
+    ("fp8_linear", 7, 173, 80),
     ("fp8_linear", 33, 1040, 1024),
     ("fp8_linear", 129, 272, 256),
     ("nvfp4_linear", 1, 64, 128),
+    ("nvfp4_linear", 1, 8, 128),
+    ("nvfp4_linear", 40, 301, 128),
     ("nvfp4_linear", 7, 176, 80),
     ("nvfp4_linear", 17, 96, 5120),
     ("nvfp4_linear", 100, 4096, 512),
