@@ -93,8 +93,9 @@ DEVICE float divide(float x, float by, float reciprocal) {
   return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
 }
 // The code of x / scale without the division: scale has four significant bits, so that the
-// thresholds times scale are exact.
+// thresholds times scale are exact. A scale of 0 gives code 0 (its thresholds would all be met).
 DEVICE u32 to_e2m1(float x, float scale) {
+  if (scale == 0.0f) return 0;
   const float a = fabsf(x);
   u32 code = (a > 0.25f * scale) + (a >= 0.75f * scale) + (a > 1.25f * scale) +
              (a >= 1.75f * scale) + (a > 2.5f * scale) + (a >= 3.5f * scale) + (a > 5.0f * scale);

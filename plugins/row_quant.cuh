@@ -56,7 +56,7 @@ DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8
   float scale = from_e4m3(code);
   u32 word = 0;
 #pragma unroll
-  for (int i = 0; i < 8; i++) word |= to_e2m1(scale == 0.0f ? 0.0f : y[i] * gain, scale) << (4 * i);
+  for (int i = 0; i < 8; i++) word |= to_e2m1(y[i] * gain, scale) << (4 * i);
   if (live) *(u32*)(q + at / 2) = word;
   if (live && at % 16 == 0) s[at / 16] = code;
 }
