@@ -7,6 +7,11 @@ What they are held against:
     nothing given   the same graph and weights by the ops' float64 references
     a checkpoint    the checkpoint built unfused, by the ops' float64 references
     an engine       that engine, as it is served
+
+A native engine holds launches and no graph. A checkpoint given for it is built for the CPU and run
+there; its layers are told apart by their states, which both sides keep; its kernels are held
+against the ops' references by the tests, not here. The text level decodes greedily and counts
+where the two sides choose another token.
 """
 
 from __future__ import annotations
@@ -24,18 +29,21 @@ from spark_engine.check.engines import (
     build_twin,
     by_reference,
     folder_of,
+    has_graph,
     is_engine,
     marked,
     open_engine,
 )
 from spark_engine.check.levels import check_ops, compare_runs
-from spark_engine.check.prompts import Session, sessions
+from spark_engine.check.prompts import Session, greedy_session, sessions
 from spark_engine.check.report import Report
+from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import load, thresholds_for
 from spark_engine.errors import OptionError
 from spark_engine.runtime.load import Loaded
+from spark_engine.runtime.memory import BucketKey
 
-LEVELS = ("model", "layer", "op")
+LEVELS = ("model", "layer", "op", "text")
 RECORDED = (
     "The capital of France is Paris, and the",
     "Once upon a time there was a small fox who was afraid of the dark. One evening",
@@ -65,25 +73,49 @@ def run_check(
     with _other(candidate, against, say) as other:
         manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
         plan = _sessions(candidate, other.shown, seed)
-        runs = [("model", candidate)] if "model" in levels else []
-        runs += [("layer", marked(candidate))] if "layer" in levels else []
+        limits = thresholds_for(manifests)
+        runs = _runs(candidate, levels)
         if runs:
             say(f"running {sum(len(s.launches) for s in plan)} launches")
-            limits = thresholds_for(manifests)
             report.levels += compare_runs(runs, (other.label, other.shown), plan, limits)
-        if "op" in levels:
+        if "op" in levels and has_graph(candidate):
             say("running every node of one decode and one prefill bucket alone")
-            limits = load(manifests[0].dtypes.activation.value)
-            report.levels.append(check_ops(candidate, other.alone, plan, limits))
+            exact = load(manifests[0].dtypes.activation.value)
+            report.levels.append(check_ops(candidate, other.alone, plan, exact))
+        if "text" in levels:
+            say("decoding greedily")
+            texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
+                                   _recorded(candidate))  # fmt: skip
+            sides = (candidate, (other.label, other.shown))
+            report.levels.append(compare_texts(*sides, texts, limits))
     return report
+
+
+def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
+    """The candidate by level. A native engine runs once: its states are the device's, and one."""
+    if not has_graph(candidate):
+        return [(name, candidate) for name in ("layer", "model") if name in levels][:1]
+    runs = [("model", candidate)] if "model" in levels else []
+    return runs + ([("layer", marked(candidate))] if "layer" in levels else [])
 
 
 @contextmanager
 def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]:
     if against is None:
+        if not has_graph(candidate):
+            raise OptionError(
+                f"{folder_of(candidate).path} is a native engine and holds no graph that could be "
+                "computed by reference: give --against its checkpoint or a CPU engine of it"
+            )
         yield Other("float64 references", by_reference(candidate), candidate)
     elif is_engine(against):
         yield Other(str(against), marked(open_engine(against)), candidate)
+    elif not has_graph(candidate):
+        manifest = folder_of(candidate).manifest
+        with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
+            say(f"building {against} for the CPU")
+            twin = build_twin(against, manifest, Path(where) / "cpu", say, fuse=True)
+            yield Other(f"{against}, on the CPU", marked(open_engine(twin)), candidate)
     else:
         manifest = folder_of(candidate).manifest
         fused = any(sum(counts.values()) for counts in manifest.fusions.values())
@@ -107,10 +139,15 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"
         )
+    return sessions(a, _common(one, other), seed, _recorded(one))
+
+
+def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
+    """Buckets of both. Raises OptionError unless there is one of each family."""
     common = sorted(set(one.executors) & set(other.executors))
     if {family for family, _ in common} != {"decode", "prefill"}:
         raise OptionError("the engines share no bucket of each family; build them with the same")
-    return sessions(a, common, seed, _recorded(one))
+    return common
 
 
 def _recorded(loaded: Loaded) -> list[list[int]]:

@@ -24,7 +24,10 @@ DIVERGED, USER, BUG = 1, 2, 70
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option("--against", type=click.Path(path_type=Path), help="A checkpoint or an engine.")
 @click.option(
-    "--level", type=click.Choice(["op", "layer", "model", "all"]), default="all", show_default=True
+    "--level",
+    type=click.Choice(["op", "layer", "model", "text", "all"]),
+    default="all",
+    show_default=True,
 )
 @click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -32,7 +35,8 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
     """Compares the engine folder ENGINE with its own float64 references.
 
     With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
-    with --against ENGINE the other engine is run. Names the first layer or op that diverges.
+    with --against ENGINE the other engine is run. A native engine is held against a CPU engine
+    of its checkpoint. Names the first layer or op that diverges, and counts tokens that differ.
     """
     try:  # polygraphy is an extra, and --help must work without it
         from spark_engine.check.check import LEVELS, run_check

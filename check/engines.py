@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.options import CPU, Options
 from spark_engine.check.mark import mark
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.manifest import Manifest
 from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
+
+GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
 
 Say = Callable[[str], None]
 
@@ -37,10 +39,18 @@ def open_engine(path: Path) -> Loaded:
     return load(path)
 
 
+def has_graph(loaded: Loaded) -> bool:
+    """Whether the engine can be taken apart into nodes; a native one is launches and cubins."""
+    return folder_of(loaded).manifest.executor == GRAPH
+
+
 def marked(loaded: Loaded) -> Loaded:
-    """The same engine on the same executor, showing its residual stream."""
-    folder = folder_of(loaded)
-    return _reopened(loaded, EXECUTORS[folder.manifest.executor])
+    """The same engine on the same executor, showing its residual stream where it can.
+
+    A native engine is returned as it is: it shows the stream if it was built with `--debug`, and
+    in any case its states, which every layer has.
+    """
+    return _reopened(loaded, EXECUTORS[GRAPH]) if has_graph(loaded) else loaded
 
 
 def by_reference(loaded: Loaded) -> Loaded:
@@ -51,7 +61,8 @@ def by_reference(loaded: Loaded) -> Loaded:
 def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse: bool) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
-    Raises CheckpointError or OptionError.
+    The twin is always the CPU's: what has a graph, and is computed in f32 between its nodes. KV
+    pages and states are rounded as the engine's are. Raises CheckpointError or OptionError.
     """
     limits = manifest.limits
     by_family = {
@@ -59,7 +70,7 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
         for family in ("decode", "prefill")
     }
     options = Options(
-        target=manifest.target,
+        target=CPU,
         decode=by_family["decode"],
         prefill=by_family["prefill"],
         max_context=limits.max_context,

@@ -7,8 +7,8 @@ that two engines that once disagree still see the same input afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from spark_engine.tensors import Array
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
 DECODED = 3  # forced tokens decoded after each prompt
 ODD_SPLIT = 37  # a prefill that stops here and goes on later
+GENERATED = 48  # tokens decoded greedily after each prompt of the text level
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,44 @@ def sessions(
     return found
 
 
+def greedy_session(
+    limits: Limits,
+    buckets: Sequence[tuple[str, int]],
+    seed: int = 0,
+    recorded: Sequence[Sequence[int]] = (),
+) -> Session:
+    """Prompts to go on from greedily: launched are their prefills; `next_launches` has the rest.
+
+    As many of the recorded prompts and of random ones as fit, cut so that GENERATED tokens (half
+    the context where that is less) have room. The texts' ids beyond the prompt mean nothing.
+    """
+    rng = np.random.default_rng(seed)
+    room = min(GENERATED, limits.max_context // 2)
+    prompts = [list(ids) for ids in recorded]
+    prompts += [_random(rng, n, limits.vocab) for n in LENGTHS]
+    cut = [ids[: limits.max_context - room] for ids in prompts]
+    rows = {f: max(n for family, n in buckets if family == f) for f in TILE}
+    group = _groups(cut, limits, room)[0]
+    made = _session(rng, "greedy", group, rows["prefill"], rows["decode"], limits, more=room)
+    return replace(made, launches=tuple(x for x in made.launches if x.family == "prefill"))
+
+
+def next_launches(
+    session: Session, said: Mapping[int, Sequence[int]], rows: int
+) -> Iterator[Launch]:
+    """One decode step: each text is given the last of the tokens `said` after its prompt, by slot.
+
+    `rows` is the decode bucket. A text without room for the token is left out.
+    """
+    going = []
+    for text in session.texts:
+        ids = (*text.ids[: text.prompt], *said[text.slot])
+        if len(ids) <= len(text.ids):
+            going.append((replace(text, ids=ids), len(ids) - 1, 1))
+    for i in range(0, len(going), rows):
+        yield _launch("decode", rows, going[i : i + rows])
+
+
 def default_tables(limits: Limits) -> dict[str, Array]:
     """Tables that ask for greedy decoding without penalties and own no page."""
     slots = limits.max_seqs + 1
@@ -114,12 +153,14 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
     return [int(i) for i in rng.integers(0, vocab, length)]
 
 
-def _groups(prompts: Iterable[list[int]], limits: Limits) -> list[list[list[int]]]:
-    """The prompts in order, in as few groups as slots and pages allow."""
+def _groups(
+    prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
+) -> list[list[list[int]]]:
+    """The prompts in order, in as few groups as slots and pages allow; each grows by `more`."""
     groups: list[list[list[int]]] = [[]]
     pages = 0
     for prompt in prompts:
-        need = -(-(len(prompt) + DECODED) // limits.page_size)
+        need = -(-(len(prompt) + more) // limits.page_size)
         if groups[-1] and (len(groups[-1]) == limits.max_seqs or pages + need > limits.pages):
             groups.append([])
             pages = 0
@@ -136,12 +177,13 @@ def _session(
     decode_rows: int,
     limits: Limits,
     split: int = 0,
+    more: int = DECODED,
 ) -> Session:
     slots = rng.permutation(limits.max_seqs)
     pages = iter(rng.permutation(limits.pages))
     texts = []
     for prompt, slot in zip(prompts, slots, strict=False):
-        ids = (*prompt, *_random(rng, DECODED, limits.vocab))
+        ids = (*prompt, *_random(rng, more, limits.vocab))
         need = -(-len(ids) // limits.page_size)
         held = tuple(int(next(pages)) for _ in range(need))
         texts.append(Text(int(slot), held, ids, len(prompt)))

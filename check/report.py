@@ -11,8 +11,11 @@ from rich.table import Table
 
 from spark_engine.check.compare import Verdict
 
-FIGURES = ("rel_l2", "cosine", "max_abs", "kl", "flips", "near_ties", "differ")
-_WORST_IS_LEAST = ("cosine",)
+FIGURES = (
+    *("rel_l2", "cosine", "max_abs", "kl", "texts", "same", "tokens", "flips", "near_ties"),
+    "differ",
+)
+_WORST_IS_LEAST = ("cosine", "same")
 MOST_FAILURES = 40  # shown for one level; the JSON holds all
 
 
@@ -104,7 +107,7 @@ class Report:
     def first(self) -> str:
         """Where the first divergence stands, by the level that tells it best; empty if none."""
         found = {level.name: level.first for level in self.levels if level.first}
-        return next((found[name] for name in ("layer", "op", "model") if name in found), "")
+        return next((found[name] for name in ("layer", "op", "model", "text") if name in found), "")
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -152,7 +155,9 @@ def _summary(findings: Iterable[Finding]) -> list[tuple[str, Finding]]:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _verdict(finding: Finding) -> str:

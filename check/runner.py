@@ -23,7 +23,7 @@ from spark_engine.check.prompts import Session
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT, TILE
 from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import BucketKey, Memory
+from spark_engine.runtime.memory import BucketKey, HostStates, Memory, Snapshot, States
 from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]
@@ -100,16 +100,23 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 class SessionRunner(EngineRunner):
     """Keeps the states between launches; a feed brings steps, tables and two numbers.
 
-    A new session begins on poisoned states: a launch that reads what it must not shows NaN.
+    A new session begins on poisoned states: a launch that reads what it must not shows NaN. Where
+    the states lie on a device, only the slots and pages of live sequences are copied, and only
+    when they are shown; two runners must not share such an engine.
     """
 
     def __init__(self, name: str, engine: Loaded) -> None:
         super().__init__(name, engine)
         self._session: int | None = None
+        self._states: Mapping[str, NDArray[Any]] = {}
 
     def activate_impl(self) -> None:
         """Allocates the buffers; no session is open."""
-        super().activate_impl()
+        engine = self._engine
+        specs = {key: executor.specs for key, executor in engine.executors.items()}
+        self._memory = Memory(engine.states, engine.tables, specs, store=engine.store)
+        apart = HostStates(engine.states) if engine.store is not None else None
+        self._states = self._memory.states if apart is None else apart.arrays
         self._session = None
 
     def deactivate_impl(self) -> None:
@@ -122,11 +129,13 @@ class SessionRunner(EngineRunner):
         key = self._key(feed_dict)
         if (session := int(feed_dict[SESSION][0])) != self._session:
             self._session = session
-            self._poison(key, feed_dict["page_table"])
+            self._poison(feed_dict["page_table"])
         buffers = self._run(key, feed_dict)
         outputs = [s.name for s in self._engine.executors[key].specs.outputs]
         states = self._engine.states if feed_dict[SHOW][0] else ()
-        return dict(observe(buffers, outputs, states))
+        if states and self._engine.store is not None:
+            self._fetch(self._engine.store, feed_dict)
+        return dict(observe({**self._states, **buffers}, outputs, states))
 
     def _wanted(self) -> Iterator[TensorSpec]:
         yield TensorSpec(SESSION, DType.I32, (1,))
@@ -134,14 +143,39 @@ class SessionRunner(EngineRunner):
         yield from interface.steps()
         yield from self._engine.tables
 
-    def _poison(self, key: BucketKey, page_table: NDArray[Any]) -> None:
+    def _poison(self, page_table: NDArray[Any]) -> None:
         """NaN into the slots and pages that the session owns, and the scratch ones."""
-        buffers = self._buffers(key)
-        pages = np.unique(np.append(page_table[page_table >= 0], -1))
-        slots = np.append(np.flatnonzero((page_table >= 0).any(axis=1)), -1)
+        pages = np.append(np.unique(page_table[page_table >= 0]), self._engine.limits.pages)
+        owners = np.flatnonzero((page_table >= 0).any(axis=1))
+        slots = np.append(owners, self._engine.limits.max_seqs)
         for info in self._engine.states:
-            state = buffers[info.spec.name]
+            state = self._states[info.spec.name]
             state[pages if info.unit == "page" else slots] = _wild(state.dtype)
+        store = self._engine.store
+        for slot in slots.tolist() if store is not None else ():
+            assert store is not None
+            mine = pages if slot == slots[0] else pages[:0]
+            store.restore(self._snapshot(slot, mine), slot, mine.tolist())
+
+    def _snapshot(self, slot: int, pages: NDArray[Any]) -> Snapshot:
+        """What the host's copy of the states holds there."""
+        by_unit: dict[str, dict[str, NDArray[Any]]] = {"slot": {}, "page": {}}
+        for info in self._engine.states:
+            state = self._states[info.spec.name]
+            part = state[slot, ...] if info.unit == "slot" else state[pages]
+            by_unit[info.unit][info.spec.name] = part
+        return Snapshot(by_unit["slot"], by_unit["page"])
+
+    def _fetch(self, store: States, feed: Feed) -> None:
+        """Brings the live sequences' slots and pages to the host's copy."""
+        table = feed["page_table"]
+        for slot in np.unique(feed["slots"][feed["counts"] > 0]).tolist():
+            pages = table[slot][table[slot] >= 0]
+            snapshot = store.save(slot, pages.tolist())
+            for name, row in snapshot.rows.items():
+                self._states[name][slot] = row
+            for name, held in snapshot.pages.items():
+                self._states[name][pages] = held
 
 
 def feeds(sessions: Iterable[Session]) -> Iterator[dict[str, NDArray[Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from spark_engine.check.runner import SESSION, SHOW, EngineRunner, SessionRunner
 from spark_engine.engine_file import MANIFEST, WEIGHTS, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT
+from spark_engine.runtime.executor import Executor, Specs, Wait
+from spark_engine.runtime.memory import HostStates
 from spark_engine.weights_file import read_index
 from tests.checkpoints import write_checkpoint
 
@@ -81,12 +84,16 @@ def _zero_a_block(data: Any) -> Any:
 def test_a_sound_engine_agrees_with_its_references(nvfp4: tuple[Path, Path]) -> None:
     report = run_check(nvfp4[1], None, LEVELS, _quiet)
     assert report.passed and report.first == ""
-    assert [level.name for level in report.levels] == ["model", "layer", "op"]
+    assert [level.name for level in report.levels] == ["model", "layer", "op", "text"]
     names = {f.name for level in report.levels for f in level.findings}
     assert names >= {"logits", "layers.0.gdn_state", "layers.1.k_pages", "layers.2.out", "seen"}
-    assert {name.split()[0] for name in names if " " in name} == {"prefill", "decode"}
+    kinds = {name.split()[0] for name in names if " " in name}
+    assert kinds == {"prefill", "decode", "greedy"}
     logits = next(f for f in report.levels[0].findings if f.name == "logits")
     assert 0 < logits.figures["rel_l2"] < 2e-5, "equal to the last bit is no comparison"
+    text = report.levels[-1].findings[0].figures
+    assert text["texts"] == 2 and text["tokens"] > 2 * 30
+    assert text["flips"] == text["near_ties"]
 
 
 def test_it_agrees_with_its_checkpoint(nvfp4: tuple[Path, Path]) -> None:
@@ -131,8 +138,10 @@ def test_an_altered_block_shows_among_rounded_activations(
 def test_engine_against_engine(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     bad = _corrupt(nvfp4[1], "lm_head.weight", tmp_path / "bad", lambda d: d[::-1])
     assert run_check(nvfp4[1], nvfp4[1], ("model",), _quiet).passed
-    report = run_check(bad, nvfp4[1], ("model", "layer"), _quiet)
+    report = run_check(bad, nvfp4[1], ("model", "layer", "text"), _quiet)
     assert report.first == "logits"
+    text = report.levels[-1]
+    assert text.first == "greedy text" and text.findings[0].figures["same"] == 0
 
 
 def test_engines_of_other_limits_are_refused(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
@@ -172,6 +181,47 @@ def test_a_pure_iteration_equals_the_session(nvfp4: tuple[Path, Path]) -> None:
             live = feed["counts"] > 0
             np.testing.assert_array_equal(out["logits"][live], seen["logits"])
             np.testing.assert_array_equal(out["logits"][live], again["logits"][live])
+
+
+class _Apart:
+    """An executor whose states are its own, as a device's are: it works on those of a store."""
+
+    def __init__(self, inner: Executor, store: HostStates) -> None:
+        self._inner, self._store = inner, store
+
+    @property
+    def specs(self) -> Specs:
+        return self._inner.specs
+
+    def run(self, buffers: Mapping[str, Any]) -> None:
+        states = self._store.arrays
+        assert not set(states) & set(buffers)
+        outs = {name + STATE_OUT: array for name, array in states.items()}
+        self._inner.run({**buffers, **states, **outs})
+
+    def launch(self, buffers: Mapping[str, Any]) -> Wait:
+        raise AssertionError("not called")
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_states_on_a_device_are_fetched_and_poisoned(nvfp4: tuple[Path, Path]) -> None:
+    """What is shown is what an engine with states on the host shows, from poisoned states on."""
+    plain, other = open_engine(nvfp4[1]), open_engine(nvfp4[1])
+    store = HostStates(other.states)
+    executors = {key: _Apart(e, store) for key, e in other.executors.items()}
+    apart = replace(other, executors=executors, store=store)
+    steps = list(feeds(sessions(plain.limits, list(plain.executors))))
+    with SessionRunner("host", plain) as host, SessionRunner("device", apart) as device:
+        for feed in steps:
+            want, got = host.infer(feed), device.infer(feed)
+            assert list(want) == list(got)
+            for name in want:
+                np.testing.assert_array_equal(want[name], got[name], err_msg=name)
+    poisoned = store.arrays["layers.0.gdn_state"]
+    assert np.isnan(poisoned[-1]).all(), "the scratch slot"
+    assert not np.isnan(poisoned[:-1]).all()
 
 
 def test_a_runner_refuses_a_bucket_it_lacks(nvfp4: tuple[Path, Path]) -> None:

@@ -1,0 +1,93 @@
+"""Greedy text: where a candidate would say another token than the reference, token by token.
+
+Both are fed what the reference says, so that every position is judged, also after the first that
+differs; a candidate left to itself says the same text exactly when no position differs. Knows
+sessions and runners; knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+
+from spark_engine.check.compare import Verdict
+from spark_engine.check.metrics import near_tie_rows
+from spark_engine.check.prompts import Launch, Session, next_launches
+from spark_engine.check.report import Finding, Level
+from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
+from spark_engine.check.thresholds import Thresholds
+from spark_engine.runtime.load import Loaded
+from spark_engine.tensors import Array
+
+
+def compare_texts(
+    candidate: Loaded, reference: tuple[str, Loaded], session: Session, thresholds: Thresholds
+) -> Level:
+    """Decodes a greedy session to its room; one finding, over all tokens of all texts.
+
+    It fails when the candidate chooses a token that the reference held to be worse than its own by
+    more than a near tie (`thresholds.tie`).
+    """
+    level = Level("text", reference[0], asdict(thresholds))
+    said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
+    flips: dict[int, int] = dict.fromkeys(said, 0)
+    near, wrong = 0, []
+    rows = max(r for family, r in reference[1].executors if family == "decode")
+    rows = rows if ("decode", rows) in candidate.executors else 1
+    with SessionRunner("candidate", candidate) as one, SessionRunner(*reference) as other:
+        for launch in _launches(session, said, rows):
+            feed = _feed(session, launch)
+            slots = launch.slots[launch.emit == 1].tolist()
+            chosen = _logits(one, feed).argmax(axis=1)
+            truth = _logits(other, feed)
+            level.launches += 1
+            ties = near_tie_rows(truth, chosen, thresholds.tie)
+            for row, slot in enumerate(slots):
+                best = int(truth[row].argmax())
+                if chosen[row] != best:
+                    flips[slot] += 1
+                    near += bool(ties[row])
+                    if not ties[row]:
+                        where = f"text in slot {slot}, token {len(said[slot])}"
+                        wrong.append(f"{where}: {chosen[row]} for {best}")
+                said[slot].append(best)
+    figures = {
+        "texts": float(len(said)),
+        "same": float(sum(not n for n in flips.values())),
+        "tokens": float(sum(map(len, said.values()))),
+        "flips": float(sum(flips.values())),
+        "near_ties": float(near),
+    }
+    finding = Finding("greedy text", "greedy text")
+    reason = f"{len(wrong)} tokens differ" if wrong else ""
+    verdict = Verdict("greedy text", not wrong, reason, figures, hard=bool(wrong))
+    finding.add(verdict, wrong[0] if wrong else "")
+    level.findings.append(finding)
+    level.settle(lambda f: f.name, 0)
+    return level
+
+
+def _launches(session: Session, said: dict[int, list[int]], rows: int) -> Iterator[Launch]:
+    """The prefills, then decode steps over what was said meanwhile, until no text has room."""
+    yield from session.launches
+    while True:
+        step = list(next_launches(session, said, rows))
+        if not step:
+            return
+        yield from step
+
+
+def _feed(session: Session, launch: Launch) -> Feed:
+    marks = {name: np.zeros(1, np.int32) for name in (SESSION, SHOW)}
+    return {**marks, **session.tables, **launch.feed()}
+
+
+def _logits(runner: SessionRunner, feed: Feed) -> Array:
+    """Logits [emitting rows, V] of one launch."""
+    shown = runner.infer(feed)
+    if not shown.get("emitted", np.empty(0)).size:
+        return np.empty((0, 1), np.float32)
+    logits: Array = shown["logits"][shown["emitted"]].copy()
+    return logits
