@@ -1,49 +1,28 @@
 """Times the gated delta net's kernels by graph replays over states larger than the L2 cache.
 
-Usage: python benchmarks/gdn.py decode|prefill|conv|accuracy
+Usage: python -m benchmarks.gdn decode|prefill|conv|accuracy
 Prints microseconds beside the byte floor, or errors.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.prepared import Prepared, specs_of, timed
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
 from spark_engine.plugins import causal_conv, gated_delta, gated_delta_cases, gdn_decode
 from spark_engine.plugins import gdn_decode_cases as fused_cases
 from spark_engine.runtime.device import Gpu
 from spark_engine.tensors import Array, DType
-from tests.plugins import test_cuda_gdn
-from tests.plugins.gdn_gpu import Prepared, run, specs_of
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}
 SLOTS = 256  # of the states: 0.8 GB and more
 ITERATIONS = 24
-
-
-def timed(gpu: Gpu, launches: list[Callable[[], None]], repeats: int = 7) -> float:
-    """Median seconds of one launch of a graph that holds all of them."""
-    for launch in launches[:2]:
-        launch()
-    gpu.wait()
-    gpu.begin_capture()
-    for launch in launches:
-        launch()
-    graph = gpu.end_capture()
-    times = []
-    for _ in range(repeats):
-        first, last = gpu.event(True), gpu.event(True)
-        gpu.record(first)
-        gpu.replay(graph)
-        gpu.record(last)
-        gpu.wait_for(last)
-        times.append(gpu.milliseconds(first, last))
-    gpu.destroy_graph(graph)
-    return sorted(times[1:])[len(times) // 2] / 1e3 / len(launches)
 
 
 def rotating(gpu: Gpu, node: Prepared, index: int, rows: int) -> list[Callable[[], None]]:
@@ -52,7 +31,7 @@ def rotating(gpu: Gpu, node: Prepared, index: int, rows: int) -> list[Callable[[
     made = []
     for i in range(ITERATIONS):
         pick = np.roll(order, -i * rows)[:rows].copy()
-        address = node._put(pick)
+        address = node.put(pick)
         made.append(lambda a=address: node.launch({("input", index): a}))
     return made
 
@@ -60,8 +39,8 @@ def rotating(gpu: Gpu, node: Prepared, index: int, rows: int) -> list[Callable[[
 def decode(gpu: Gpu, op: Op, model: str, rows: int, state: DType, tactics: list[Tactic]) -> None:
     keys, values = MODELS[model]
     launch = gated_delta_cases.Launch(
-        1, tuple(range(rows)), (7,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
-        units=rows,
+        1, (0,) * rows, (7,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
+        units=1,
     )  # fmt: skip
     if op is gdn_decode.OP:
         made = fused_cases.Launch(launch, "fp8", keep=0)
@@ -71,7 +50,7 @@ def decode(gpu: Gpu, op: Op, model: str, rows: int, state: DType, tactics: list[
         attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
         states, index = (4,), 5
     for i in states:
-        arrays[i] = np.resize(arrays[i][:-1], (SLOTS + 1, *arrays[i].shape[1:]))
+        arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
     floor = 2 * rows * values * 128 * 128 * state.itemsize / H200.bandwidth
     line = f"{op.name:17s} {model} B={rows:<3d} {state.value:4s} floor {floor * 1e6:6.1f} us:"
     for tactic in tactics:
@@ -89,11 +68,14 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
     keys, values = MODELS[model]
     rows = [(s, t, min(64, n - t)) for s, n in enumerate(lengths) for t in range(0, n, 64)]
     slots, starts, counts = zip(*rows, strict=True)
-    launch = gated_delta_cases.Launch(
-        64, slots, starts, counts, keys, values, 128, 128, DType.BF16, units=len(lengths)
+    one = gated_delta_cases.Launch(
+        64, (0,), (0,), (64,), keys, values, 128, 128, DType.BF16, units=len(lengths)
     )
-    arrays: tuple[Array, ...] = launch.inputs(np.random.default_rng(0))
-    attrs = launch.attrs
+    c, ba, *weights = one.inputs(np.random.default_rng(0))
+    c, ba = (np.resize(a, (len(rows) * 64, a.shape[1])) for a in (c, ba))
+    steps = [np.asarray(a, np.int32) for a in (slots, starts, counts)]
+    arrays: tuple[Array, ...] = (c, ba, *weights[:3], *steps)
+    attrs = one.attrs
     if op is causal_conv.OP:
         channels = 2 * keys * 128 + values * 128
         x = np.zeros((len(rows) * 64, channels + values * 128), DType.BF16.numpy)
@@ -105,30 +87,32 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
         node = Prepared(gpu, op, tactic, attrs, arrays)
         seconds = timed(gpu, [node.launch] * 5)
         label = f"{op.name} {model} {len(lengths)} x {lengths[0]}"
-        parts = []
-        for function, launch in node.functions if len(node.functions) > 1 else ():
-            args = [node._value(a, {}) for a in launch.args]
-            alone = timed(gpu, [lambda f=function, x=launch, a=args: gpu.launch(f, x, a)] * 5)
-            parts.append(f"{launch.symbol} {alone * 1e6:.0f}")
+        parts = [f"{name} {timed(gpu, [run] * 5) * 1e6:.0f}" for name, run in node.alone()]
         print(f"{label} {tactic.name}: {seconds * 1e6:.0f} us", *parts, flush=True)
         node.free()
 
 
 def accuracy(gpu: Gpu) -> None:
-    """Relative L2 error of each output of the chunk's cases."""
+    """Relative L2 error of each output of the chunk's cases, activations in bf16."""
     op = gated_delta.CHUNK
-    for which, case in test_cuda_gdn.CASES:
-        arrays = test_cuda_gdn.as_bf16(op, test_cuda_gdn.arrays_of(which, case))
-        if which is not op:
-            continue
-        got = run(gpu, op, op.cuda.tactics[0], case.attrs, arrays)
-        want = op.reference(case.attrs, arrays)
+    for case in op.cases:
+        made = case.inputs(np.random.default_rng(zlib.crc32(case.label.encode())))
+        arrays = (*(a.astype(DType.BF16.numpy) for a in made[:2]), *made[2:])
+        node = Prepared(gpu, op, op.cuda.tactics[0], case.attrs, arrays)
+        node.launch()
+        got, want = node.fetch(), op.reference(case.attrs, arrays)
+        node.free()
         for outputs in (got, want):
             case.ignore(outputs)  # type: ignore[misc]
         live = np.unique(arrays[5][arrays[5] >= 0])
-        o, state = (test_cuda_gdn.far(g, w) for g, w in zip(
-            (got[0], got[1][live]), (want[0], want[1][live]), strict=True))  # fmt: skip
+        o, state = far(got[0], want[0]), far(got[1][live], want[1][live])
         print(f"{case.label}: o {o:.1e}, state {state:.1e}")
+
+
+def far(got: Array, want: Array) -> float:
+    """‖got − want‖ / ‖want‖."""
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-30))
 
 
 def main(what: str) -> None:
@@ -151,4 +135,5 @@ def main(what: str) -> None:
         prefill(gpu, causal_conv.OP, "27B", (8192,))
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -8,9 +8,10 @@
 //   S^T <- e^Gc S^T + K^T (tail V')
 // which is the reference's U - W S^T with T applied last: nothing but T and P is stored between the
 // launches. q and k stay the bf16 numbers that they are; their norms are factors of rows.
-// Precision: f32 accumulators; what is no bf16 number is split into two (high + low) wherever the
-// state depends on it: S, R, T, V'. O takes the high part of V' alone. Reached, relative L2: state
-// 4e-6 (1.6e-5 where all keys are nearly equal), o 3e-3 (1.3e-2 there).
+// Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
+// V'), and tail V', which the state sums up, into three. With nearly equal keys T R cancels: there
+// two parts of tail V' leave the state 1.3e-5 off (relative L2), P and V' by their high parts o
+// 1.3e-2; as it is 7e-6 and 4e-4 (computed with these roundings in numpy).
 //
 // Ladder, H200, microseconds of 8192 tokens as 1 sequence (as 8), prepare + scan:
 //                                                         27B            35B
@@ -22,14 +23,15 @@
 // a block alone on a multiprocessor is no faster than two.
 #include "gated_delta_prepare.cuh"
 
+#define SPARE (2 * KD > 3 * TILE ? 2 * KD : 3 * TILE)  // rows of DS columns
 struct Scan {
   alignas(128) char k[KBUFFERS][TILE * KD * 2];
   char q[TILE * KD * 2];
   char t[2][TILE * TILE * 2];  // high, low
-  char p[TILE * TILE * 2];
+  char p[2][TILE * TILE * 2];
   char v[TILE * DS * 2];
-  char s[2][KD * DS * 2];      // S^T
-  char r[3][TILE * DS * 2];    // R high, low; then V' high, tail V' high, low
+  char s[SPARE * DS * 2];      // S^T high, low; then tail V' in three parts
+  char r[2][TILE * DS * 2];    // R high, low; then V' high, low
   float f[2][FACTORS * TILE];
 };
 
@@ -87,7 +89,9 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
     fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
   };
   auto fetch_p = [&](int row) {
-    fetch<8>(s.p, p_in + ((long long)row * HV + head) * TILE * TILE, TILE, TILE);
+    const u16* from = p_in + ((long long)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.p[0], from, TILE, TILE);
+    fetch<8>(s.p[1], from + TILE * TILE, TILE, TILE);
   };
   // Three groups of copies a tile, waited for one by one: (k, q, v, factors), T, P.
   if (valid_in(begin) > 0) fetch_k(begin), fetch_qvf(begin);
@@ -115,7 +119,7 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
           u32 high, low;
           split(acc[n / 2][n % 2][half * 2], acc[n / 2][n % 2][half * 2 + 1], high, low);
           u32 to = at<DP>(warp * 16 + g + half * 8, n) + p2 * 2;
-          *(u32*)(s.s[0] + to) = high, *(u32*)(s.s[1] + to) = low;
+          *(u32*)(s.s + to) = high, *(u32*)(s.s + KD * DS * 2 + to) = low;
         }
     wait_copies<KBUFFERS == 1 ? 0 : 2>();
     __syncthreads();
@@ -127,8 +131,8 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
           load_a<KP>(x.a[0], warp < 4 ? s.q : keys, first, i, lane);
 #pragma unroll
           for (int n = 0; n < DS / 16; n++) {
-            load_b_inner<DP>(x.b[0][n], s.s[0], i, n * 16, lane);
-            load_b_inner<DP>(x.b[1][n], s.s[1], i, n * 16, lane);
+            load_b_inner<DP>(x.b[0][n], s.s, i, n * 16, lane);
+            load_b_inner<DP>(x.b[1][n], s.s + KD * DS * 2, i, n * 16, lane);
           }
         },
         [&](Fragments<1>& x) {
@@ -168,7 +172,7 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
           },
           [&](Fragments<2>& x) {
             mma_pair(made, x.a[0], x.b[0][0]), mma_pair(made, x.a[1], x.b[0][0]);
-            mma_pair(made, x.a[0], x.b[1][0]);
+            mma_pair(made, x.a[0], x.b[1][0]), mma_pair(made, x.a[1], x.b[1][0]);
           });
     __syncthreads();
     if (pair < DS / 16)
@@ -181,9 +185,12 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
           const u32 to = at<DP>(i, pair * 2 + n) + p2 * 2;
           float x = made[n][half * 2], y = made[n][half * 2 + 1];
           u32 high, low;
-          *(u32*)(s.r[0] + to) = pack_bf16(x, y);
-          split(tail * x, tail * y, high, low);
-          *(u32*)(s.r[1] + to) = high, *(u32*)(s.r[2] + to) = low;
+          split(x, y, high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+          x *= tail, y *= tail, high = pack_bf16(x, y);
+          *(u32*)(s.s + to) = high, x -= low_bf16(high), y -= high_bf16(high);
+          split(x, y, high, low);
+          *(u32*)(s.s + TAILS + to) = high, *(u32*)(s.s + 2 * TAILS + to) = low;
         }
       }
     const float last = f[LAST * TILE];
@@ -196,32 +203,38 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
       for (int n = 0; n < DS / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) acc[n / 2][n % 2][e] *= last;
-      product<TILE>(
-          [&](Fragments<1>& x, int i) {
+      product<TILE, 1, 3>(
+          [&](Fragments<1, 3>& x, int i) {
             load_a_transposed<KP>(x.a[0], keys, warp * 16, i, lane);
 #pragma unroll
-            for (int n = 0; n < DS / 16; n++) {
-              load_b_inner<DP>(x.b[0][n], s.r[1], i, n * 16, lane);
-              load_b_inner<DP>(x.b[1][n], s.r[2], i, n * 16, lane);
-            }
+            for (int n = 0; n < DS / 16; n++)
+#pragma unroll
+              for (int part = 0; part < 3; part++)
+                load_b_inner<DP>(x.b[part][n], s.s + part * TAILS, i, n * 16, lane);
           },
-          [&](Fragments<1>& x) {
+          [&](Fragments<1, 3>& x) {
 #pragma unroll
             for (int n = 0; n < DS / 16; n++)
-              mma_pair(acc[n], x.a[0], x.b[0][n]), mma_pair(acc[n], x.a[0], x.b[1][n]);
+#pragma unroll
+              for (int part = 2; part >= 0; part--) mma_pair(acc[n], x.a[0], x.b[part][n]);
           });
     }
     if (warp < 4) {
-      product<TILE>(
-          [&](Fragments<1>& x, int i) {
-            load_a<8>(x.a[0], s.p, first, i, lane);
+      product<TILE, 2>(
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.p[0], first, i, lane), load_a<8>(x.a[1], s.p[1], first, i, lane);
 #pragma unroll
-            for (int n = 0; n < DS / 16; n++)
+            for (int n = 0; n < DS / 16; n++) {
               load_b_inner<DP>(x.b[0][n], s.r[0], i, n * 16, lane);
+              load_b_inner<DP>(x.b[1][n], s.r[1], i, n * 16, lane);
+            }
           },
-          [&](Fragments<1>& x) {
+          [&](Fragments<2>& x) {
 #pragma unroll
-            for (int n = 0; n < DS / 16; n++) mma_pair(d[n], x.a[0], x.b[0][n]);
+            for (int n = 0; n < DS / 16; n++) {
+              mma_pair(d[n], x.a[1], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+              mma_pair(d[n], x.a[0], x.b[0][n]);
+            }
           });
 #pragma unroll
       for (int n = 0; n < DS / 8; n++)

@@ -41,8 +41,8 @@ def prepare_bytes(h: Heads) -> int:
 def scan_bytes(h: Heads, buffers: int) -> int:
     """Shared memory of `Scan` with so many buffers for k."""
     ds = columns(h)
-    halves = (buffers + 1) * TILE * h.key_dim + 3 * TILE * TILE
-    halves += 4 * TILE * ds + 2 * h.key_dim * ds
+    halves = (buffers + 1) * TILE * h.key_dim + 4 * TILE * TILE
+    halves += 3 * TILE * ds + max(2 * h.key_dim, 3 * TILE) * ds
     return 2 * halves + 8 * FACTORS * TILE + 2 * ALIGNMENT
 
 
@@ -104,7 +104,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         defines=defines,
         overlaps=True,
     )
-    sizes = (2 * TILE * TILE * 2, TILE * TILE * 2, FACTORS * TILE * 4)
+    sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
     return Plan((prepare, scan), tuple(Scratch(units * size) for size in sizes))
 
 
@@ -112,8 +112,8 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """The products at a third of the tensor cores' rate, what lies between once out and in."""
     h, units = heads_of(attrs), specs[5].dims[0] * int(attrs["value_heads"])
     wide = TILE * h.key_dim * h.value_dim
-    flops = 2 * units * (5 * wide + 4 * TILE * TILE * h.value_dim + 2 * TILE * TILE * h.key_dim)
-    return 3 * flops / target.bf16_flops + 2 * units * 26_000 / target.bandwidth + 6e-6
+    flops = 2 * units * (7 * wide + 7 * TILE * TILE * h.value_dim + 2 * TILE * TILE * h.key_dim)
+    return 3 * flops / target.bf16_flops + 2 * units * 34_000 / target.bandwidth + 6e-6
 
 
 CUDA = Cuda(tactics=(Tactic("two launches", "gated_delta.cu", refuse, plan, cost),))

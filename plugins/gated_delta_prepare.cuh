@@ -9,6 +9,7 @@
 #define DP (DS / 8)              // of R and V'
 #define HV (HK * R)
 #define WIDTH (2 * HK * KD + HV * VD)
+#define TAILS (TILE * DS * 2)    // bytes of one part of tail V'
 #define FACTORS 5                // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
@@ -106,8 +107,14 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
           v[e] = gap_ok ? d[n / 2][n % 2][half * 2 + e] * row_factor * s.k_norm[j + e] * expf(gap)
                         : 0.f;
         }
-        if (warp < 4) *(u32*)(p_out + unit * TILE * TILE + i * TILE + j) = pack_bf16(v[0], v[1]);
-        else *(float2*)&s.a[r][i][j] = {v[0], v[1]};
+        if (warp < 4) {
+          u32 high, low;
+          split(v[0], v[1], high, low);
+          u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
+          *(u32*)to = high, *(u32*)(to + TILE * TILE) = low;
+        } else {
+          *(float2*)&s.a[r][i][j] = {v[0], v[1]};
+        }
       }
     if (threadIdx.x < TILE) {
       const int t = threadIdx.x;

@@ -48,13 +48,13 @@ DEVICE void mma_pair(float (&d)[2][4], const u32 (&a)[4], const u32 (&b)[4]) {
   mma_bf16(d[1], a, b[2], b[3]);
 }
 // The operands of one step of 16 inner columns; they are loaded a step ahead of their products.
-template <int A>
+template <int A, int B = 2>
 struct Fragments {
-  u32 a[A][4], b[2][DS / 16][4];
+  u32 a[A][4], b[B][DS / 16][4];
 };
-template <int INNER, int A = 1, typename Load, typename Multiply>
+template <int INNER, int A = 1, int B = 2, typename Load, typename Multiply>
 DEVICE void product(Load load, Multiply multiply) {
-  Fragments<A> x[2];
+  Fragments<A, B> x[2];
   load(x[0], 0);
 #pragma unroll
   for (int i = 0; i < INNER; i += 16) {

@@ -1,0 +1,116 @@
+"""Times paged attention by graph replays over caches larger than the L2 cache.
+
+Usage: python -m benchmarks.attention decode|prefill
+Decode prints microseconds, GB/s and the share of the byte floor by tactic; prefill microseconds
+and TFLOP/s of the causal products alone. Caches hold zeros: only time is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from benchmarks.prepared import Prepared, specs_of, timed
+from spark_engine.kernel import H200
+from spark_engine.op import Attrs
+from spark_engine.plugins.paged_attention import OP
+from spark_engine.runtime.device import Gpu
+from spark_engine.tensors import Array, DType
+
+MODELS = {"27B": (24, 4), "35B": (16, 2)}
+DIM, HALF, PAGE = 256, 32, 64
+POOL = 1 << 30  # bytes of caches that launches rotate through, so that none is found in L2
+LAUNCHES = (4, 64)  # of a graph, at least and at most
+DECODE = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (32, 1024), (32, 8192), (128, 1024))
+PREFILL = ((1, 8192), (8, 1024), (1, 32768))
+
+
+def operands(
+    tile: int, model: str, kv: DType, slots: int, context: int, steps: tuple[Array, Array, Array]
+) -> tuple[Attrs, tuple[Array, ...]]:
+    """A pool of `slots` sequences of `context` tokens each, and the rows of one launch."""
+    heads, kv_heads = MODELS[model]
+    rows, pages = len(steps[0]), -(-context // PAGE)
+    attrs: Attrs = {
+        "tile": tile,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": DIM,
+        "eps": 1e-6,
+        "kv_dtype": kv.value,
+    }
+    storage = DType.U8 if kv is DType.F8E4M3 else kv
+    table = np.random.default_rng(0).permutation(slots * pages).astype(np.int32)
+    width = 2 * (heads + kv_heads) * DIM
+    floats = (np.ones(DIM), np.ones(DIM), 1e6 ** (-np.arange(HALF) / HALF), np.ones(2))
+    shape = (slots * pages + 1, kv_heads, PAGE, DIM)
+    cache = np.broadcast_to(np.zeros((), storage.numpy), shape)
+    table = np.concatenate([table.reshape(slots, pages), np.full((1, pages), -1, np.int32)])
+    qkv = np.ones((rows * tile, width), DType.BF16.numpy)
+    return attrs, (qkv, *(f.astype(np.float32) for f in floats), cache, cache, table, *steps)
+
+
+def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType) -> None:
+    """One line: every tactic's time beside the floor."""
+    _, kv_heads = MODELS[model]
+    token = 2 * kv_heads * DIM * (1 if kv is DType.F8E4M3 else 2)  # bytes, keys and values
+    launches = int(np.clip(POOL // (rows * context * token), *LAUNCHES))
+    slots = rows * launches
+    order = np.arange(slots, dtype=np.int32)
+    ones = np.ones(rows, np.int32)
+    steps = (order[:rows], ones * (context - 1), ones)
+    attrs, arrays = operands(1, model, kv, slots, context, steps)
+    floor = rows * context * token / H200.bandwidth
+    line = f"decode {model} {kv.value} B={rows} ctx={context} floor {floor * 1e6:.1f} us:"
+    for tactic in OP.cuda.tactics:
+        if tactic.refuse(attrs, specs_of(OP, arrays), H200):
+            continue
+        node = Prepared(gpu, OP, tactic, attrs, arrays)
+        seconds = timed(gpu, list(rotating(node, order, launches)))
+        line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
+        node.free()
+    print(line, flush=True)
+
+
+def rotating(node: Prepared, order: Array, launches: int) -> Iterator[Callable[[], None]]:
+    """Launches over different slots."""
+    for slots in np.split(order, launches):
+        address = node.put(slots)
+        yield lambda a=address: node.launch({("input", 8): a})
+
+
+def prefill(gpu: Gpu, model: str, sequences: int, length: int, kv: DType) -> None:
+    """`sequences` prompts of `length` tokens, each in one launch."""
+    rows = [(s, t, min(64, length - t)) for s in range(sequences) for t in range(0, length, 64)]
+    slots, starts, counts = (np.asarray(x, np.int32) for x in zip(*rows, strict=True))
+    attrs, arrays = operands(64, model, kv, sequences, length, (slots, starts, counts))
+    flops = 4 * DIM * MODELS[model][0] * sequences * length * length / 2
+    for tactic in OP.cuda.tactics:
+        if tactic.refuse(attrs, specs_of(OP, arrays), H200):
+            continue
+        node = Prepared(gpu, OP, tactic, attrs, arrays)
+        seconds = timed(gpu, [node.launch] * 4)
+        parts = [f"{name} {timed(gpu, [run] * 4) * 1e6:.0f}" for name, run in node.alone()]
+        label = f"prefill {model} {kv.value} {sequences} x {length} {tactic.name}"
+        print(f"{label}: {seconds * 1e6:.0f} us, {flops / seconds / 1e12:.0f} TFLOP/s;", *parts)
+        node.free()
+
+
+def main(what: str) -> None:
+    gpu = Gpu()
+    if what == "decode":
+        for model in MODELS:
+            for rows, context in DECODE:
+                decode(gpu, model, rows, context, DType.F8E4M3)
+        decode(gpu, "35B", 128, 1024, DType.BF16)
+    else:
+        for model in MODELS:
+            for sequences, length in PREFILL:
+                prefill(gpu, model, sequences, length, DType.F8E4M3)
+        prefill(gpu, "35B", 8, 1024, DType.BF16)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
