@@ -5,6 +5,7 @@ Knows the order of the steps and nothing of their insides.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,9 +28,11 @@ from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.model import Model, open_model
 from spark_engine.plugins.registry import REGISTRY
-from spark_engine.weights_file import WeightLayout, plan_weights, write_weights
+from spark_engine.tensors import Array
+from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # beside the engines: compiled kernels by content
+WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -66,7 +69,7 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
                 for b in compile_buckets(c, plan, layout, folder, backend)
             ]
             clock.start("weights", f"writing {layout.total / 2**20:.1f} MiB of weights")
-            emit_weights(model, families, layout, folder / WEIGHTS)
+            emit_weights(model, families, layout, folder / WEIGHTS, clock)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "hashing and sealing")
             manifest = make_manifest(
@@ -74,7 +77,8 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-    return Report(manifest, True, clock.seconds(), clock.peak_rss(), plan.notes)
+    seconds, notes = clock.seconds(), (*plan.notes, *backend.notes)
+    return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
 def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest | None:
@@ -138,13 +142,23 @@ def compile_buckets(
 
 
 def emit_weights(
-    model: Model, families: Mapping[str, Compiled], layout: WeightLayout, path: Path
+    model: Model,
+    families: Mapping[str, Compiled],
+    layout: WeightLayout,
+    path: Path,
+    clock: Clock,
 ) -> None:
-    """Evaluates one recipe at a time and writes it."""
+    """Evaluates the recipes and writes their values, several at a time, the memory bounded."""
     recipes = {k: v for c in families.values() for k, v in c.lowered.weights.items()}
     assert model.checkpoint is not None
     reader = model.checkpoint
-    write_weights(path, layout, (recipes[name].evaluate(reader) for name in layout.entries))
+
+    def make(name: str) -> Array:
+        value = recipes[name].evaluate(reader)
+        clock.look()
+        return value
+
+    fill_weights(path, layout, make, min(os.cpu_count() or 1, WORKERS))
 
 
 def copy_tokenizer(checkpoint: Path, folder: Path) -> None:

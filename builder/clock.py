@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 class Clock:
@@ -14,6 +15,11 @@ class Clock:
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self._starts: list[tuple[str, float]] = []
+        self.peak_anonymous = 0
+
+    def look(self) -> None:
+        """Remembers in `peak_anonymous` the most bytes found that belong to no file."""
+        self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes())
 
     def start(self, stage: str, text: str) -> None:
         """Ends the stage before and starts this one."""
@@ -30,3 +36,13 @@ class Clock:
         """Bytes of the largest resident size of this process so far, mapped files included."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def anonymous_bytes() -> int:
+    """Bytes of this process in memory that no file backs; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    found = next((line for line in lines if line.startswith("RssAnon:")), "RssAnon: 0 kB")
+    return int(found.split()[1]) * 1024

@@ -20,13 +20,20 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a build. `seconds` by stage; `peak_rss` in bytes; `built` False: a no-op."""
+    """The outcome of a build; `built` False: a no-op.
+
+    Attributes:
+        seconds: by stage.
+        peak_rss: bytes, mapped files included.
+        peak_anonymous: bytes that no file backs, the most seen while weights were written.
+    """
 
     manifest: Manifest
     built: bool
     seconds: dict[str, float]
     peak_rss: int
     notes: tuple[str, ...] = ()
+    peak_anonymous: int = 0
 
 
 def show_report(console: Console, report: Report, folder: str) -> None:
@@ -39,10 +46,10 @@ def show_report(console: Console, report: Report, folder: str) -> None:
         _say(console, f"note: {note}")
     total = sum(report.seconds.values())
     stages = ", ".join(f"{name} {secs:.1f} s" for name, secs in report.seconds.items())
-    peak = size(report.peak_rss)
     _say(
         console,
-        f"built {folder} in {total:.1f} s ({stages}); peak memory {peak}, mapped files included",
+        f"built {folder} in {total:.1f} s ({stages}); peak memory {size(report.peak_rss)}, "
+        f"mapped files included, {size(report.peak_anonymous)} without",
     )
 
 
@@ -52,11 +59,12 @@ def _say(console: Console, line: str) -> None:
 
 
 def report_json(report: Report) -> dict[str, object]:
-    """The report as JSON values: `built`, `seconds`, `peak_rss`, `notes`, `manifest`."""
+    """The report as JSON values: `built`, `seconds`, `peak_rss`, `peak_anonymous`, …"""
     return {
         "built": report.built,
         "seconds": {name: round(secs, 3) for name, secs in report.seconds.items()},
         "peak_rss": report.peak_rss,
+        "peak_anonymous": report.peak_anonymous,
         "notes": list(report.notes),
         "manifest": report.manifest.to_json(),
     }

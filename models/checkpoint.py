@@ -113,8 +113,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json")
-    configs = [_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
-    index = _json(folder / INDEX, required=False)
+    configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
+    index = read_json(folder / INDEX, required=False)
     files = _index_files(folder, index) if index else [_single(folder)]
     for file in files:
         if not (folder / file).is_file():
@@ -131,7 +131,11 @@ def _fail(file: str, what: str, remedy: str) -> NoReturn:
     raise CheckpointError(f"{file}: {what}; {remedy}")
 
 
-def _json(file: Path, required: bool) -> dict[str, Any]:
+def read_json(file: Path, required: bool) -> dict[str, Any]:
+    """The object in a JSON file; {} where it is absent and not required.
+
+    Raises CheckpointError when it is missing though required, or holds no object.
+    """
     if not file.is_file():
         if required:
             _fail(file.name, f"missing from {file.parent}", "give a Hugging Face checkpoint folder")

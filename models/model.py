@@ -20,6 +20,7 @@ from spark_engine.models.checkpoint import Checkpoint, open_checkpoint
 from spark_engine.models.config import ModelConfig
 from spark_engine.models.modules import HEAD, Layout
 from spark_engine.models.quantisation import QuantTable, quant_table
+from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.tensors import Expected, check_tensors, expected_tensors, usual
 from spark_engine.tensors import DType, TensorSpec
 
@@ -73,7 +74,7 @@ def open_model(path: Path | str) -> Model:
     Raises CheckpointError before any weight is read: see `open_checkpoint`,
     `ModelConfig.from_hf`, `quant_table` and `check_tensors`.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_synthetic(path) if is_synthetic(path) else open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation)
     table = quant_table(config, checkpoint.config, checkpoint.hf_quant)
     layout = Layout.detect(checkpoint.tensors)

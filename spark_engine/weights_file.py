@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Condition, Event
 
 import numpy as np
 
@@ -22,6 +25,8 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 ALIGNMENT = 64  # bytes; one cache line, and what vector loads of every executor need
 PAD = ".pad."
+IN_FLIGHT = 8 << 30  # bytes that a parallel write may hold at once
+COPIES = 3  # arrays of a tensor's size alive while it is made: parts, whole, packed
 
 _TO_NAME = {
     DType.F32: "F32",
@@ -88,6 +93,75 @@ def write_weights(path: Path, layout: WeightLayout, arrays: Iterable[Array]) -> 
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         if file.tell() != layout.total:
             raise InternalError(f"{path} has {file.tell()} bytes, planned {layout.total}")
+
+
+def fill_weights(
+    path: Path,
+    layout: WeightLayout,
+    make: Callable[[str], Array],
+    workers: int,
+    in_flight: int = IN_FLIGHT,
+) -> None:
+    """Writes the file by `workers` threads, each making a tensor and writing it in its place.
+
+    The largest come first. A tensor is begun when those in work, each counted `COPIES` times,
+    leave room for it in `in_flight` bytes, or when none is in work. Raises what `make` raises,
+    and InternalError when an array's dtype or shape is not what the layout says.
+    """
+    room, failed = _Room(in_flight), Event()
+    with path.open("wb") as file, ThreadPoolExecutor(workers, "weights") as pool:
+        file.truncate(layout.total)
+        handle = file.fileno()
+        _write_at(handle, memoryview(layout.header), 0)
+
+        def work(entry: WeightEntry, taken: int) -> None:
+            try:
+                array = make(entry.spec.name)
+                _check_array(entry.spec, array)
+                flat = np.ascontiguousarray(array).reshape(-1)
+                _write_at(handle, memoryview(flat.view(np.uint8)), entry.offset)
+            except BaseException:
+                failed.set()
+                raise
+            finally:
+                room.give(taken)
+
+        futures: list[Future[None]] = []
+        for entry in sorted(layout.entries.values(), key=lambda e: (-e.spec.nbytes, e.offset)):
+            taken = room.take(COPIES * entry.spec.nbytes)
+            if failed.is_set():
+                break
+            futures.append(pool.submit(work, entry, taken))
+    for future in futures:
+        future.result()
+
+
+class _Room:
+    """Bytes that threads may hold together; a need beyond all of it gets all of it."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._left = total
+        self._changed = Condition()
+
+    def take(self, need: int) -> int:
+        """Waits for the bytes; returns how many were taken."""
+        need = min(need, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= need)
+            self._left -= need
+        return need
+
+    def give(self, taken: int) -> None:
+        with self._changed:
+            self._left += taken
+            self._changed.notify_all()
+
+
+def _write_at(handle: int, data: memoryview, offset: int) -> None:
+    """All of `data` from `offset` on; one call of the system writes at most 2 GiB."""
+    while len(data):
+        done = os.pwrite(handle, data, offset)
+        data, offset = data[done:], offset + done
 
 
 def read_index(path: Path) -> dict[str, WeightEntry]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -27,7 +30,14 @@ from spark_engine.manifest import (
     StateInfo,
 )
 from spark_engine.tensors import DType, TensorSpec
-from spark_engine.weights_file import map_weights, plan_weights, read_index, write_weights
+from spark_engine.weights_file import (
+    WeightLayout,
+    fill_weights,
+    map_weights,
+    plan_weights,
+    read_index,
+    write_weights,
+)
 
 ENGINE = "decode_b2.engine"
 
@@ -251,3 +261,56 @@ def test_wrong_arrays_are_our_bug(tmp_path: Path) -> None:
         write_weights(tmp_path / "w", layout, [])
     with pytest.raises(InternalError, match="twice or reserved"):
         plan_weights([TensorSpec("a", DType.F32, (2,))] * 2)
+
+
+def planned(arrays: dict[str, np.ndarray]) -> WeightLayout:
+    return plan_weights([TensorSpec(n, DType.of(a.dtype), a.shape) for n, a in arrays.items()])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_threads_write_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    arrays = weights() | {f"m{i}": np.full((i + 1, 50), i, np.float32) for i in range(30)}
+    write_all(tmp_path / "one", arrays)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, data[:100], at))
+    (tmp_path / "many").write_bytes(b"\xff" * 100_000)  # what was there before must not show
+    fill_weights(tmp_path / "many", planned(arrays), arrays.__getitem__, workers, 3000)
+    assert (tmp_path / "many").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_the_bytes_in_work_are_bounded(tmp_path: Path) -> None:
+    arrays = {f"m{i:02}": np.zeros(100 * (i % 5 + 1), np.uint8) for i in range(40)}
+    lock, held, most = Lock(), 0, 0
+
+    def make(name: str) -> np.ndarray:
+        nonlocal held, most
+        with lock:
+            held += 3 * arrays[name].nbytes
+            most = max(most, held)
+        time.sleep(0.001)
+        with lock:
+            held -= 3 * arrays[name].nbytes
+        return arrays[name]
+
+    fill_weights(tmp_path / "w", planned(arrays), make, 8, 4000)
+    assert 1500 < most <= 4000  # more than one at once, never more than allowed
+
+
+def test_a_failing_tensor_ends_the_write(tmp_path: Path) -> None:
+    arrays = {f"m{i:03}": np.zeros(10, np.uint8) for i in range(200)}
+    asked = []
+
+    def make(name: str) -> np.ndarray:
+        asked.append(name)
+        if name == "m005":
+            raise OSError("no such shard")
+        time.sleep(0.001)
+        return arrays[name] if name != "m150" else np.zeros(11, np.uint8)
+
+    with pytest.raises(OSError, match="no such shard"):
+        fill_weights(tmp_path / "w", planned(arrays), make, 2, 90)
+    assert len(asked) < 100
+    with pytest.raises(InternalError, match="weight m000 is"):
+        fill_weights(tmp_path / "w", planned(arrays), lambda n: np.zeros(1, np.uint8), 2)

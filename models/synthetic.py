@@ -1,0 +1,236 @@
+"""A checkpoint without weights' files: every tensor is drawn when it is read.
+
+A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 1}) stands for a
+checkpoint of the published shapes, names and types whose values are random and sane: norms near
+one, projections of gain one, long and short memories, block scales as exporters write them.
+A tensor depends on seed and name alone and takes no more memory than itself. For measuring;
+knows no graph. Vision and mtp tensors are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import (
+    CONFIGS,
+    DTYPES,
+    INDEX,
+    Checkpoint,
+    StoredTensor,
+    read_json,
+)
+from spark_engine.models.config import ModelConfig
+from spark_engine.models.modules import Layout
+from spark_engine.models.quantisation import quant_table
+from spark_engine.models.tensors import expected_tensors, usual
+from spark_engine.tensors import Array, DType
+
+MARK = "synthetic.json"
+NOWHERE = "(drawn)"  # the file of a tensor that lies in none
+SHARD = 4 << 30  # bytes of a written shard, about
+AMAX = 8.0  # the activations' maximum that the input scales claim
+ROUTER_STD = 0.2  # over inputs of norm one: logits far enough apart to spread the choice
+_BLOCK = 1 << 20  # elements drawn at a time
+_RANGES = {  # uniform values by the end of the name; the first that fits
+    "linear_attn.norm.weight": (0.9, 1.1),
+    "norm.weight": (-0.1, 0.1),  # zero-centred, all the others
+    "A_log": (-3.0, 1.0),
+    "dt_bias": (-5.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Synthetic(Checkpoint):
+    """A `Checkpoint` whose tensors are drawn by `read`; `maps` is empty."""
+
+    seed: int = 0
+
+    def read(self, name: str) -> Array:
+        """The tensor: equal for equal seed and name, in its own dtype and shape.
+
+        Raises CheckpointError when there is no such tensor.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path} stands for no tensor {name}; mend its config.json")
+        tensor, width = self.tensors[name], self._width(name)
+        leaf = name.rpartition(".")[2]
+        if "scale" in leaf and tensor.dtype is not DType.F8E4M3:
+            return np.full(tensor.shape, _scale(leaf, name, width), tensor.dtype.numpy)
+        key = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        rng = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
+        drawn: Array = _draw(rng, tensor, width).reshape(tensor.shape)
+        return drawn
+
+    def digest(self) -> str:
+        """SHA-256 over the JSON files, of which the seed is one."""
+        total = hashlib.sha256()
+        for file in (*CONFIGS, MARK):
+            if (self.path / file).is_file():
+                total.update(file.encode() + b"\0" + (self.path / file).read_bytes())
+        return total.hexdigest()
+
+    def _width(self, name: str) -> int:
+        """Columns K of the matrix that a tensor is, or scales."""
+        module = name.rpartition(".")[0]
+        owner = next(
+            (t for s in ("weight", "weight_packed") if (t := self.tensors.get(f"{module}.{s}"))),
+            self.tensors[name],
+        )
+        columns = owner.shape[-1] if owner.shape else 1
+        return columns * (2 if owner.dtype is DType.U8 else 1)
+
+
+def is_synthetic(path: Path | str) -> bool:
+    """Does the folder stand for a checkpoint whose weights are drawn?"""
+    return (Path(path) / MARK).is_file()
+
+
+def open_synthetic(path: Path | str) -> Synthetic:
+    """Opens a folder of config.json, synthetic.json and, where quantised, hf_quant_config.json.
+
+    Raises CheckpointError when a file is missing or malformed, or names what we do not read.
+    """
+    folder = Path(path)
+    configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
+    config_json, generation, hf_quant = configs
+    seed = read_json(folder / MARK, required=True).get("seed")
+    if not isinstance(seed, int):
+        raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
+    config = ModelConfig.from_hf(config_json, generation)
+    table = quant_table(config, config_json, hf_quant)
+    layout = Layout.usual(config, table.quantised)
+    rows = usual(expected_tensors(config, table, layout), "text")
+    tensors = {r.name: StoredTensor(r.name, r.dtypes[0], r.shapes[0], NOWHERE, 0) for r in rows}
+    none: dict[str, Array] = {}
+    return Synthetic(
+        folder, config_json, generation, hf_quant, MappingProxyType(tensors), none, seed
+    )
+
+
+def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:
+    """Writes the drawn tensors as sharded safetensors with an index, and the JSON files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in CONFIGS:
+        if (checkpoint.path / file).is_file():
+            (folder / file).write_bytes((checkpoint.path / file).read_bytes())
+    shards = list(_shards(checkpoint, shard_bytes))
+    weight_map: dict[str, str] = {}
+    for i, names in enumerate(shards, 1):
+        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        _write_shard(checkpoint, names, folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    total = sum(t.nbytes for t in checkpoint.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=1))
+
+
+def _shards(checkpoint: Synthetic, shard_bytes: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, tensor in checkpoint.tensors.items():
+        if names and size + tensor.nbytes > shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += tensor.nbytes
+    yield names
+
+
+def _write_shard(checkpoint: Synthetic, names: list[str], path: Path) -> None:
+    spelled = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        t = checkpoint.tensors[name]
+        row = {"dtype": spelled[t.dtype], "shape": list(t.shape)}
+        header[name] = row | {"data_offsets": [end, end + t.nbytes]}
+        end += t.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in names:
+            file.write(checkpoint.read(name).reshape(-1).view(np.uint8).data)
+
+
+def _draw(rng: np.random.Generator, tensor: StoredTensor, width: int) -> Array:
+    """The elements of a tensor, in one dimension. `width`: columns of its matrix."""
+    count = tensor.nbytes // tensor.dtype.itemsize
+    if tensor.dtype is DType.U8:  # two e2m1 codes: every byte is one pair
+        return _bytes(rng, count)
+    if tensor.name.endswith("scale"):  # of blocks; others are not drawn
+        return _by_table(rng, count, _BLOCK_SCALES)
+    limits = next((v for end, v in _RANGES.items() if tensor.name.endswith(end)), None)
+    if limits is not None:
+        return rng.uniform(*limits, count).astype(tensor.dtype.numpy)
+    return _by_table(rng, count, _levels(tensor, width))
+
+
+def _levels(tensor: StoredTensor, width: int) -> Array:
+    """256 equally likely values: the quantiles of a normal distribution."""
+    if tensor.dtype is DType.F8E4M3:
+        return _E4M3
+    return np.asarray(_QUANTILES * _std(tensor.name, width)).astype(tensor.dtype.numpy)
+
+
+def _std(name: str, width: int) -> float:
+    """Standard deviation of a matrix: gain one, but for embedding and router."""
+    if name.endswith("embed_tokens.weight"):
+        return 1.0
+    if name.endswith("mlp.gate.weight"):
+        return ROUTER_STD
+    return float(width**-0.5)
+
+
+def _scale(leaf: str, name: str, width: int) -> float:
+    """The value of an f32 or bf16 scale; compressed-tensors globals divide, others multiply."""
+    fp4 = _std(name, width) / (_E2M1_RMS * _BLOCK_RMS)
+    fp8 = _std(name, width) / _E4M3_RMS
+    values = {
+        "weight_scale_2": fp4,
+        "weight_global_scale": 1 / fp4,
+        "input_scale": AMAX / 448,
+        "input_global_scale": 2688 / AMAX,
+    }
+    return values.get(leaf, fp8)
+
+
+def _by_table(rng: np.random.Generator, count: int, table: Array) -> Array:
+    out = np.empty(count, table.dtype)
+    for start in range(0, count, _BLOCK):
+        part = out[start : start + _BLOCK]
+        part[...] = table[_bytes(rng, len(part))]
+    return out
+
+
+def _bytes(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
+    words = rng.integers(0, 2**64 - 1, -(-count // 8), np.uint64, endpoint=True)
+    return words.view(np.uint8)[:count]
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(values.astype(np.float64)))))
+
+
+def _constant(values: Array) -> Array:
+    values.flags.writeable = False
+    return values
+
+
+_NORMAL = NormalDist()
+_QUANTILES = np.array([_NORMAL.inv_cdf((i + 0.5) / 256) for i in range(256)])
+_E4M3 = _constant((_QUANTILES * (448 / _QUANTILES[-1])).astype(DType.F8E4M3.numpy))
+_BLOCK_SCALES = _constant(np.linspace(64, 448, 256).astype(DType.F8E4M3.numpy))
+_E4M3_RMS, _BLOCK_RMS = _rms(_E4M3), _rms(_BLOCK_SCALES)
+_E2M1_RMS = _rms(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]))  # every code equally likely

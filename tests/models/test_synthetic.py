@@ -1,0 +1,124 @@
+"""Drawn checkpoints: the published tensors, sane values, and equal to what is written of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.options import Options
+from spark_engine.engine_file import open_folder
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import open_checkpoint
+from spark_engine.models.model import describe, open_model
+from spark_engine.models.synthetic import open_synthetic, write_checkpoint
+from spark_engine.runtime.engine import Engine
+from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.tensors import DType
+from tests import checkpoints
+from tests.checkpoint_files import write_configs
+from tests.house import ROOT
+from tests.models import nvidia_configs
+
+CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
+FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")
+
+
+def folder(path: Path, format: str, moe: bool, seed: object = 1) -> Path:
+    """A folder of configs that stands for a small checkpoint."""
+    wide = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    config = checkpoints.text_config(moe, wide if moe else None)
+    drawn = checkpoints._draw(config, np.random.default_rng(0))
+    names = [checkpoints._full(name, "model.language_model.") for name, _ in drawn]
+    path.mkdir()
+    write_configs(path, config, format, "model.language_model.", None, names)
+    (path / "synthetic.json").write_text(json.dumps({"seed": seed}))
+    return path
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_written_shards_are_the_drawn_tensors(tmp_path: Path, format: str, moe: bool) -> None:
+    drawn = open_synthetic(folder(tmp_path / "drawn", format, moe))
+    write_checkpoint(drawn, tmp_path / "written", shard_bytes=200_000)
+    written = open_checkpoint(tmp_path / "written")
+    assert set(written.tensors) == set(drawn.tensors) and len(written.maps) > 1
+    for name in drawn.tensors:
+        value = drawn.read(name)
+        assert value.tobytes() == written.read(name).tobytes()
+        assert value.dtype == written.read(name).dtype
+        assert np.isfinite(value.astype(np.float64)).all(), name
+    assert open_model(tmp_path / "written").parameters == open_model(tmp_path / "drawn").parameters
+
+
+def test_a_tensor_depends_on_seed_and_name_alone(tmp_path: Path) -> None:
+    one = open_synthetic(folder(tmp_path / "one", "modelopt_mixed", False))
+    other = open_synthetic(folder(tmp_path / "two", "modelopt_mixed", False, seed=2))
+    names = [n for n in one.tensors if n.endswith("gate_proj.weight")]
+    found = {one.read(n).tobytes() for n in names} | {other.read(n).tobytes() for n in names}
+    assert len(found) == 2 * len(names)
+    assert one.read(names[0]).tobytes() == one.read(names[0]).tobytes()
+    assert one.digest() != other.digest()
+
+
+def test_projections_have_gain_one(tmp_path: Path) -> None:
+    reader = open_synthetic(folder(tmp_path / "m", "modelopt_mixed", False))
+    p = "model.language_model.layers.0."
+    q = reader.read(f"{p}linear_attn.in_proj_qkv.weight").astype(np.float32)
+    q *= reader.read(f"{p}linear_attn.in_proj_qkv.weight_scale")
+    assert np.std(q) * np.sqrt(q.shape[1]) == pytest.approx(1, rel=0.03)
+    codes = reader.read(f"{p}mlp.gate_proj.weight")
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.stack([table[codes & 7], table[codes >> 4 & 7]], -1).reshape(len(codes), -1)
+    scales = reader.read(f"{p}mlp.gate_proj.weight_scale").astype(np.float32)
+    assert scales.min() >= 64
+    values *= np.repeat(scales, 16, 1) * reader.read(f"{p}mlp.gate_proj.weight_scale_2")
+    assert np.sqrt(np.mean(values**2)) * np.sqrt(values.shape[1]) == pytest.approx(1, rel=0.03)
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_an_engine_of_drawn_weights_runs_long(tmp_path: Path, moe: bool) -> None:
+    path = folder(tmp_path / "drawn", "modelopt_mixed", moe)
+    options = Options("cpu", decode=(1,), prefill=(64,), max_context=512, max_seqs=1)
+    build(path, tmp_path / "engine", options, lambda text: None)
+    manifest = open_folder(tmp_path / "engine", "cpu").manifest
+    assert not build(path, tmp_path / "engine", options, lambda text: None).built
+    (path / "synthetic.json").write_text('{"seed": 2}')
+    assert build(path, tmp_path / "engine2", options, lambda text: None).manifest != manifest
+    engine = Engine.open(tmp_path / "engine")
+    params = SamplingParams(temperature=1.0, max_tokens=300, ignore_eos=True, seed=0, logprobs=0)
+    engine.submit(Request(tuple(range(100)), params))
+    events = []
+    while not engine.idle:
+        events += engine.step()
+    engine.close()
+    assert not any(e.message for e in events)
+    logprobs = [e.logprob for e in events if e.logprob is not None]
+    assert len(logprobs) == 300 and -9 < np.mean(logprobs) < -3  # of 512 ids: -6.2 if even
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
+    path = ROOT / "benchmarks" / "configs" / CONFIGS[model]
+    drawn, published = open_model(path), describe(*nvidia_configs.pair(model))
+    assert drawn.tensors == published.tensors
+    assert drawn.config == replace(published.config, vision=None)
+    assert dict(drawn.table.modules) == dict(published.table.modules) and drawn.table.kv_fp8
+    assert drawn.checkpoint is not None
+    norm = drawn.checkpoint.read("model.language_model.norm.weight")
+    assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101
+
+
+@pytest.mark.parametrize("seed", [None, "one"])
+def test_a_seed_that_is_no_number(tmp_path: Path, seed: object) -> None:
+    with pytest.raises(CheckpointError, match="seed is"):
+        open_model(folder(tmp_path / "m", "bf16", False, seed))
+
+
+def test_an_unknown_tensor(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no tensor nothing"):
+        open_synthetic(folder(tmp_path / "m", "bf16", False)).read("nothing")
