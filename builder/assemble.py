@@ -71,7 +71,7 @@ def make_manifest(
     assert model.checkpoint is not None
     return Manifest(
         name=name,
-        producer=producer(),
+        producer=producer(plan.target),
         target=plan.target,
         executor=executor,
         model=_model_info(model),

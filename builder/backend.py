@@ -31,6 +31,11 @@ class Backend(Protocol):
         """Rows of the manifest."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report."""
+        ...
+
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
     ) -> tuple[EngineHeader, bytes, int]:
@@ -43,6 +48,7 @@ class OrtBackend:
 
     executor = ort.EXECUTOR
     tactics: tuple[Json, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]

@@ -37,6 +37,16 @@ USER, BUG = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 @click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
 @click.option("--no-fuse", is_flag=True, help="Leave every fusion out.")
 @click.option("--debug", is_flag=True, help="Let every layer's output be read.")
+@click.option(
+    "--timing/--no-timing",
+    default=None,
+    help="Time tactics on this machine's GPU; by default where it is the target.",
+)
+@click.option(
+    "--invariant",
+    is_flag=True,
+    help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def main(
     checkpoint: Path,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, models, plugins
-from spark_engine.builder.options import Options
+from spark_engine.builder.options import CPU, Options
 from spark_engine.engine_file import digest_file
 from spark_engine.manifest import Fingerprint, Json, canonical_json
 
@@ -25,25 +25,55 @@ LIBRARIES = (
     "onnxruntime",
     "spark-engine",
 )
+CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja")
 SOURCES = (".py", ".cu", ".cuh")
 
 
-def producer() -> dict[str, str]:
-    """Versions of the libraries that decide what an engine's bytes are."""
-    return {name: metadata.version(name) for name in LIBRARIES}
+def producer(target: str) -> dict[str, str]:
+    """Versions of the libraries that decide what an engine's bytes are.
+
+    For a CUDA target also the compiler's own word ("nvrtc"), which a system's library may have
+    changed, and the packages around it that are installed.
+    """
+    found = {name: metadata.version(name) for name in LIBRARIES}
+    if target == CPU:
+        return found
+    from spark_engine.builder import nvrtc
+
+    for name in CUDA_LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # NVRTC may come with a toolkit
+            continue
+    return {**found, "nvrtc": nvrtc.compiler_version()}
+
+
+def timed_on(options: Options) -> str:
+    """The machine whose times choose tactics; empty where none are taken."""
+    if options.target == CPU or options.timing is False:
+        return ""
+    from spark_engine.builder import nvrtc
+
+    if nvrtc.present_target() != options.target:
+        return ""
+    from spark_engine.builder.gpu_timer import this_machine
+
+    return this_machine().label
 
 
 def fingerprint(checkpoint: Path, options: Options) -> Fingerprint:
-    """Reads every byte of the checkpoint, chunks in parallel.
+    """Reads every byte of the checkpoint, chunks in parallel; the target is decided.
 
-    Raises OSError when a file of the checkpoint cannot be read.
+    Where tactics are timed, the GPU and its driver count as tools: their times choose. Raises
+    OSError when a file of the checkpoint cannot be read.
     """
     rooms = (spark_engine, builder, models)
+    tools = {**producer(options.target), "timed_on": timed_on(options)}
     parts = {
         "checkpoint": _hash(_files(checkpoint)),
         "options": _hash(options.to_json()),
-        "toolchain": _hash([producer(), *(_sources(m.__file__) for m in rooms)]),
+        "toolchain": _hash([tools, *(_sources(m.__file__) for m in rooms)]),
         "plugins": _hash(_sources(plugins.__file__)),
     }
     return Fingerprint(**parts, all=_hash(parts))

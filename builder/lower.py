@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.options import ModelFacts, Plan
-from spark_engine.models.config import FULL
+from spark_engine.models.config import FULL, LINEAR
 from spark_engine.models.model import Model
 from spark_engine.models.network import build_network
 from spark_engine.models.weights import Weight
@@ -41,10 +41,17 @@ def lower(model: Model, plan: Plan, family: str) -> Lowered:
 def facts_of(model: Model) -> ModelFacts:
     """What defaults of options are decided from."""
     config = model.config
+    linear = config.layers.count(LINEAR)
+    values = config.value_heads * config.value_dim
+    channels = 2 * config.key_heads * config.key_dim + values
+    assert model.checkpoint is not None
     return ModelFacts(
         max_context=config.max_position,
         vocab=config.vocab,
         kv_token_width=2 * config.layers.count(FULL) * config.kv_heads * config.head_dim,
         kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
         state_dtype=config.state_dtype,
+        weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
+        state_width=linear * values * config.key_dim,
+        conv_width=linear * (config.conv_kernel - 1) * channels,
     )

@@ -1,7 +1,8 @@
 """The build half of the `native` executor over all buckets: pack, decide, compile, emit.
 
 Everything that can be refused is refused when it is made, before a byte is written. Kernels of all
-buckets are compiled together, since buckets share most of them.
+buckets are compiled together, since buckets share most of them; where tactics are timed, those
+that compete are compiled first.
 """
 
 from __future__ import annotations
@@ -10,49 +11,96 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spark_engine.builder import native
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder import native, nvrtc
 from spark_engine.builder.buckets import Size
 from spark_engine.builder.graph import Ops
 from spark_engine.builder.lower import Lowered
 from spark_engine.builder.options import Plan
 from spark_engine.builder.packing import pack
-from spark_engine.builder.tactics import Chooser, Timer, report
+from spark_engine.builder.tactics import Chooser, report
 from spark_engine.engine_file import EngineHeader
+from spark_engine.errors import OptionError
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Json
 from spark_engine.weights_file import WeightEntry
+
+TIMINGS = ".timings.json"
 
 
 class NativeBackend:
     """Packs the weights of `families` in place and decides every bucket.
 
-    Raises OptionError when an op has no tactic for the target.
+    `cubins` is the folder of compiled kernels; `.timings.json` beside it keeps measurements.
+    Raises OptionError when an op has no tactic for the target, when an invariant build finds none
+    that all buckets can share, or when timing was asked for and the GPU is another or absent.
     """
 
     executor = native.EXECUTOR
 
-    def __init__(
-        self,
-        plan: Plan,
-        families: Sequence[Lowered],
-        ops: Ops,
-        cubins: Path,
-        timer: Timer | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, families: Sequence[Lowered], ops: Ops, cubins: Path) -> None:
         self._ops, self._target = ops, TARGETS[plan.target]
-        chooser = Chooser(ops, self._target, timer)
-        self._decided: dict[Size, native.Decided] = {}
+        self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
+        self.notes: tuple[str, ...] = ()
         for lowered in families:
             pack(lowered, ops)
-            for size in plan.buckets.of(lowered.family):
-                self._decided[size] = native.decide(lowered.graph, size, chooser)
+        self._decided = self._decide(plan, families)
         native.check(self._decided.values(), self._target)
         self.tactics: tuple[Json, ...] = tuple(
             row for size, d in self._decided.items() for row in report(size.file, d.nodes)
         )
         jobs = native.jobs(self._decided.values())
-        workers = min(os.cpu_count() or 1, 16)
-        self._cubins = native.compile_jobs(jobs, self._target, cubins, workers)
+        self._cubins = native.compile_jobs(jobs, self._target, cubins, self._workers)
+
+    def _decide(self, plan: Plan, families: Sequence[Lowered]) -> dict[Size, native.Decided]:
+        sizes = [(lowered.graph, plan.buckets.of(lowered.family)) for lowered in families]
+        if not self._times(plan.timing):
+            return self._with(Chooser(self._ops, self._target), sizes, plan.invariant)
+        from spark_engine.builder.gpu_timer import GpuTimer
+
+        rivals = Chooser(self._ops, self._target).rivals(sizes)
+        jobs = nvrtc.jobs_of(rivals)
+        native.compile_jobs(jobs, self._target, self._cache, self._workers)
+        with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
+            chooser = Chooser(self._ops, self._target, timer)
+            decided = self._with(chooser, sizes, plan.invariant)
+        self.notes = timer.notes
+        return decided
+
+    def _with(
+        self,
+        chooser: Chooser,
+        sizes: Sequence[tuple[gs.Graph, Sequence[Size]]],
+        invariant: bool,
+    ) -> dict[Size, native.Decided]:
+        failed: dict[str, str] = {}
+        for graph, buckets in sizes if invariant else ():
+            failed |= chooser.agree(graph, buckets)
+        if failed:
+            raise OptionError(
+                f"--invariant on {self._target.name}: {'; '.join(failed.values())}; leave buckets "
+                "out by --decode or --prefill, or build without it"
+            )
+        return {
+            size: native.decide(graph, size, chooser)
+            for graph, buckets in sizes
+            for size in buckets
+        }
+
+    def _times(self, wish: bool | None) -> bool:
+        """Whether tactics are timed: as told, or where the target's GPU is."""
+        if wish is False:
+            return False
+        present = nvrtc.present_target()
+        if present == self._target.name:
+            return True
+        if wish:
+            raise OptionError(
+                f"--timing needs the GPU it builds for: {self._target.name} is asked for, and "
+                f"this machine has {present or 'no CUDA GPU that is a target'}"
+            )
+        return False
 
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]

@@ -106,6 +106,11 @@ def compile_all(
         return dict(zip(jobs, pool.map(work, jobs), strict=True))
 
 
+def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:
+    """A source and the headers it includes, by name."""
+    return dict(_texts(folder, name))
+
+
 def compiler_version() -> str:
     """NVRTC's version, as "13.0"."""
     result, major, minor = nvrtc.nvrtcVersion()

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from spark_engine import kernel
+from spark_engine.builder import budget
 from spark_engine.builder.buckets import Buckets, bucket_sizes
+from spark_engine.builder.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import DType
@@ -40,6 +42,8 @@ class Options:
     state_dtype: str = "auto"
     fuse: bool = True
     debug: bool = False
+    timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
+    invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
 
     def to_json(self) -> dict[str, object]:
         """The options as the fingerprint hashes them."""
@@ -48,13 +52,27 @@ class Options:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the defaults depend on. `kv_token_width` counts K and V values of one token."""
+    """What the defaults depend on. `kv_token_width` counts K and V values of one token.
+
+    `weight_bytes` are the checkpoint's; `state_width` and `conv_width` count values of one
+    sequence's recurrent and convolution states.
+    """
 
     max_context: int
     vocab: int
     kv_token_width: int  # 2 · full-attention layers · kv_heads · head_dim
     kv_dtype: DType | None  # declared by the checkpoint
     state_dtype: DType | None
+    weight_bytes: int = 0
+    state_width: int = 0
+    conv_width: int = 0
+
+    def needs(self, precision: Precision, page_size: int) -> Needs:
+        """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
+        slot = self.state_width * precision.state.itemsize + 4 * self.vocab
+        slot += self.conv_width * precision.activation.itemsize
+        page = page_size * self.kv_token_width * precision.kv.itemsize
+        return Needs(self.weight_bytes, slot, page)
 
 
 @dataclass(frozen=True)
@@ -68,19 +86,31 @@ class Plan:
     fuse: bool
     debug: bool
     notes: tuple[str, ...]
+    timing: bool | None = None
+    invariant: bool = False
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
     target = _target(options.target)
+    if target == CPU and options.timing:
+        raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, target)
-    seqs = _seqs(options)
-    context = _context(options.max_context, facts.max_context)
+    gpu = kernel.TARGETS.get(target)
+    needs = facts.needs(precision, Limits.page_size)
+    seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
+    most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
+    context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
-    pages, note = _pages(options.kv_tokens, limits, facts.kv_token_width * precision.kv.itemsize)
+    room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
+    pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
     limits = Limits(max_seqs=seqs, max_context=context, pages=pages, vocab=facts.vocab)
-    buckets = bucket_sizes(options.decode, options.prefill, limits)
-    return Plan(target, limits, precision, buckets, options.fuse, options.debug, note)
+    prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
+    buckets = bucket_sizes(options.decode, prefill, limits)
+    return Plan(
+        target, limits, precision, buckets, options.fuse, options.debug, note,
+        options.timing, options.invariant,
+    )  # fmt: skip
 
 
 def _target(name: str) -> str:
@@ -110,23 +140,23 @@ def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
     return DType.F8E4M3 if name == "fp8" else DType(name)
 
 
-def _seqs(options: Options) -> int:
+def _seqs(options: Options, default: int) -> int:
     """As told, or as many as the largest decode bucket that was asked for."""
     if options.max_seqs is not None:
         return _positive("--max-seqs", options.max_seqs)
-    return max(options.decode) if options.decode else CPU_MAX_SEQS
+    return max(options.decode) if options.decode else default
 
 
-def _context(wish: int | None, most: int) -> int:
+def _context(wish: int | None, most: int, default: int) -> int:
     if wish is None:
-        return min(most, CPU_MAX_CONTEXT)
+        return min(most, default)
     if not 0 < wish <= most:
         raise OptionError(f"--max-context {wish}: the model's positions allow 1 to {most}")
     return wish
 
 
-def _pages(wish: int | None, limits: Limits, token_bytes: int) -> tuple[int, tuple[str, ...]]:
-    """KV pages for `wish` tokens, or for every sequence at full length within KV_BUDGET."""
+def _pages(wish: int | None, limits: Limits, room: int, gpu: bool) -> tuple[int, tuple[str, ...]]:
+    """KV pages for `wish` tokens, or for every sequence at full length within `room` pages."""
     least = limits.pages_per_seq
     most = limits.max_seqs * least
     if wish is not None:
@@ -137,14 +167,14 @@ def _pages(wish: int | None, limits: Limits, token_bytes: int) -> tuple[int, tup
                 f"{limits.max_context}: give at least {least * limits.page_size}"
             )
         return min(pages, most), ()
-    affordable = KV_BUDGET // max(1, token_bytes * limits.page_size)
-    pages = max(least, min(most, affordable))
+    pages = max(least, min(most, room))
     if pages == most:
         return pages, ()
     tokens = pages * limits.page_size
+    why = "fit the memory of the target" if gpu else f"stay near {KV_BUDGET >> 30} GiB"
     return pages, (
         f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "
-        f"{limits.max_context}, to stay near {KV_BUDGET >> 30} GiB; --kv-tokens changes that",
+        f"{limits.max_context}, to {why}; --kv-tokens changes that",
     )
 
 

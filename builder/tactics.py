@@ -1,12 +1,13 @@
-"""Which tactic runs each node: those that take it, and the cheapest of them.
+"""Which tactic runs each node: those that take it, and the fastest of them.
 
 Knows the contract of tactics and no single op. Nodes of one op, attributes and shapes are decided
-once. Where a GPU can time a tactic, a `Timer` replaces the tactic's own prediction.
+once. Where a GPU can time tactics a `Timer` replaces their own predictions. An invariant build
+first agrees, over all buckets of a family, on what decides the bits of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -15,10 +16,38 @@ from spark_engine.builder.buckets import Size
 from spark_engine.builder.graph import Ops, attrs_of, spec_of
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
-from spark_engine.op import DOMAIN
+from spark_engine.op import DOMAIN, Op
 from spark_engine.plugins.rows_cuda import STANDARD
 
-Timer = Callable[[Tactic, Plan], float]  # seconds
+OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One node of fixed shapes, packed.
+
+    Attributes:
+        name: the op's.
+        op: None for a standard ONNX operator.
+        ins, outs: specs of operands and results.
+        cold: operands that no node of the graph makes: weights, states, steps.
+    """
+
+    name: str
+    op: Op | None
+    attrs: Attrs
+    ins: Specs
+    outs: Specs
+    cold: frozenset[int]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for nodes that are decided alike."""
+        attrs = sorted(self.attrs.items())
+        return self.name, *attrs, *((s.dtype, s.shape) for s in self.ins)
+
+
+Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot be timed
 
 
 @dataclass(frozen=True)
@@ -29,32 +58,63 @@ class Choice:
         tactic, plan: the chosen one; None where every tactic refuses.
         seconds: by which it was chosen.
         refused: reasons by tactic name.
+        candidates: seconds by name, of those that do not refuse.
+        timed: the seconds are measured, not predicted.
     """
 
     tactic: Tactic | None
     plan: Plan | None
     seconds: float
     refused: Mapping[str, str]
+    candidates: Mapping[str, float] = field(default_factory=dict)
+    timed: bool = False
 
 
 def choose(
-    cuda: Cuda, attrs: Attrs, specs: Specs, target: Target, timer: Timer | None = None
+    cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, order: str | None = None
 ) -> Choice:
-    """The tactic of least time; of equal ones the first."""
-    best: Choice | None = None
-    refused = {}
-    for tactic in cuda.tactics:
-        reason = tactic.refuse(attrs, specs, target)
-        if reason is not None:
-            refused[tactic.name] = reason
-            continue
-        plan = tactic.plan(attrs, specs, target)
-        seconds = timer(tactic, plan) if timer else tactic.cost(attrs, specs, target)
-        if best is None or seconds < best.seconds:
-            best = Choice(tactic, plan, seconds, {})
-    if best is None:
+    """The tactic of least time; of equal ones the first. `order` leaves out those of other bits.
+
+    A lone candidate is not timed. What cannot be timed is predicted, with all its rivals.
+    """
+    plans, refused = _plans(cuda, work, target, order)
+    if not plans:
         return Choice(None, None, 0.0, refused)
-    return Choice(best.tactic, best.plan, best.seconds, refused)
+    seconds, timed = _seconds(work, plans, target, timer)
+    tactic, plan = min(plans, key=lambda pair: seconds[pair[0].name])
+    return Choice(tactic, plan, seconds[tactic.name], refused, seconds, timed)
+
+
+def _plans(
+    cuda: Cuda, work: Work, target: Target, order: str | None
+) -> tuple[list[tuple[Tactic, Plan]], dict[str, str]]:
+    plans, refused = [], {}
+    for tactic in cuda.tactics:
+        reason = tactic.refuse(work.attrs, work.ins, target)
+        if reason is None and order is not None:
+            same = tactic.order(work.attrs, work.ins, target) == order
+            reason = None if same else OTHER_BITS
+        if reason is None:
+            plans.append((tactic, tactic.plan(work.attrs, work.ins, target)))
+        else:
+            refused[tactic.name] = reason
+    return plans, refused
+
+
+def _seconds(
+    work: Work, plans: Sequence[tuple[Tactic, Plan]], target: Target, timer: Timer | None
+) -> tuple[dict[str, float], bool]:
+    """Seconds by tactic name, and whether they were measured."""
+    found: dict[str, float] = {}
+    for tactic, plan in plans if timer is not None and len(plans) > 1 else ():
+        assert timer is not None
+        seconds = timer(work, tactic, plan)
+        if seconds is None:
+            break
+        found[tactic.name] = seconds
+    if found and len(found) == len(plans):
+        return found, True
+    return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, False
 
 
 @dataclass
@@ -65,19 +125,83 @@ class Chooser:
     target: Target
     timer: Timer | None = None
     _known: dict[tuple[object, ...], Choice] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def node(self, node: gs.Node, size: Size) -> Choice:
         """The decision for a node in a bucket."""
-        specs = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+        cuda, work = self._work(node, size)
+        order = self._orders.get((size.family, node.name))
+        key = (order, *work.key)
+        if key not in self._known:
+            self._known[key] = choose(cuda, work, self.target, self.timer, order)
+        return self._known[key]
+
+    def rivals(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> list[tuple[str, Plan]]:
+        """(source, plan) of every tactic that is not the only one for its node."""
+        found: list[tuple[str, Plan]] = []
+        seen: set[tuple[object, ...]] = set()
+        for graph, sizes in graphs:
+            for node in graph.nodes:
+                for size in sizes:
+                    cuda, work = self._work(node, size)
+                    if len(cuda.tactics) > 1 and work.key not in seen:
+                        seen.add(work.key)
+                        plans, _ = _plans(cuda, work, self.target, None)
+                        found += [(t.source, plan) for t, plan in plans if len(plans) > 1]
+        return found
+
+    def agree(self, graph: gs.Graph, sizes: Sequence[Size]) -> dict[str, str]:
+        """Decides, for each node, what decides its bits in every one of `sizes`.
+
+        Of what all buckets can do, the least time over them together. Returns, by op, why no
+        such thing was found, for nodes that some tactic takes in every bucket.
+        """
+        failed = {}
+        known: dict[tuple[object, ...], str | None] = {}
+        for node in graph.nodes:
+            works = [self._work(node, size) for size in sizes]
+            if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
+                continue  # refused in any case: said elsewhere
+            key = tuple(work.key for _, work in works)
+            if key not in known:
+                known[key] = self._common(works)
+            order = known[key]
+            if order is None:
+                failed[node.op] = (
+                    f"no tactic of {node.op} gives a row the same bits in "
+                    f"{', '.join(size.file for size in sizes)}"
+                )
+            else:
+                self._orders |= {(size.family, node.name): order for size in sizes}
+        return failed
+
+    def _common(self, works: Sequence[tuple[Cuda, Work]]) -> str | None:
+        """The `Tactic.order` that every bucket has and that takes the least time in all."""
+        buckets = [self._by_order(cuda, work) for cuda, work in works]
+        common = [o for o in buckets[0] if all(o in bucket for bucket in buckets)]
+        totals = {order: sum(bucket[order] for bucket in buckets) for order in common}
+        return min(totals, key=lambda order: totals[order]) if totals else None
+
+    def _by_order(self, cuda: Cuda, work: Work) -> dict[str, float]:
+        """Seconds of the fastest tactic of each order."""
+        plans, _ = _plans(cuda, work, self.target, None)
+        seconds, _ = _seconds(work, plans, self.target, self.timer)
+        found: dict[str, float] = {}
+        for tactic, _ in plans:
+            order = tactic.order(work.attrs, work.ins, self.target)
+            if order is not None:
+                found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
+        return found
+
+    def _work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
+        ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+        outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
+        cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)
         if node.domain == DOMAIN:
             op = self.ops[node.op]
-            cuda, attrs = op.cuda, attrs_of(node, op)
-        else:
-            cuda, attrs = STANDARD.get(node.op, Cuda()), dict(node.attrs)
-        key = (node.op, *sorted(attrs.items()), *((s.dtype, s.shape) for s in specs))
-        if key not in self._known:
-            self._known[key] = choose(cuda, attrs, specs, self.target, self.timer)
-        return self._known[key]
+            return op.cuda, Work(node.op, op, attrs_of(node, op), ins, outs, cold)
+        cuda = STANDARD.get(node.op, Cuda())
+        return cuda, Work(node.op, None, dict(node.attrs), ins, outs, cold)
 
 
 def report(file: str, decided: Iterable[tuple[gs.Node, Choice]]) -> tuple[Json, ...]:
@@ -92,8 +216,13 @@ def report(file: str, decided: Iterable[tuple[gs.Node, Choice]]) -> tuple[Json, 
                 "node": node.name,
                 "nodes": 0,
                 "chosen": choice.tactic.name if choice.tactic else None,
-                "microseconds": round(choice.seconds * 1e6, 2),
+                "timed": choice.timed,
+                "microseconds": _microseconds(choice.candidates),
                 "refused": dict(choice.refused),
             }
         rows[key]["nodes"] += 1
     return tuple(rows.values())
+
+
+def _microseconds(candidates: Mapping[str, float]) -> Json:
+    return {name: round(seconds * 1e6, 2) for name, seconds in candidates.items()}

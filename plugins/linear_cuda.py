@@ -8,6 +8,7 @@ import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
 from spark_engine.plugins import stream_gemm as sg
+from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -53,6 +54,6 @@ def _apply(attrs: Attrs, w: Array) -> Array:
 
 
 CUDA = Cuda(
-    tactics=(Tactic("stream", "linear.cu", refuse, plan, cost),),
+    tactics=order.streaming(Tactic("stream", "linear.cu", refuse, plan, cost)),
     packs={1: Pack(_infer, _apply)},
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
 from spark_engine.plugins import stream_gemm as sg
+from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -61,6 +62,6 @@ CODES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 2, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 16, 16), _pack_scales)
 
 CUDA = Cuda(
-    tactics=(Tactic("stream", "nvfp4_linear.cu", refuse, plan, cost),),
+    tactics=order.streaming(Tactic("stream", "nvfp4_linear.cu", refuse, plan, cost)),
     packs={1: CODES, 2: SCALES},
 )

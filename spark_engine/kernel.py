@@ -26,6 +26,7 @@ class Target:
         shared_bytes: shared memory that one block may use.
         bandwidth: DRAM bytes a second that a plain kernel reaches.
         bf16_flops: dense bf16 tensor-core operations a second that a library reaches.
+        memory: bytes that a process may count on; where the host shares them, less its part.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Target:
     shared_bytes: int
     bandwidth: float
     bf16_flops: float
+    memory: int
 
     @property
     def hopper(self) -> bool:
@@ -45,8 +47,8 @@ class Target:
         return self.name.startswith(("sm_120", "sm_121"))
 
 
-H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12)
-GB10 = Target("sm_121a", 48, 101_376, 243e9, 100e12)
+H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12, 140 << 30)
+GB10 = Target("sm_121a", 48, 101_376, 243e9, 100e12, 104 << 30)
 TARGETS: Mapping[str, Target] = {t.name: t for t in (H200, GB10)}
 
 
@@ -124,6 +126,10 @@ class Tactic:
             are those after packing.
         plan: (attrs, bound input specs, target) -> Plan.
         cost: (attrs, bound input specs, target) -> predicted seconds; chooses where no GPU is.
+        bits: (attrs, bound input specs, target) -> what decides the bits of a row's result beside
+            the row and its own state: two plans of an op that answer alike give a row the same
+            bits. None: the rows beside it do. The default is the tactic's name, for one that
+            sums in one order whatever the number of rows.
     """
 
     name: str
@@ -131,6 +137,11 @@ class Tactic:
     refuse: Callable[[Attrs, Specs, Target], str | None]
     plan: Callable[[Attrs, Specs, Target], Plan]
     cost: Callable[[Attrs, Specs, Target], float]
+    bits: Callable[[Attrs, Specs, Target], str | None] | None = None
+
+    def order(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
+        """`bits` with its default."""
+        return self.name if self.bits is None else self.bits(attrs, specs, target)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from spark_engine.builder import budget
 from spark_engine.builder.buckets import Size, bucket_sizes, decode_rows, parse_sizes
 from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
+from spark_engine.kernel import H200
 from spark_engine.tensors import DType
 
 FACTS = ModelFacts(262144, 1000, 2 * 2 * 2 * 64, None, None)
@@ -80,6 +84,39 @@ def test_kv_is_capped_and_says_so() -> None:
     assert long.limits.pages == long.limits.pages_per_seq == 4096
 
 
+GIB = 1 << 30
+# 27B: 48 layers of 48 heads of 128 x 128, 16 layers of 4 heads of 256.
+DENSE = ModelFacts(262144, 248320, 32768, DType.F8E4M3, None, 21 * GIB, 37748736, 1474560)
+
+
+def test_a_gpus_memory_is_shared_out() -> None:
+    plan = resolve(Options(target="sm_90a"), DENSE)
+    limits = plan.limits
+    assert (limits.max_seqs, limits.max_context) == (128, 32768)
+    assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [s.dims["tokens"] for s in plan.buckets.prefill] == [256, 1024, 4096]
+    kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
+    states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
+    total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
+    assert 0.89 * H200.memory < total <= 0.9 * H200.memory
+    assert "fit the memory of the target" in plan.notes[0]
+    small = resolve(Options(target="sm_121a"), DENSE)
+    assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16
+
+
+def test_states_that_do_not_fit_make_fewer_sequences() -> None:
+    wide = replace(DENSE, state_width=8 * DENSE.state_width)
+    plan = resolve(Options(target="sm_90a"), wide)
+    assert plan.limits.max_seqs == 32 and plan.buckets.decode[-1].rows == 32
+    told = resolve(Options(target="sm_90a", max_seqs=64, max_context=64), wide)
+    assert told.limits.max_seqs == 64 and told.limits.pages == 64
+
+
+def test_a_small_model_gets_every_page() -> None:
+    plan = resolve(Options(target="sm_121a", max_seqs=4), FACTS)
+    assert plan.limits.pages == 4 * 512 and plan.notes == ()
+
+
 def test_decode_wish_sets_max_seqs() -> None:
     assert resolve(Options(decode=(1, 2, 4)), FACTS).limits.max_seqs == 4
     assert resolve(Options(decode=(2,), max_seqs=4), FACTS).buckets.decode[-1].rows == 4
@@ -97,6 +134,7 @@ def test_kv_tokens() -> None:
     [
         (Options(target="sm_90a", kv_dtype="f32"), "sm_90a keeps bf16 or fp8 pages"),
         (Options(target="gpu"), "choose from auto, cpu"),
+        (Options(timing=True), "--timing: the CPU has no tactics"),
         (Options(max_context=0), "--max-context 0"),
         (Options(max_context=10**7), "1 to 262144"),
         (Options(max_seqs=0), "--max-seqs 0"),

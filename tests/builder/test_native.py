@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
@@ -32,13 +33,15 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def built(folder: Path, target: str = "sm_90a", **kwargs: Any) -> Path:
     """An engine of a random checkpoint."""
-    options = Options(target=target, **SIZES)
+    wishes = {name: kwargs.pop(name) for name in ("invariant", "timing") if name in kwargs}
+    options = Options(target=target, **SIZES, **wishes)
+    name = kwargs.pop("name", target)
     config = kwargs.pop("config_kwargs", HEADS)
     checkpoint = folder / "checkpoint"
     if not checkpoint.exists():
         write_checkpoint(checkpoint, config_kwargs=config, **kwargs)
-    build(checkpoint, folder / target, options, lambda text: None)
-    return folder / target
+    build(checkpoint, folder / name, options, lambda text: None)
+    return folder / name
 
 
 def body_of(payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -79,6 +82,26 @@ def test_tactics_stand_in_the_manifest(folder: Path) -> None:
     rows = {(r["op"], r["bucket"]): r for r in manifest.tactics}
     assert rows["embed", "decode_b1.engine"]["chosen"] == "rows"
     assert sum(r["nodes"] for r in manifest.tactics if r["op"] == "linear") > 10
+    mixer = rows["gdn_decode", "decode_b4.engine"]
+    assert mixer["microseconds"][mixer["chosen"]] == min(mixer["microseconds"].values())
+    assert mixer["timed"] is False and "chunks" in mixer["refused"]["ring split 4"]
+    assert manifest.producer["nvrtc"] == nvrtc.compiler_version()
+
+
+def test_an_invariant_build_takes_one_order_in_all_buckets(folder: Path) -> None:
+    engine = open_folder(built(folder, name="invariant", invariant=True), "sm_90a")
+    by_node: dict[str, set[str]] = {}
+    for row in engine.manifest.tactics:
+        family = row["bucket"].split("_")[0]
+        by_node.setdefault(f"{family} {row['node']}", set()).add(row["chosen"])
+    assert all(len(chosen) == 1 for chosen in by_node.values()), by_node
+
+
+def test_timing_needs_the_gpu_it_builds_for(folder: Path) -> None:
+    if nvrtc.present_target() is not None:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(OptionError, match="--timing needs the GPU it builds for: sm_90a"):
+        built(folder, timing=True)
 
 
 def test_equal_builds_give_equal_files(folder: Path) -> None:
@@ -101,7 +124,7 @@ def test_a_tied_heads_weight_is_kept_both_ways(folder: Path) -> None:
 
 def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
     with pytest.raises(
-        OptionError, match=r"no CUDA tactic yet for: linear \(.*8x128.*--target cpu"
+        OptionError, match=r"no CUDA tactic yet for: linear \(.*128x200.*--target cpu"
     ):
-        built(folder, config_kwargs={})
+        built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()

@@ -1,0 +1,276 @@
+"""Times tactics on the GPU of this machine: cold weights and states, replayed graphs, the median.
+
+Knows the CUDA driver and the contract of a kernel; knows no op. A graph holds the node's launches
+several times, each over its own copy of what no kernel before it has just written (weights,
+states), so that the copies together are larger than the L2 cache; activations stay where they are,
+warm, as they are behind the kernel that made them. The builder may not import the runtime, which
+has a driver wrapper of its own for serving.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from spark_engine.builder import nvrtc
+from spark_engine.builder.operands import Filling, fillings
+from spark_engine.builder.tactics import Work
+from spark_engine.builder.timings import Machine, Timings, key_of
+from spark_engine.errors import ExecutorError, InternalError
+from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
+
+COLD = 2  # times the L2 cache that the rotating copies hold
+MOST_COPIES, LEAST_LAUNCHES = 32, 4
+REPEATS, WARM = 7, 2
+SHARE = 0.8  # of the free memory that one measurement may take
+_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+_NAMES = driver.CUdevice_attribute
+_MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+VERSION = Path("/proc/driver/nvidia/version")
+
+
+class GpuTimer:
+    """A `Timer` over the first GPU; earlier times come from the file `known`. A context manager.
+
+    `cubins` is the folder of compiled kernels. Nothing is left on the GPU at the end.
+    """
+
+    def __init__(self, target: Target, cubins: Path, known: Path) -> None:
+        _do(driver.cuInit(0))
+        self._device = _do(driver.cuDeviceGet(0))
+        self._context = _do(driver.cuDevicePrimaryCtxRetain(self._device))
+        _do(driver.cuCtxSetCurrent(self._context))
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = _do(driver.cuStreamCreate(flags.value))
+        self._l2 = int(
+            _do(driver.cuDeviceGetAttribute(_NAMES.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, self._device))
+        )
+        self._target, self._cubins = target, cubins
+        self._timings = Timings(known, machine(self._device))
+        self.measured = 0
+
+    def __enter__(self) -> GpuTimer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timings.save()
+        driver.cuStreamDestroy(self._stream)
+        driver.cuDevicePrimaryCtxRelease(self._device)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report."""
+        return tuple(self._timings.notes)
+
+    def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        """Seconds of one run of the plan; None where the GPU's memory does not hold it.
+
+        Raises InternalError naming a tactic that the GPU cannot run.
+        """
+        key = key_of(work, tactic, plan, nvrtc.sources(tactic.source))
+        known = self._timings.get(key)
+        if known is not None:
+            return known
+        try:
+            seconds = self._measure(work, tactic, plan)
+        except ExecutorError as error:
+            raise InternalError(
+                f"timing {work.name}/{tactic.name} over "
+                f"{[(str(s.dtype), s.dims) for s in work.ins]}: {error}; --no-timing builds "
+                "without the GPU"
+            ) from error
+        if seconds is not None:
+            self._timings.put(key, seconds)
+            self.measured += 1
+        return seconds
+
+    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        bench = _Bench(self._stream, work, plan, self._l2)
+        if bench.nbytes > SHARE * _free_bytes():
+            return None
+        functions, modules = self._functions(tactic, plan)
+        try:
+            bench.fill()
+            return bench.seconds(functions)
+        finally:
+            bench.free()
+            for module in modules:
+                driver.cuModuleUnload(module)
+
+    def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Any], list[Any]]:
+        functions, modules = [], []
+        for launch in plan.launches:
+            job = nvrtc.Job(tactic.source, launch.defines, (launch.symbol,))
+            code = nvrtc.compile(job, self._target, self._cubins).code
+            modules.append(_do(driver.cuModuleLoadData(code)))
+            function = _do(driver.cuModuleGetFunction(modules[-1], launch.symbol.encode()))
+            if launch.shared:
+                _do(driver.cuFuncSetAttribute(function, _MAX_SHARED, launch.shared))
+            functions.append(function)
+        return functions, modules
+
+
+class _Bench:
+    """One node's buffers, `copies` of the cold ones, and its launches."""
+
+    def __init__(self, stream: Any, work: Work, plan: Plan, l2: int) -> None:
+        self._stream, self._work, self._plan = stream, work, plan
+        self._fillings = fillings(work, np.random.default_rng(0))
+        cold = sum(self._fillings[i].nbytes for i in work.cold)
+        self.copies = min(MOST_COPIES, max(1, -(-COLD * l2 // max(cold, 1))))
+        self._addresses: list[int] = []
+        made = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
+        warm = sum(made) - cold + sum(s.nbytes for s in plan.scratch)
+        self.nbytes = warm + self.copies * cold
+
+    def fill(self) -> None:
+        """Allocates everything, and writes operands and zeroed scratch."""
+        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
+        aliases = self._work.op.aliases if self._work.op else {}
+        self._outputs = [
+            self._inputs[aliases[i]] if i in aliases else [self._allocate(spec.nbytes)]
+            for i, spec in enumerate(self._work.outs)
+        ]
+        self._scratch = [self._allocate(s.nbytes) for s in self._plan.scratch]
+        for address, need in zip(self._scratch, self._plan.scratch, strict=True):
+            if need.zeroed:
+                _do(driver.cuMemsetD8Async(address, 0, max(need.nbytes, 1), self._stream))
+        _do(driver.cuStreamSynchronize(self._stream))
+
+    def seconds(self, functions: Sequence[Any]) -> float:
+        """The median over replays, a launch set's share of each."""
+        sets = max(self.copies, LEAST_LAUNCHES)
+        self._run(functions, 0)  # outside a graph, so that an error has a name
+        _do(driver.cuStreamSynchronize(self._stream))
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        _do(driver.cuStreamBeginCapture(self._stream, mode))
+        for turn in range(sets):
+            self._run(functions, turn)
+        graph = _do(driver.cuStreamEndCapture(self._stream))
+        replay = _do(driver.cuGraphInstantiate(graph, 0))
+        events = [_do(driver.cuEventCreate(0)) for _ in range(2)]
+        times = []
+        for _ in range(WARM + REPEATS):
+            _do(driver.cuEventRecord(events[0], self._stream))
+            _do(driver.cuGraphLaunch(replay, self._stream))
+            _do(driver.cuEventRecord(events[1], self._stream))
+            _do(driver.cuEventSynchronize(events[1]))
+            times.append(float(_do(driver.cuEventElapsedTime(*events))) / 1e3 / sets)
+        for event in events:
+            _do(driver.cuEventDestroy(event))
+        _do(driver.cuGraphExecDestroy(replay))
+        _do(driver.cuGraphDestroy(graph))
+        return statistics.median(times[WARM:])
+
+    def free(self) -> None:
+        """Gives the memory back; what fails here failed before."""
+        for address in self._addresses:
+            driver.cuMemFree(address)
+        self._addresses = []
+
+    def _allocate(self, nbytes: int) -> int:
+        self._addresses.append(int(_do(driver.cuMemAlloc(max(nbytes, 1)))))
+        return self._addresses[-1]
+
+    def _operand(self, index: int, filling: Filling) -> list[int]:
+        """Addresses of the operand's copies."""
+        copies = self.copies if index in self._work.cold else 1
+        addresses = [self._allocate(filling.nbytes) for _ in range(copies)]
+        for address in addresses:
+            self._repeat(address, filling)
+        return addresses
+
+    def _repeat(self, address: int, filling: Filling) -> None:
+        """Writes the pattern over the whole buffer: once from the host, then doubling."""
+        done = min(filling.pattern.nbytes, filling.nbytes)
+        if done == 0:
+            return
+        _do(driver.cuMemcpyHtoDAsync(address, filling.pattern.ctypes.data, done, self._stream))
+        while done < filling.nbytes:
+            more = min(done, filling.nbytes - done)
+            _do(driver.cuMemcpyDtoDAsync(address + done, address, more, self._stream))
+            done += more
+
+    def _run(self, functions: Sequence[Any], turn: int) -> None:
+        for launch, function in zip(self._plan.launches, functions, strict=True):
+            values = [
+                self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
+            ]
+            _launch(self._stream, function, launch, values)
+
+    def _address(self, pointer: Pointer, turn: int) -> int:
+        if pointer.kind == "scratch":
+            return self._scratch[pointer.index]
+        found = self._inputs if pointer.kind == "input" else self._outputs
+        copies = found[pointer.index]
+        return copies[turn % len(copies)]
+
+
+def this_machine() -> Machine:
+    """The first GPU's. Raises ExecutorError without one."""
+    _do(driver.cuInit(0))
+    return machine(_do(driver.cuDeviceGet(0)))
+
+
+def machine(device: Any) -> Machine:
+    """What times of this GPU depend on."""
+    name = _do(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
+    version = str(_do(driver.cuDriverGetVersion()))
+    try:
+        found = re.search(r"Kernel Module\D*([\d.]+)", VERSION.read_text())
+    except OSError:
+        found = None
+    return Machine(name, found[1] if found else version, nvrtc.compiler_version())
+
+
+def _launch(stream: Any, function: Any, launch: Launch, values: list[int | float]) -> None:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes, config.hStream = launch.shared, stream
+    attributes = []
+    if launch.cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _CLUSTER
+        dim = attribute.value.clusterDim
+        dim.x, dim.y, dim.z = launch.cluster
+        attributes.append(attribute)
+    if launch.overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _OVERLAP
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    config.numAttrs, config.attrs = len(attributes), attributes
+    types = tuple(
+        ctypes.c_void_p if isinstance(a, Pointer) else _TYPES[a.kind] for a in launch.args
+    )
+    _do(driver.cuLaunchKernelEx(config, function, (tuple(values), types), 0))
+
+
+def _free_bytes() -> int:
+    error, free, _ = driver.cuMemGetInfo()
+    _do((error,))
+    return int(free)
+
+
+def _do(result: tuple[Any, ...]) -> Any:
+    """The driver call's value. Raises ExecutorError naming the error."""
+    error, *values = result
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise ExecutorError(f"the CUDA driver says {error.name} ({error.value})")
+    return values[0] if values else None

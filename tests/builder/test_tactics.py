@@ -1,0 +1,143 @@
+"""Choosing tactics: by prediction, by measurement, and by one order for all buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_graphsurgeon as gs
+import pytest
+
+from spark_engine.builder.buckets import Size
+from spark_engine.builder.graph import variable
+from spark_engine.builder.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
+from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
+from spark_engine.plugins import fp8_linear_cuda, linear_cuda, nvfp4_linear_cuda
+from spark_engine.tensors import DType, TensorSpec
+from tests.builder import toy
+
+SIZES = [Size("decode", rows) for rows in (1, 8)]
+Cost = Callable[[int], float]
+
+
+def tactic(name: str, cost: Cost, most: int = 99, bits: Callable[[int], str | None] | None = None):
+    """A tactic whose cost, limit and bits depend on the rows."""
+
+    def rows(specs) -> int:
+        return specs[0].dims[0]
+
+    return Tactic(
+        name,
+        "rows.cu",
+        lambda a, s, t: f"{rows(s)} rows" if rows(s) > most else None,
+        lambda a, s, t: Plan((Launch(name, (rows(s), 1, 1), (32, 1, 1), ()),)),
+        lambda a, s, t: cost(rows(s)),
+        bits and (lambda a, s, t: bits(rows(s))),
+    )
+
+
+def chooser(*tactics: Tactic, timer: Timer | None = None) -> Chooser:
+    op = toy._op("double", ("x",), "y = Add(x, x)", cuda=Cuda(tactics))
+    return Chooser({"double": op}, H200, timer)
+
+
+def graph() -> gs.Graph:
+    x, y = (variable(TensorSpec(n, DType.F32, ("rows", 4))) for n in "xy")
+    node = gs.Node("double", name="y", inputs=[x], outputs=[y], domain="spark")
+    return gs.Graph([node], [x], [y], opset=23)
+
+
+def few_and_many(**bits) -> tuple[Tactic, Tactic]:
+    """`few` is fastest for few rows and refuses many."""
+    return (
+        tactic("few", lambda rows: rows * 1.0, most=4, bits=bits.get("few")),
+        tactic("many", lambda rows: 3.0, bits=bits.get("many")),
+    )
+
+
+def chosen(made: Chooser) -> list[str | None]:
+    (node,) = graph().nodes
+    choices = [made.node(node, size) for size in SIZES]
+    return [c.tactic and c.tactic.name for c in choices]
+
+
+def test_the_cheapest_that_does_not_refuse() -> None:
+    made = chooser(*few_and_many())
+    assert chosen(made) == ["few", "many"]
+    (node,) = graph().nodes
+    choice = made.node(node, SIZES[1])
+    assert choice.refused == {"few": "8 rows"} and choice.candidates == {"many": 3.0}
+
+
+def test_a_timer_overrules_predictions_and_is_asked_once() -> None:
+    asked = []
+
+    def timer(work: Work, tactic: Tactic, plan: Plan) -> float:
+        asked.append((tactic.name, work.ins[0].dims, work.cold, [s.dims for s in work.outs]))
+        return {"few": 9e-6, "many": 2e-6}[tactic.name]
+
+    made = chooser(*few_and_many(), timer=timer)
+    assert chosen(made) == ["many", "many"] == chosen(made)
+    cold = frozenset({0})
+    assert asked == [(n, (1, 4), cold, [(1, 4)]) for n in ("few", "many")], "a lone one is not"
+    (node,) = graph().nodes
+    (row,) = report("decode_b1.engine", [(node, made.node(node, SIZES[0]))])
+    assert row["microseconds"] == {"few": 9.0, "many": 2.0} and row["timed"] is True
+
+
+def test_what_one_candidate_cannot_be_timed_for_is_predicted_for_all() -> None:
+    made = chooser(*few_and_many(), timer=lambda w, t, p: 1e-9 if t.name == "many" else None)
+    (node,) = graph().nodes
+    choice = made.node(node, SIZES[0])
+    assert choice.tactic is not None and choice.tactic.name == "few" and not choice.timed
+
+
+def test_one_order_for_all_buckets() -> None:
+    made = chooser(*few_and_many())
+    assert made.agree(graph(), SIZES) == {}
+    assert chosen(made) == ["many", "many"]
+    (node,) = graph().nodes
+    assert made.node(node, SIZES[0]).refused == {"few": OTHER_BITS}
+
+
+def test_tactics_of_equal_bits_may_take_turns() -> None:
+    same = {"few": lambda rows: "same", "many": lambda rows: "same"}
+    made = chooser(*few_and_many(**same))
+    assert made.agree(graph(), SIZES) == {} and chosen(made) == ["few", "many"]
+
+
+def test_bits_that_hang_on_neighbours_are_no_choice() -> None:
+    made = chooser(*few_and_many(many=lambda rows: None if rows > 4 else "many"))
+    assert list(made.agree(graph(), SIZES)) == ["double"]
+    made = chooser(*few_and_many(many=lambda rows: f"of {rows}"))
+    assert "decode_b1.engine, decode_b8.engine" in made.agree(graph(), SIZES)["double"]
+
+
+def test_rivals_are_those_that_compete() -> None:
+    made = chooser(*few_and_many())
+    found = made.rivals([(graph(), SIZES)])
+    assert [(s, p.launches[0].symbol) for s, p in found] == [
+        ("rows.cu", n) for n in ("few", "many")
+    ]
+
+
+@pytest.mark.parametrize("module", [linear_cuda, fp8_linear_cuda, nvfp4_linear_cuda])
+def test_linear_rows_have_one_order_up_to_128_and_whole_tiles_beyond(module) -> None:
+    def orders(m: int) -> set[str | None]:
+        attrs, k, n = {"dtype": "bf16"}, 5120, 5120
+        shapes = {
+            linear_cuda: [(m, k), (n, k)],
+            fp8_linear_cuda: [(m, k), (n, k), (), (n,)],
+            nvfp4_linear_cuda: [(m, k), (n, k // 2), (n, k // 16), (n,)],
+        }[module]
+        dtypes = [DType.BF16] * 2 if module is linear_cuda else [DType.BF16] + [DType.U8] * 3
+        specs = tuple(TensorSpec("a", d, s) for d, s in zip(dtypes, shapes, strict=False))
+        specs += tuple(TensorSpec("a", DType.F32, s) for s in shapes[len(specs) :])
+        return {t.order(attrs, specs, H200) for t in module.CUDA.tactics}
+
+    assert len(set.intersection(*(orders(m) for m in (1, 8, 9, 64, 128)))) == 2
+    assert set.intersection(*(orders(m) for m in (64, 256, 4096))) == {"ascending k"}
+
+
+def test_an_empty_op_has_no_choice() -> None:
+    work = Work("none", None, {}, (), (), frozenset())
+    assert choose(Cuda(), work, H200).tactic is None

@@ -1,0 +1,102 @@
+"""The timing cache: kept by machine and content, and harmless when it is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_engine.builder.tactics import Work
+from spark_engine.builder.timings import Machine, Timings, key_of
+from spark_engine.kernel import Launch, Plan, Tactic
+from spark_engine.tensors import DType, TensorSpec
+
+HERE = Machine("NVIDIA H200", "580.95", "13.0")
+X = TensorSpec("x", DType.BF16, (4, 64))
+WORK = Work("linear", None, {"dtype": "bf16"}, (X,), (X,), frozenset({0}))
+PLAN = Plan((Launch("k", (1, 1, 1), (32, 1, 1), (), defines=(("N", "1"),)),))
+TACTIC = Tactic("a", "a.cu", lambda *_: None, lambda *_: PLAN, lambda *_: 1.0)
+
+
+def test_times_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "timings.json"
+    first = Timings(path, HERE)
+    assert first.get("k") is None and first.notes == []
+    first.put("k", 2.5e-6)
+    first.save()
+    again = Timings(path, HERE)
+    assert again.get("k") == 2.5e-6 and again.notes == []
+    assert [p.name for p in path.parent.iterdir()] == ["timings.json"]
+
+
+@pytest.mark.parametrize("field", ["gpu", "driver", "compiler"])
+def test_another_machines_times_are_noted_kept_and_not_used(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "timings.json"
+    theirs = Timings(path, replace(HERE, **{field: "other"}))
+    theirs.put("k", 1e-6)
+    theirs.save()
+    mine = Timings(path, HERE)
+    assert mine.get("k") is None
+    assert "other" in mine.notes[0] and "not used" in mine.notes[0]
+    mine.put("k", 3e-6)
+    mine.save()
+    assert Timings(path, replace(HERE, **{field: "other"})).get("k") == 1e-6
+    assert Timings(path, HERE).get("k") == 3e-6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        '{"format": 2, "machines": {}}',
+        '{"format": 1}',
+        '{"format": 1, "machines": {"m": 3}}',
+        '{"format": 1, "machines": {"m": {"k": "fast"}}}',
+        '{"format": 1, "machines": {"m": {"k": -1}}}',
+        '{"format": 1, "machines": {"m": {"k": NaN}}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_noted_and_replaced(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "timings.json"
+    path.write_text(text)
+    made = Timings(path, HERE)
+    assert "timed anew" in made.notes[0] and made.get("k") is None
+    made.put("k", 1e-6)
+    made.save()
+    assert json.loads(path.read_text())["machines"] == {HERE.label: {"k": 1e-6}}
+
+
+def test_a_file_that_cannot_be_read_or_written_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "timings.json"
+    path.mkdir()
+    made = Timings(path, HERE)
+    assert "not readable" in made.notes[0]
+    made.put("k", 1e-6)
+    made.save()
+    assert "were not kept" in made.notes[1]
+    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
+
+
+def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
+    texts = {"a.cu": "kernel", "h.cuh": "header"}
+    base = key_of(WORK, TACTIC, PLAN, texts)
+    assert base == key_of(WORK, TACTIC, PLAN, dict(reversed(texts.items())))
+    (launch,) = PLAN.launches
+    others = [
+        key_of(replace(WORK, attrs={"dtype": "f32"}), TACTIC, PLAN, texts),
+        key_of(replace(WORK, ins=(replace(X, shape=(5, 64)),)), TACTIC, PLAN, texts),
+        key_of(replace(WORK, ins=(replace(X, dtype=DType.F32),)), TACTIC, PLAN, texts),
+        key_of(replace(WORK, cold=frozenset()), TACTIC, PLAN, texts),
+        key_of(WORK, replace(TACTIC, name="b"), PLAN, texts),
+        key_of(WORK, TACTIC, Plan((replace(launch, defines=(("N", "2"),)),)), texts),
+        key_of(WORK, TACTIC, Plan((replace(launch, grid=(2, 1, 1)),)), texts),
+        key_of(WORK, TACTIC, PLAN, {**texts, "h.cuh": "changed"}),
+    ]
+    assert len({base, *others}) == 1 + len(others)
+    assert key_of(replace(WORK, ins=(replace(X, name="z"),)), TACTIC, PLAN, texts) == base

@@ -1,0 +1,178 @@
+"""A sequence in a batch and alone, on a GPU: texts, logits bit by bit, and what invariance costs.
+
+`python -m tests.runtime.batch_trial prepare FOLDER [CHECKPOINT…]` builds, where the builder is,
+each checkpoint (and two random ones) plainly and with `--invariant`; `… run FOLDER` serves 64
+ragged requests together, then each of them alone, and prints one line for each engine:
+
+    texts that are the same; first differences that are near ties; positions whose logits are
+    bit-equal; milliseconds of a decode step of 64 rows and of one
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spark_engine.runtime.engine import Engine, EngineOptions
+from spark_engine.runtime.executor import Executor, Specs, Wait
+from spark_engine.runtime.load import load
+from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.tensors import Array
+
+TARGET = "sm_90a"
+SIZES: dict[str, Any] = {"decode": (1, 4, 16, 64), "prefill": (64, 256)}
+LIMITS: dict[str, Any] = {"max_seqs": 64, "max_context": 256}
+KINDS = {"plain": False, "invariant": True}
+TIE = 0.02  # of the range of a row's logits: what two may differ by and be as good
+Logits = dict[tuple[int, int], Array]  # by request and position
+
+
+def prepare(base: Path, *checkpoints: str) -> None:
+    """Checkpoints and their engines, under `base`."""
+    from spark_engine.builder.build import build
+    from spark_engine.builder.options import Options
+    from tests.checkpoints import write_checkpoint
+
+    found = {Path(c).resolve().parent.name: Path(c) for c in checkpoints}
+    for name, moe in (("dense_mixed", False), ("moe_mixed", True)):
+        found[name] = base / f"{name}_checkpoint"
+        if not found[name].exists():
+            write_checkpoint(found[name], format="modelopt_mixed", moe=moe)
+    for name, checkpoint in found.items():
+        for kind, invariant in KINDS.items():
+            options = Options(target=TARGET, invariant=invariant, **SIZES, **LIMITS)
+            report = build(checkpoint, base / f"{name}_{kind}", options, lambda text: None)
+            took = ", ".join(f"{stage} {s:.1f} s" for stage, s in report.seconds.items())
+            timed = sum(row["timed"] for row in report.manifest.tactics)
+            print(f"{name}_{kind}: {took}; {timed} decisions timed {report.notes}", flush=True)
+
+
+class Recording:
+    """An executor that keeps the logits of every row that emits."""
+
+    def __init__(self, inner: Executor, keep: Callable[[Mapping[str, Array]], None]) -> None:
+        self._inner, self._keep = inner, keep
+
+    @property
+    def specs(self) -> Specs:
+        """The inner one's."""
+        return self._inner.specs
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        """As the inner one."""
+        self._inner.run(buffers)
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """At once, with all outputs."""
+        self._inner.run(buffers)
+        self._keep(buffers)
+        return lambda: None
+
+    def close(self) -> None:
+        """As the inner one."""
+        self._inner.close()
+
+
+def run(base: Path) -> None:
+    """Every pair of engines under `base`."""
+    for folder in sorted(p for p in base.iterdir() if p.name.rpartition("_")[2] in KINDS):
+        print(f"{folder.name}: {compare(folder)}; {times(folder)}", flush=True)
+
+
+def compare(folder: Path) -> str:
+    """The figures of the first lines."""
+    engine, logits = recorded(folder)
+    requests = ragged(engine.loaded.limits.vocab)
+    texts = serve(engine, requests)
+    together, launches = dict(logits), engine.stats()["buckets"]
+    same = ties = bits = 0
+    for i, request in enumerate(requests):
+        logits.clear()
+        (alone,) = serve(engine, [request])
+        own = {at: row for (_, at), row in logits.items()}
+        bits += sum(row.tobytes() == together[i, at].tobytes() for at, row in own.items()
+                    if (i, at) in together)  # fmt: skip
+        same += alone == texts[i]
+        ties += alone != texts[i] and near(own, alone, texts[i], len(request.prompt))
+    engine.check_idle()
+    engine.close()
+    count = len(requests)
+    return (
+        f"{same} of {count} texts same, {count - same} differ ({ties} at a near tie), "
+        f"{bits} of {len(together)} logits bit-equal, launches {launches}"
+    )
+
+
+def near(rows: Mapping[int, Array], one: list[int], other: list[int], prompt: int) -> bool:
+    """Whether the texts part where the logits held both tokens to be as good."""
+    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    row = rows[prompt + at].astype(np.float64)
+    return bool(abs(row[one[at]] - row[other[at]]) <= TIE * np.ptp(row))
+
+
+def recorded(folder: Path) -> tuple[Engine, Logits]:
+    """An engine, and where the logits of what it runs are gathered, by request and position."""
+    logits: Logits = {}
+    loaded = load(folder)
+
+    def keep(buffers: Mapping[str, Array]) -> None:
+        owner = {seq.slot: seq.id for seq in engine.scheduler.running}
+        for row in np.flatnonzero((buffers["emit"] == 1) & (buffers["counts"] > 0)).tolist():
+            at = int(buffers["starts"][row] + buffers["counts"][row])
+            logits[owner[int(buffers["slots"][row])], at] = buffers["logits"][row].copy()
+
+    executors = {key: Recording(e, keep) for key, e in loaded.executors.items()}
+    engine = Engine(replace(loaded, executors=executors), EngineOptions(depth=0))
+    return engine, logits
+
+
+def ragged(vocab: int) -> list[Request]:
+    """64 prompts of 1 to 200 tokens, to be continued by 4 to 40, greedily."""
+    rng = random.Random(3)
+    return [
+        Request(
+            tuple(rng.randrange(vocab) for _ in range(rng.randint(1, 200))),
+            SamplingParams(temperature=0.0, max_tokens=rng.randint(4, 40), ignore_eos=True),
+        )
+        for _ in range(64)
+    ]
+
+
+def serve(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    """The tokens of each request."""
+    made: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
+    while not engine.idle:
+        for event in engine.step():
+            made[event.request_id] += [] if event.token is None else [event.token]
+            assert not event.message, event.message
+    return list(made.values())
+
+
+def times(folder: Path, tokens: int = 60) -> str:
+    """Median milliseconds of a decode step of 64 rows, and of one, at depth 1."""
+    engine = Engine.open(folder, EngineOptions(depth=1))
+    found = []
+    for rows in (64, 1):
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        for seed in range(rows):
+            engine.submit(Request(tuple(range(seed, seed + 60)), params))
+        steps = []
+        while not engine.idle:
+            start = time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - start)
+        found.append(f"{rows}: {statistics.median(steps[-tokens // 2 :]) * 1e3:.3f} ms")
+    engine.close()
+    return f"steps of {', '.join(found)}"
+
+
+if __name__ == "__main__":
+    {"prepare": prepare, "run": run}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
