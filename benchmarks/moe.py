@@ -1,6 +1,7 @@
 """Times the experts of one 35B layer: graph replay, weights cold, uniform random routing.
 
-Prints tokens, tactic, microseconds, GB/s of the experts hit, and the share of the byte floor.
+Prints tokens, tactic, microseconds, the share of the floor (bytes of the experts hit, or bf16
+mathematics, whichever is longer), and what each launch adds to those before it.
 """
 
 from __future__ import annotations
@@ -43,29 +44,36 @@ def route(tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class Layers:
-    """Weights of COPIES layers on the device; bytes of any value, since only time is read."""
+    """Random weights of COPIES layers on the device, without NaN."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.weights = []
+        block = np.random.default_rng(0).integers(0, 256, 1 << 24, np.uint8)
+        scales = block % 16 + 104
         for _ in range(COPIES):
             addresses = []
             for spec in specs(1)[3:]:
                 address = gpu.allocate(spec.nbytes)
-                gpu.fill(address, 0x3C, spec.nbytes)
+                if spec.dtype is DType.F32:
+                    gpu.upload(address, np.full(spec.dims, 2.0**-12, np.float32))
+                for at in range(0, spec.nbytes if spec.dtype is DType.U8 else 0, block.size):
+                    part = block if spec.dims[2] > 128 and "scale" not in spec.name else scales
+                    gpu.upload(address + at, part[: min(block.size, spec.nbytes - at)])
                 addresses.append(address)
             self.weights.append(addresses)
+        gpu.wait()
 
-    def time(self, tactic: Tactic, tokens: int, rounds: int = 5) -> tuple[float, float]:
-        """Seconds of one layer, and the bytes of the experts hit."""
+    def time(self, tactic: Tactic, tokens: int, rounds: int = 5) -> tuple[list[float], float]:
+        """Seconds of one layer's first launch, first two, …; the experts hit."""
         gpu, rng = self.gpu, np.random.default_rng(tokens)
         bound = specs(tokens)
         attrs = {"format": "nvfp4", "dtype": "bf16"}
         plan = tactic.plan(attrs, bound, H200)
         x, y = gpu.allocate(bound[0].nbytes), gpu.allocate(bound[0].nbytes)
         share = gpu.allocate(bound[2].nbytes)
-        gpu.fill(x, 0x3C, bound[0].nbytes)
-        gpu.fill(share, 0x3C, bound[2].nbytes)
+        gpu.upload(x, rng.standard_normal(bound[0].dims).astype(DType.BF16.numpy))
+        gpu.upload(share, np.full(bound[2].dims, 0.125, np.float32))
         routes = [route(tokens, rng) for _ in range(COPIES)]
         ids = [gpu.allocate(r.nbytes) for r in routes]
         for address, r in zip(ids, routes, strict=True):
@@ -76,30 +84,33 @@ class Layers:
             code = nvrtc.compile(job, H200, CACHE).code
             functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
         gpu.wait()
-        gpu.begin_capture()
-        for layer in range(2 * COPIES):
-            which = layer % COPIES
-            places = {
-                "input": [x, ids[which], share, *self.weights[which]],
-                "output": [y],
-                "scratch": scratch,
-            }
-            for launch in plan.launches:
-                args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
-                        for a in launch.args]  # fmt: skip
-                gpu.launch(functions[launch.symbol], launch, args)
-        graph = gpu.end_capture()
-        gpu.replay(graph)
-        first, last = gpu.event(True), gpu.event(True)
-        gpu.record(first)
-        for _ in range(rounds):
+        found = []
+        for count in range(1, len(plan.launches) + 1):
+            gpu.begin_capture()
+            for layer in range(2 * COPIES):
+                which = layer % COPIES
+                places = {
+                    "input": [x, ids[which], share, *self.weights[which]],
+                    "output": [y],
+                    "scratch": scratch,
+                }
+                for launch in plan.launches[:count]:
+                    args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
+                            for a in launch.args]  # fmt: skip
+                    gpu.launch(functions[launch.symbol], launch, args)
+            graph = gpu.end_capture()
             gpu.replay(graph)
-        gpu.record(last)
-        gpu.wait_for(last)
-        seconds = gpu.milliseconds(first, last) * 1e-3 / (rounds * 2 * COPIES)
-        gpu.destroy_graph(graph)
-        hit = float(np.mean([len(np.unique(r)) for r in routes]))
-        return seconds, hit * 3 * HIDDEN * INNER * 0.5625
+            first, last = gpu.event(True), gpu.event(True)
+            gpu.record(first)
+            for _ in range(rounds):
+                gpu.replay(graph)
+            gpu.record(last)
+            gpu.wait_for(last)
+            found.append(gpu.milliseconds(first, last) * 1e-3 / (rounds * 2 * COPIES))
+            gpu.destroy_graph(graph)
+        for address in (x, y, share, *ids, *scratch):
+            gpu.free(address)
+        return found, float(np.mean([len(np.unique(r)) for r in routes]))
 
 
 def main(tokens: list[int]) -> None:
@@ -109,12 +120,16 @@ def main(tokens: list[int]) -> None:
         for tactic in cuda.CUDA.tactics:
             if tactic.refuse({"format": "nvfp4", "dtype": "bf16"}, specs(n), H200):
                 continue
-            seconds, nbytes = layers.time(tactic, n)
-            floor = nbytes / H200.bandwidth
-            speed = f"{seconds * 1e6:8.1f} us {nbytes / seconds / 1e9:7.0f} GB/s"
-            share = f"{100 * floor / seconds:5.0f} % of the floor {floor * 1e6:6.1f} us"
-            print(f"{n:5d} {tactic.name:8s} {speed} {share}", flush=True)
+            seconds, hit = layers.time(tactic, n)
+            read = hit * 3 * HIDDEN * INNER * 0.5625 / H200.bandwidth
+            floor = max(read, 6 * n * CHOSEN * HIDDEN * INNER / H200.bf16_flops)
+            whole = f"{seconds[-1] * 1e6:8.1f} us {100 * floor / seconds[-1]:4.0f} %"
+            steps = " ".join(f"{s * 1e6:.1f}" for s in np.diff([0.0, *seconds]))
+            print(f"{n:5d} {tactic.name:8s} {whole} of {floor * 1e6:6.1f} ({steps})", flush=True)
 
 
 if __name__ == "__main__":
-    main([int(a) for a in sys.argv[1:]] or [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 1024, 2048])
+    main(
+        [int(a) for a in sys.argv[1:]]
+        or [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048, 8192]
+    )

@@ -1,22 +1,18 @@
-"""The CUDA side of `grouped_moe`: packed experts, and a tactic for few and one for more tokens.
+"""The CUDA side of `grouped_moe`: tactics for few, for more and for many tokens.
 
-Knows how the kernels' work is cut; the layout of weights is expert_tiles'. Knows no model.
+Knows how the kernels' work is cut; how operands are packed is moe_packs'. Knows no model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from spark_engine.kernel import (
     Arg,
     Attrs,
     Cuda,
     Launch,
-    Pack,
     Plan,
     Pointer,
     Scalar,
@@ -26,102 +22,49 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins import expert_tiles as et
-from spark_engine.tensors import Array, DType, TensorSpec
+from spark_engine.plugins import moe_packs
+from spark_engine.tensors import DType
 
 WARPS = 8
 THREADS = WARPS * 32
 FEW = 4  # tokens that run pair by pair
-SERVED = ("nvfp4", "dense")
+TILE = 80  # tokens of a tile of the wide kernels
+WIDE_STATIC = 5120  # bytes of shared memory that the wide kernels take beside their ring
 
-# ---- packing ---------------------------------------------------------------------------------
-
-
-def _apply(attrs: Attrs, array: Array, up: bool, scale: bool) -> Array:
-    pack = et.pack_scales if scale else et.pack_codes
-    if attrs["format"] == "dense":
-        pack = et.pack_dense
-    out = np.empty(_shape(attrs, array.shape, up, scale), np.uint8 if scale else array.dtype)
-    for packed, rows in zip(out, array, strict=True):
-        whole = np.ascontiguousarray(et.arranged(rows, up))
-        packed[...] = pack(whole.view(np.uint8)).view(out.dtype)
-    return out
-
-
-def _infer(attrs: Attrs, spec: TensorSpec, up: bool, scale: bool) -> TensorSpec:
-    dtype = DType.U8 if scale else spec.dtype
-    return dataclasses.replace(spec, dtype=dtype, shape=_shape(attrs, spec.dims, up, scale))
-
-
-def _shape(attrs: Attrs, dims: tuple[int, ...], up: bool, scale: bool) -> tuple[int, int, int]:
-    experts, n, width = dims
-    k_each = 16 if scale else 1 if attrs["format"] == "dense" else 2
-    return experts, et.rows_of(n, up), et.padded(width, et.UNIT // k_each)
-
-
-def _pack(operand: str) -> Pack:
-    """The pack of an operand by its name in docs/graph.md, where the format is served."""
-    up, scale = operand.startswith("w13"), operand.endswith("scale")
-
-    def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
-        return _infer(attrs, spec, up, scale) if _packs(attrs, spec, scale) else spec
-
-    def apply(attrs: Attrs, array: Array) -> Array:
-        spec = TensorSpec(operand, DType.of(array.dtype), array.shape)
-        return _apply(attrs, array, up, scale) if _packs(attrs, spec, scale) else array
-
-    return Pack(infer, apply)
-
-
-def _packs(attrs: Attrs, spec: TensorSpec, scale: bool) -> bool:
-    want = {"nvfp4": DType.F8E4M3 if scale else DType.U8, "dense": DType.BF16}
-    ragged = attrs["format"] == "dense" and spec.dims[2] % 16
-    return not ragged and want.get(str(attrs["format"])) is spec.dtype
-
-
-# Operand index -> pack, by format: the third input on is w13, its scale …
-_BY_FORMAT = {
-    "nvfp4": {3: _pack("w13"), 4: _pack("w13_scale"), 6: _pack("w2"), 7: _pack("w2_scale")},
-    "dense": {3: _pack("w13"), 4: _pack("w2")},
-}
-
-
-def _either(index: int) -> Pack:
-    def chosen(attrs: Attrs) -> Pack | None:
-        return _BY_FORMAT.get(str(attrs["format"]), {}).get(index)
-
-    def infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
-        pack = chosen(attrs)
-        return pack.infer(attrs, spec) if pack else spec
-
-    def apply(attrs: Attrs, array: Array) -> Array:
-        pack = chosen(attrs)
-        return pack.apply(attrs, array) if pack else array
-
-    return Pack(infer, apply)
-
-
-# ---- planning --------------------------------------------------------------------------------
+# WEIGHTS of moe_common.cuh and QUANT of moe_quantise.cuh.
+_WEIGHTS = {"dense": 0, "nvfp4": 1, "nvfp4_a4": 1, "fp8": 2, "fp8_block": 2}
+_QUANT = {"dense": 0, "nvfp4": 0, "fp8": 1, "fp8_block": 2, "nvfp4_a4": 3}
+_STRIP = (2048, 512 + 64, 1024)  # bytes of 16 rows of a unit with their block scales
+_BYTES = (2.0, 0.5625, 1.0)  # of a weight
 
 
 @dataclass(frozen=True)
 class Problem:
     """The sizes of one node."""
 
+    kind: str
     tokens: int
     chosen: int  # experts a token, the shared one included
     experts: int
     hidden: int
     inner: int
-    dense: bool
 
     @property
     def pairs(self) -> int:
         return self.tokens * self.chosen
 
     @property
+    def weights(self) -> int:
+        return _WEIGHTS[self.kind]
+
+    @property
+    def quant(self) -> int:
+        return _QUANT[self.kind]
+
+    @property
     def expert_bytes(self) -> float:
         """Weights of one expert."""
-        return 3 * self.hidden * self.inner * (2.0 if self.dense else 0.5625)
+        return 3 * self.hidden * self.inner * _BYTES[self.weights]
 
     @property
     def hit(self) -> float:
@@ -130,14 +73,12 @@ class Problem:
 
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
-    """The sizes, from packed specs. A dense I counts with its padding, which holds zeros."""
+    """The sizes, from packed specs. Where nothing tells I, it counts with its padding of zeros."""
+    kind = str(attrs["format"])
     x, ids = specs[:2]
-    dense = attrs["format"] == "dense"
-    hidden = x.dims[1]
-    experts, _, width = specs[4 if dense else 6].dims
-    if dense:
-        return Problem(x.dims[0], ids.dims[1], experts, hidden, specs[3].dims[1] // 2, dense)
-    return Problem(x.dims[0], ids.dims[1], experts, hidden, specs[5].dims[1] // 2, dense)
+    two = {"dense": "w13", "fp8_block": "w13", "fp8": "w13_scale"}.get(kind, "w13_scale2")
+    experts, width = specs[moe_packs.index(kind, two)].dims[:2]
+    return Problem(kind, x.dims[0], ids.dims[1], experts, x.dims[1], width // 2)
 
 
 def split(k: int) -> int:
@@ -147,22 +88,26 @@ def split(k: int) -> int:
     return ways // 2 if ways > 1 and units == ways else ways
 
 
+# ---- refusing ----------------------------------------------------------------------------------
+
+
 def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     kind = str(attrs["format"])
-    if kind not in SERVED:
-        return f"format {kind} has no CUDA kernel yet; the formats are {', '.join(SERVED)}"
     if specs[0].dtype is not DType.BF16 or attrs["dtype"] != "bf16":
         return f"x is {specs[0].dtype} and dtype {attrs['dtype']}; only bf16 is served"
-    if kind == "dense" and not all(s.dtype is DType.BF16 for s in specs[3:5]):
-        return f"w13 is {specs[3].dtype}; only bf16 experts are served: cast them when lowering"
+    w13, w2 = (specs[moe_packs.index(kind, name)] for name in ("w13", "w2"))
+    if kind == "dense" and not w13.dtype is w2.dtype is DType.BF16:
+        return f"w13 is {w13.dtype}; only bf16 experts are served: cast them when lowering"
     p = problem(attrs, specs)
-    if p.dense and (specs[3].dims[2], specs[4].dims[2]) != (
+    if p.hidden % 16 or p.inner % 16:
+        return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
+    if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
         et.padded(p.hidden, et.UNIT),
         et.padded(p.inner, et.UNIT),
     ):
         return f"H = {p.hidden} and I; both must be multiples of 16"
-    if p.hidden % 16 or p.inner % 16:
-        return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
+    if kind == "fp8_block" and p.inner % 128:
+        return f"I = {p.inner}; in blocks of 128 it must be a multiple of 128"
     for k in (p.hidden, p.inner):
         if -(-k // 64) // split(k) > 4:
             return f"a row of {k} weights is more than the fragments that fit in registers"
@@ -187,55 +132,72 @@ def refuse_each(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     if reason:
         return reason
     p = problem(attrs, specs)
-    if p.tokens > FEW or p.dense:
-        return f"{p.tokens} tokens of format {attrs['format']}; up to {FEW} of nvfp4 are served"
+    if p.tokens > FEW or p.kind != "nvfp4":
+        return f"{p.tokens} tokens of format {p.kind}; up to {FEW} of nvfp4 are served"
     turns = -(-p.chosen // (WARPS // split(p.inner))) * (-(-p.inner // 64) // split(p.inner))
     if turns > 10:
         return f"{p.chosen} experts a token of {p.inner} do not fit in registers"
     return None
 
 
+def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses what has no wgmma, and activations that are quantised."""
+    reason = _refuse(attrs, specs, target)
+    if reason:
+        return reason
+    if not target.hopper:
+        return f"{target.name} has no wgmma"
+    p = problem(attrs, specs)
+    if p.quant:
+        return f"format {p.kind} quantises activations; the wide kernels take them as they are"
+    return None
+
+
+# ---- few tokens ----------------------------------------------------------------------------------
+
+
 def _columns(p: Problem) -> int:
     """Columns of 8 tokens that a block of work has."""
-    return 1 if p.tokens <= 128 or p.dense else 2
+    return 1 if p.tokens <= 128 or p.weights != 1 or p.quant else 2
 
 
 def _depth(p: Problem, target: Target) -> int:
-    if p.dense:
-        return 2 if target.hopper else 1
-    return 4 if target.hopper else 3
+    if p.weights == 1:
+        return 4 if target.hopper else 3
+    return (2 if target.hopper else 1) * (1 if p.weights == 0 else 2)
 
 
 def _buffers(p: Problem, nt: int) -> int:
-    return 2 if nt == 1 and not p.dense else 1
+    return 2 if nt == 1 and p.weights == 1 and not p.quant else 1
 
 
 def _resident(p: Problem, target: Target, nt: int) -> int:
-    return (
-        2 if target.hopper and not p.dense and 2 * (_shared(p, target, nt) + 4096) < 230_000 else 1
-    )
+    small = 2 * (_shared(p, target, nt) + 4096) < 230_000
+    return 2 if target.hopper and p.kind == "nvfp4" and small else 1
 
 
 def _shared(p: Problem, target: Target, nt: int) -> int:
-    stage = 4 * (2048 if p.dense else 576)
     parts = WARPS * 4 * nt * 512
-    return WARPS * _depth(p, target) * stage + _buffers(p, nt) * parts + et.padded(2 * p.pairs, 16)
+    ring = WARPS * _depth(p, target) * 4 * _STRIP[p.weights]
+    return ring + _buffers(p, nt) * parts + et.padded(2 * p.pairs, 16)
 
 
-def _defines(p: Problem, target: Target, nt: int) -> tuple[tuple[str, str], ...]:
-    sizes = {
+Defines = tuple[tuple[str, str], ...]
+
+
+def _sizes(p: Problem) -> dict[str, int]:
+    return {
         "HIDDEN": p.hidden,
         "INNER": p.inner,
         "EXPERTS": p.experts,
         "K1": p.chosen,
         "UP_WK": split(p.hidden),
         "DOWN_WK": split(p.inner),
-        "NT": nt,
-        "DEPTH": _depth(p, target),
-        "BUFFERS": _buffers(p, nt),
-        "RESIDENT": _resident(p, target, nt),
-        "DENSE": int(p.dense),
+        "WEIGHTS": p.weights,
     }
+
+
+def _texts(sizes: dict[str, int]) -> Defines:
     return tuple((name, str(value)) for name, value in sizes.items())
 
 
@@ -243,54 +205,139 @@ def _input(*indices: int) -> tuple[Arg, ...]:
     return tuple(Pointer("input", i) for i in indices)
 
 
-def _operands(p: Problem) -> tuple[tuple[Arg, ...], tuple[Arg, ...]]:
-    """Weight, scale and scale2 of w13 and of w2. Dense weights have no scales: any pointer."""
-    if p.dense:
-        return _input(3, 3, 3), _input(4, 4, 4)
-    return _input(3, 4, 5), _input(6, 7, 8)
+def _scratch(*indices: int) -> tuple[Arg, ...]:
+    return tuple(Pointer("scratch", i) for i in indices)
+
+
+def _operand(p: Problem, name: str, instead: str) -> Arg:
+    """The pointer of an operand; of another that is never read where the format lacks it."""
+    known = moe_packs.OPERANDS[p.kind]
+    return Pointer("input", moe_packs.index(p.kind, name if name in known else instead))
+
+
+def _weights(p: Problem, name: str) -> tuple[Arg, ...]:
+    """A weight, its block scales and the scales of its rows."""
+    rows = f"{name}_scale2" if p.weights == 1 else f"{name}_scale"
+    return tuple(_operand(p, n, name) for n in (name, f"{name}_scale", rows))
+
+
+def _combine(p: Problem, parts: int, defines: Defines) -> Launch:
+    threads = min(256, max(32, et.padded(p.hidden // 4, 32)))
+    args = (*_input(1, 2), *_scratch(parts), Pointer("output", 0))
+    return Launch("moe_combine", (p.tokens, 1, 1), (threads, 1, 1), args, defines=defines,
+                  overlaps=True)  # fmt: skip
 
 
 def plan_grouped(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """up, down, combine."""
+    """[quantise], up, [quantise], down, combine."""
     p = problem(attrs, specs)
     nt = _columns(p)
-    defines, shared = _defines(p, target, nt), _shared(p, target, nt)
-    w13, w2 = _operands(p)
-    h, parts, tokens = Pointer("scratch", 0), Pointer("scratch", 1), Scalar("i32", p.tokens)
-    grid = (target.sms * _resident(p, target, nt), 1, 1)
-    block = (THREADS, 1, 1)
-    up = Launch("moe_up", grid, block, (*_input(0, 1), *w13, h, tokens), shared, defines=defines,
-                overlaps=True)  # fmt: skip
-    down = Launch("moe_down", grid, block, (h, *_input(1), *w2, parts, tokens), shared,
-                  defines=defines, overlaps=True)  # fmt: skip
-    threads = min(256, max(32, et.padded(p.hidden // 4, 32)))
-    combine = Launch("moe_combine", (p.tokens, 1, 1), (threads, 1, 1),
-                     (*_input(1, 2), parts, Pointer("output", 0)), defines=defines,
-                     overlaps=True)  # fmt: skip
-    scratch = (Scratch(p.pairs * p.inner * 2), Scratch(p.pairs * p.hidden * 4))
-    return Plan((up, down, combine), scratch)
+    tuning = {
+        "NT": nt,
+        "DEPTH": _depth(p, target),
+        "BUFFERS": _buffers(p, nt),
+        "RESIDENT": _resident(p, target, nt),
+        "QUANT": p.quant,
+    }
+    defines, shared = _texts(_sizes(p) | tuning), _shared(p, target, nt)
+    grid, block = (target.sms * _resident(p, target, nt), 1, 1), (THREADS, 1, 1)
+    tokens = Scalar("i32", p.tokens)
+    rows = p.tokens if p.kind == "fp8_block" else p.pairs  # of quantised x
+
+    def product(symbol: str, x: Arg, weight: str, given: str, blocks: Arg, out: Arg) -> Launch:
+        scale = _operand(p, given, weight)
+        args = (x, *_input(1), *_weights(p, weight), scale, blocks, out, tokens)
+        return Launch(symbol, grid, block, args, shared, defines=defines, overlaps=True)
+
+    def quantise(symbol: str, count: int, x: Arg, given: str, out: tuple[Arg, ...]) -> Launch:
+        args = (x, *_input(1), _operand(p, given, "w2"), *out)
+        return Launch(symbol, (count, 1, 1), block, args, defines=defines, overlaps=True)
+
+    x, (h, parts) = _input(0)[0], _scratch(0, 1)
+    scratch = [Scratch(p.pairs * p.inner * 2), Scratch(p.pairs * p.hidden * 4)]
+    if not p.quant:
+        up = product("moe_up", x, "w13", "", h, h)
+        down = product("moe_down", h, "w2", "", h, parts)
+        return Plan((up, down, _combine(p, 1, defines)), tuple(scratch))
+    xq, xs, raw, hs = _scratch(2, 3, 4, 5)
+    scratch += [Scratch(rows * p.hidden * 2), Scratch(rows * -(-p.hidden // 128) * 4)]
+    scratch += [Scratch(p.pairs * p.inner * 4), Scratch(p.pairs * -(-p.inner // 128) * 4)]
+    launches = (
+        quantise("quantise_x", rows, x, "x_scale", (xq, xs)),
+        product("moe_up", xq, "w13", "x_scale", xs, raw),
+        quantise("quantise_h", p.pairs, raw, "h_scale", (h, hs)),
+        product("moe_down", h, "w2", "h_scale", hs, parts),
+        _combine(p, 1, defines),
+    )
+    return Plan(launches, tuple(scratch))
 
 
 def plan_each(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """each_up, each_down."""
     p = problem(attrs, specs)
-    defines = _defines(p, target, 1)
-    w13, w2 = _operands(p)
-    h = Pointer("scratch", 0)
+    defines = _texts(_sizes(p))
     groups = et.padded(p.inner, 32) // 32
     steps = -(-groups // (WARPS // split(p.hidden)))
-    up = Launch("each_up", (2 * steps, p.pairs, 1), (THREADS, 1, 1), (*_input(0, 1), *w13, h),
-                defines=defines, overlaps=True)  # fmt: skip
+    up = Launch("each_up", (2 * steps, p.pairs, 1), (THREADS, 1, 1),
+                (*_input(0, 1), *_weights(p, "w13"), *_scratch(0)), defines=defines,
+                overlaps=True)  # fmt: skip
     down = Launch("each_down", (-(-p.hidden // 16), p.tokens, 1), (THREADS, 1, 1),
-                  (h, *_input(1, 2), *w2, Pointer("output", 0)), defines=defines,
-                  overlaps=True)  # fmt: skip
+                  (*_scratch(0), *_input(1, 2), *_weights(p, "w2"), Pointer("output", 0)),
+                  defines=defines, overlaps=True)  # fmt: skip
     return Plan((up, down), (Scratch(p.pairs * p.inner * 2),))
 
 
-def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """Experts hit, read once, and the latency of three launches."""
+# ---- many tokens ---------------------------------------------------------------------------------
+
+
+def most_tiles(p: Problem) -> int:
+    """Tiles that the worst routing makes."""
+    return p.pairs // TILE + min(p.experts, p.pairs)
+
+
+def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """sort, up, down, combine."""
     p = problem(attrs, specs)
-    return 1.15 * p.hit * p.expert_bytes / target.bandwidth + 9e-6
+    stage = TILE * 128 + 16 * _STRIP[p.weights]
+    depth = min(12, (target.shared_bytes - WIDE_STATIC) // stage)
+    defines = _texts(_sizes(p) | {"TILE": TILE, "DEPTH": depth})
+    x, order, tiles, h, parts = _scratch(0, 1, 2, 3, 4)
+    units = [-(-k // et.UNIT) for k in (p.hidden, p.inner)]
+    movers = max(1, min(target.sms - 1, -(-p.tokens * units[0] * 2 // 1024)))
+    sort = Launch("moe_sort", (1 + movers, 1, 1), (1024, 1, 1),
+                  (*_input(0, 1), x, order, tiles, Scalar("i32", p.tokens)), defines=defines,
+                  overlaps=True)  # fmt: skip
+
+    def product(symbol: str, rows: Arg, weight: str, out: Arg, groups: int) -> Launch:
+        blocks = min(target.sms, most_tiles(p) * -(-groups // 4))
+        args = (rows, order, tiles, *_weights(p, weight), out)
+        return Launch(symbol, (blocks, 1, 1), (384, 1, 1), args, depth * stage, defines=defines,
+                      overlaps=True)  # fmt: skip
+
+    launches = (
+        sort,
+        product("wide_up", x, "w13", h, -(-p.inner // 32)),
+        product("wide_down", h, "w2", parts, -(-p.hidden // 64)),
+        _combine(p, 4, defines),
+    )
+    sizes = (
+        p.tokens * units[0] * 128,
+        p.pairs * 4,
+        (1 + most_tiles(p)) * 16,
+        p.pairs * units[1] * 128,
+        p.pairs * p.hidden * 4,
+    )
+    return Plan(launches, tuple(Scratch(n) for n in sizes))
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """Experts hit, read once; again for every so many tokens, from cache; three launches."""
+    p = problem(attrs, specs)
+    blocks = p.hit + p.pairs / (8 * _columns(p))
+    return (1.15 * p.hit + 0.35 * blocks) * p.expert_bytes / target.bandwidth + 9e-6
 
 
 def cost_each(attrs: Attrs, specs: Specs, target: Target) -> float:
@@ -299,10 +346,19 @@ def cost_each(attrs: Attrs, specs: Specs, target: Target) -> float:
     return 1.15 * p.pairs * p.expert_bytes / target.bandwidth + 4e-6
 
 
+def cost_wide(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The longer of bytes and mathematics; rows written and added; four launches."""
+    p = problem(attrs, specs)
+    read = 1.15 * p.hit * p.expert_bytes / target.bandwidth
+    multiply = 6 * p.pairs * p.hidden * p.inner / (0.55 * target.bf16_flops)
+    return max(read, multiply) + 8 * p.pairs * p.hidden / target.bandwidth + 15e-6
+
+
 CUDA = Cuda(
     tactics=(
-        Tactic("each", "grouped_moe.cu", refuse_each, plan_each, cost_each),
+        Tactic("each", "moe_each.cu", refuse_each, plan_each, cost_each),
         Tactic("grouped", "grouped_moe.cu", refuse_grouped, plan_grouped, cost_grouped),
+        Tactic("wide", "moe_wide.cu", refuse_wide, plan_wide, cost_wide),
     ),
-    packs={i: _either(i) for i in (3, 4, 6, 7)},
+    packs=moe_packs.PACKS,
 )

@@ -31,7 +31,11 @@ PAIRS = [
     for case in cuda_node.cases_of(op)
 ]
 # Where an op's arithmetic is coarser than one rounding of its result; the reason beside it.
-LIMITS: dict[str, cuda_node.Limits] = {}
+LIMITS: dict[str, cuda_node.Limits] = {
+    # bf16 activations between the two products, which the reference keeps whole: a sum over few
+    # inner columns then cancels to 2^-6 of its spread (numpy with that one rounding does the same)
+    "grouped_moe": cuda_node.Limits(element=2.0**-5),
+}
 # Ops whose U8 outputs are e4m3 codes, one a byte, not pairs of e2m1 codes.
 BYTE_CODES = frozenset(("paged_attention",))
 

@@ -1,0 +1,94 @@
+// The pairs (token, expert) sorted by expert and cut into tiles of tokens, and the activations with
+// k in the order of the fragments, for the wide kernels.
+//
+// `order`: pairs by expert. `tiles`: [0].x their number, then (expert, first place in `order`,
+// count). The places of an expert's pairs depend on the race of a few threads; nothing else does,
+// since a token's column of a product does not depend on its neighbours.
+#pragma once
+#include "moe_common.cuh"
+
+constexpr int SORT_THREADS = 1024;
+constexpr int TOGETHER = 8;  // ids in flight for a thread
+
+// Calls `each(pair, expert)` for all pairs of a block.
+template <class Each>
+DEVICE void for_pairs(const int* ids, int pairs, const Each& each) {
+  for (int base = threadIdx.x; base < pairs; base += SORT_THREADS * TOGETHER) {
+    int id[TOGETHER];
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j) {
+      const int i = base + j * SORT_THREADS;
+      id[j] = i < pairs ? ids[i] : -1;
+    }
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j)
+      if (id[j] >= 0) each(base + j * SORT_THREADS, id[j]);
+  }
+}
+
+DEVICE void sort_pairs(const int* ids, int pairs, int* order, int4* tiles) {
+  __shared__ int count[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
+  __syncthreads();
+  for_pairs(ids, pairs, [&](int, int e) { atomicAdd(count + e, 1); });
+  __syncthreads();
+  if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
+    constexpr int EACH = (EXPERTS + 31) / 32;
+    const int from = threadIdx.x * EACH;
+    int own = 0, cut = 0;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e)
+      own += count[e], cut += (count[e] + TILE - 1) / TILE;
+    int before = own, tiles_before = cut;
+    for (int d = 1; d < 32; d *= 2) {
+      const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
+      if (threadIdx.x >= d) before += a, tiles_before += b;
+    }
+    if (threadIdx.x == 31) tiles[0].x = tiles_before;
+    before -= own, tiles_before -= cut;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
+      begin[e] = before, tile[e] = tiles_before;
+      before += count[e], tiles_before += (count[e] + TILE - 1) / TILE;
+    }
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    const int n = (count[e] + TILE - 1) / TILE, size = n ? ((count[e] + n - 1) / n + 7) / 8 * 8 : 0;
+    for (int i = 0; i < n; ++i)  // tiles of nearly equal size
+      tiles[1 + tile[e] + i] =
+          make_int4(e, begin[e] + i * size, min(size, count[e] - i * size), 0);
+  }
+  __syncthreads();
+  for_pairs(ids, pairs, [&](int pair, int e) { order[atomicAdd(begin + e, 1)] = pair; });
+}
+
+// Half a unit (32 k) a thread: chunk q of 16 bytes holds the q-th pairs of the four runs of eight.
+DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
+  constexpr int HALVES = Side<true>::UNITS * 2;
+  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - 1) * SORT_THREADS;
+  for (i64 i = (i64)(blockIdx.x - 1) * SORT_THREADS + threadIdx.x; i < all; i += step) {
+    const int half = (int)(i % HALVES);
+    const u8* from = x + (i / HALVES) * HIDDEN * 2 + half * 64;
+    uint4 v[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      v[t] = make_uint4(0, 0, 0, 0);
+      if (HIDDEN % 32 == 0 || half * 32 + t * 8 < HIDDEN) v[t] = __ldcg((const uint4*)from + t);
+    }
+    uint4* to = (uint4*)(out + i * 64);
+    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+  }
+}
+
+// Block 0 sorts, the others reorder.
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    moe_sort(const u8* x, const int* ids, u8* reordered, int* order, int4* tiles, int tokens) {
+  wait_for_previous();
+  let_next_start();
+  if (blockIdx.x == 0)
+    sort_pairs(ids, tokens * K1, order, tiles);
+  else
+    reorder_rows(x, reordered, tokens);
+}

@@ -1,0 +1,94 @@
+// wgmma with bf16 weights in registers: D[64, N] += A[64, 16] · B[16, N], B in shared memory.
+//
+// A: four registers a lane, as mma.sync's 16-row fragment, one strip of 16 rows a warp. B: N rows of
+// 128 bytes (64 k), K-major, 128-byte swizzle (16-byte chunk ^= row & 7). D: f32, four values for
+// each 8 columns, as mma.sync's.  sm_90a only.
+#pragma once
+#include "ptx.cuh"
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Reads of d that follow stay behind the wait before.
+template <int M, int N> DEVICE void keep_order(float (&d)[M][N][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i)
+    asm volatile("" : "+f"(d[i / 4 / N][i / 4 % N][i % 4])::"memory");
+}
+// More or fewer registers for a warpgroup; the kernel has a register cap at entry.
+template <int N> DEVICE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> DEVICE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// The descriptor of a tile of B at a multiple of 1024 bytes; + 2 for each 16 k.
+DEVICE u64 wgmma_tile(const void* tile) {
+  return (u64)((shared_address(tile) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 |
+         (u64)1 << 62;
+}
+
+#define D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+
+template <int N> DEVICE void wgmma_bf16(float (&d)[N / 8][4], const u32 (&a)[4], u64 b);
+template <>
+DEVICE void wgmma_bf16<8>(float (&d)[1][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3"
+        "}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;"
+        : D4(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<16>(float (&d)[2][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7"
+        "}, {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+        : D4(0), D4(1)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<32>(float (&d)[4][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+        "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<48>(float (&d)[6][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23"
+        "}, {%24,%25,%26,%27}, %28, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<64>(float (&d)[8][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5), D4(6), D4(7)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<80>(float (&d)[10][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
+        "}, {%40,%41,%42,%43}, %44, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5), D4(6), D4(7), D4(8), D4(9)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#undef D4
