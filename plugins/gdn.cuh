@@ -1,5 +1,4 @@
-// What the kernels of the gated delta net share: activation types, sums over groups of lanes,
-// clusters.
+// What the kernels of the gated delta net share: activation types, sums over groups of lanes.
 #pragma once
 #include "numeric.cuh"
 
@@ -27,18 +26,4 @@ DEVICE float lane_sum(float x) {
 #pragma unroll
   for (int off = LANES / 2; off; off /= 2) x += __shfl_xor_sync(~0u, x, off);
   return x;
-}
-
-// --- Clusters ------------------------------------------------------------------------------
-DEVICE void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A float of the same shared variable in block `rank` of the cluster.
-DEVICE float load_cluster(const float* mine, u32 rank) {
-  u32 there;
-  float r;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(there) : "memory");
-  return r;
 }

@@ -1,67 +1,71 @@
 // One token of the gated delta net for every row of a launch: gdn_decode (FUSED: convolution,
 // delta rule, gated norm, quantisation) and gated_delta_step (the delta rule alone).
 //
-// A block owns (row, key head): its R value heads share q, k and their norms. With SPLIT > 1 a
-// cluster of SPLIT blocks shares that work by value rows and exchanges sums for the norm.
+// A block owns G value heads of a row (G divides R, the value heads of a key head). Each block of a
+// key head convolves q and k; the last to have read that part of the convolution's state shifts it.
 // State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
 // value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// RING: each warp runs its own ring of bulk copies, global -> shared -> (in place) -> global, so
-// that no barrier among warps stands in the loop; else chunks go through registers, one ahead.
+// WHOLE: all of the block's state is on its way to shared memory, by bulk copies, before the launch
+// before this one is over; a chunk is updated in place and copied back. Else chunks go through
+// registers, one ahead.
 // A replay ring (k, d, cumulative log decay of tokens not yet folded in) may follow a slot's state.
-// Ladder, H200, microseconds, 27B heads (16 key, 48 value) unless said; floor 4.3 TB/s:
-//   f32 state, rows           1     2     8    32    128   35B 128   bf16 128   bf16 32
-//   floor                   1.5   2.9  11.7  46.8  187.3     124.9       93.6      23.4
-//   ring, 8 warps, 96 KB   10.1  10.6  18.8  58.5  218.2     146.8      128.5      34.1
-//   the same, convolution's operands loaded before the previous launch is over:
-//   ring, 8 warps x 3       9.1   9.6  17.6  58.6  218.7     148.2      132.3      33.8
-//   ring, 4 warps x 3      11.9  12.4  19.3  59.7  219.7     147.9      119.1      33.0
-//   registers, 8 warps     10.1  10.7  17.6  57.9  220.6     147.8      124.8      33.3
-//   registers, 4 warps     14.8  15.6  21.1  58.3  222.1     148.2      122.2      32.0
-//   ring, cluster of 2      7.3   7.5  16.3  63.8  261.9     203.9
-//   ring, cluster of 4      6.3   8.7  28.4  94.4  369.2     304.2
-//   registers, cluster 4    6.6   8.1  26.6  81.4  321.7     273.9
-//   the delta rule alone (gated_delta_step), 128 rows: ring 212.1, registers 209.2.
+//
+// Ladder, H200, microseconds, 27B heads (16 key, 48 value), f32 state; floor at 4.3 TB/s 1.5 us for
+// a row, 46.8 for 32, 187.3 for 128; reading and writing the same bytes and nothing else 197-204:
+//   a block a key head, warps with rings of 4 KB copies   10.1 / 58.6 / 218.5; cluster of 4: 6.3
+//   of it, no update of the state at all                         58.2 / 217.6
+//   no evict-first hint on its loads                             58.2 / 213.2
+//   8 KB copies, two deep 258; 4 warps, six deep 232; 16 warps in one block 243
+//   a block a value head, all its state fetched at once      5.5 / 59.2 / 215.0
+//   that (WHOLE, G = 1), the readers' counter without a fence, a channel's weights in one load
+//                                                         4.9 / 57.9 / 212.6
+//   through registers, 8 warps                            5.3 / 56.7 / 220.1; 4: 7.1 / 57.4 / 216.7
+//   G = R, registers, 4 warps                            14.5 / 57.8 / 220.3
+//     but best for a bf16 state, 128 rows: 117.6 (WHOLE 132.9, registers 135.2, 4 warps 122.7)
+//   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
+//   the delta rule alone (gated_delta_step), 128 rows: WHOLE 204.0, registers 205.9.
+// At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.
 #include "gdn.cuh"
-#include "gdn_quant.cuh"
+#include "quad_quant.cuh"
 
+#define HV (HK * R)
 #define LANES (KD * STATE_BYTES / 16)
 #define EPL (16 / STATE_BYTES)   // state elements a lane holds of a row
 #define PASS (32 / LANES)        // rows of one 16-byte access of a warp
-#define U (LANES < 16 ? LANES / 2 : RING || STATE_BYTES == 4 ? 8 : 4)
+#define U (LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4)
 #define CROWS (U * PASS)
 #define CHUNK (U * 512)          // bytes
-#define ROWS (VD / SPLIT)        // value rows of a head in this block
-#define PER_HEAD (ROWS / CROWS)
-#define CHUNKS (R * PER_HEAD)
+#define PER_HEAD (VD / CROWS)
+#define CHUNKS (G * PER_HEAD)
 #define THREADS (WARPS * 32)
 #define CHANNELS (2 * HK * KD + HV * VD)
-#define LOCAL (2 * KD + R * ROWS)  // channels of this block: q, k, then its value rows by head
+#define LOCAL (2 * KD + G * VD)  // channels of this block: q, k, then its value rows by head
+#define SHARERS (R / G)          // blocks that read the same q and k
 
-static_assert(ROWS % CROWS == 0 && ROWS % 4 == 0 && KD % 4 == 0, "sizes the plan must refuse");
+static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
+              "sizes the plan must refuse");
 
 struct Shared {
-#if RING
-  alignas(128) char ring[WARPS][STAGES][CHUNK];
-  u64 full[WARPS][STAGES];
+#if WHOLE
+  alignas(128) char state[CHUNKS][CHUNK];
+  u64 full[CHUNKS];
 #endif
   alignas(16) float c[LOCAL];
-  float o[R * ROWS];
+  float o[G * VD];
 #if FUSED
-  float gate[R * ROWS];  // norm weight * silu(z)
-  float part[2 * R];     // this block's sum of squares and largest |o * gate| by head
+  float gate[G * VD];  // norm weight * silu(z)
 #endif
-  float decay[R], beta[R];
+  float decay[G], beta[G];
+  int last;              // whether this block shifts q's and k's part of the convolution's state
 };
 
 #define QUADS ((LOCAL + 4 * THREADS - 1) / (4 * THREADS))
 
-// Channel of the model for a channel of this block.
-DEVICE int channel_of(int i, int head, int split) {
-  if (i < KD) return head * KD + i;
-  if (i < 2 * KD) return HK * KD + head * KD + i - KD;
-  int v = i - 2 * KD;
-  return 2 * HK * KD + (head * R + v / ROWS) * VD + split * ROWS + v % ROWS;
+// Channel of the model for a channel of this block, whose first value head is `head`.
+DEVICE int channel_of(int i, int head) {
+  if (i < 2 * KD) return (i < KD ? 0 : HK * KD) + head / R * KD + i % KD;
+  return 2 * HK * KD + head * VD + i - 2 * KD;
 }
 
 #if FUSED
@@ -72,14 +76,23 @@ struct Quad {
   float w[4][TAPS];
   int channel;
 };
-DEVICE void load_old(Quad& q, const act* old, const float* weight, bool fresh) {
+DEVICE void load_taps(Quad& q, const act* old, bool fresh) {
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++)
     q.taps[j] = fresh ? act4{} : *(const act4*)(old + j * CHANNELS + q.channel);
+}
+DEVICE void load_weights(Quad& q, const float* weight) {
 #pragma unroll
-  for (int e = 0; e < 4; e++)
+  for (int e = 0; e < 4; e++) {
+    const float* w = weight + (q.channel + e) * TAPS;
+    if constexpr (TAPS == 4) {
+      float4 all = __ldg((const float4*)w);
+      q.w[e][0] = all.x, q.w[e][1] = all.y, q.w[e][2] = all.z, q.w[e][3] = all.w;
+    } else {
 #pragma unroll
-    for (int j = 0; j < TAPS; j++) q.w[e][j] = __ldg(weight + (q.channel + e) * TAPS + j);
+      for (int j = 0; j < TAPS; j++) q.w[e][j] = __ldg(w + j);
+    }
+  }
 }
 DEVICE void convolve(float* c, const Quad& q) {
 #pragma unroll
@@ -138,11 +151,10 @@ DEVICE uint4 packed(const float (&s)[EPL]) {
 #endif
 }
 
-// The delta rule on one chunk in registers; `first` is its first value row in this block's order.
+// The delta rule on one chunk in registers; `first` is its first value row in this block.
 DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL],
                    const float (&q)[EPL], float dot, int lane) {
-  const int head = first / ROWS;
-  const float decay = s.decay[head], beta = s.beta[head];
+  const float decay = s.decay[first / VD], beta = s.beta[first / VD];
   float v[2 * U];
 #pragma unroll
   for (int u = 0; u < U; u++) {
@@ -170,43 +182,34 @@ DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL],
   }
 }
 
-// Where a chunk of this block lies in the state, in bytes.
-DEVICE long long place(int chunk, int slot, int head, int split) {
-  long long row = ((long long)slot * HV + head * R + chunk / PER_HEAD) * VD;
-  return (row + split * ROWS + chunk % PER_HEAD * CROWS) * (KD * STATE_BYTES);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
            const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
            const char* state_in, char* state_out, const float* norm_weight, const int* slots,
            const int* starts, const int* counts, const float* scales, act* y_out, u8* q0, u8* s0,
-           u8* q1, u8* s1, float eps, int offset) {
+           u8* q1, u8* s1, int* readers, float eps, int offset) {
   extern __shared__ char memory[];
   Shared& s = *(Shared*)(((u64)memory + 127) & ~127ull);
-  const int split = blockIdx.x, head = blockIdx.y, token = blockIdx.z;
+  const int head = blockIdx.x * G, token = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int slot = slots[token], start = starts[token];
   const bool owns = slot >= 0, fresh = start == 0, live = owns && counts[token] > 0;
-  const u64 policy = evict_first_policy();
-#if RING
-  if (lane == 0) {
-    for (int i = 0; i < STAGES; i++) barrier_init(&s.full[warp][i], 1);
+  const long long heads = ((long long)slot * HV + head) * VD * KD * STATE_BYTES;
+  state_in += heads, state_out += heads;
+#if WHOLE
+  if (lane == 0 && live && !fresh) {
+    for (int i = warp; i < CHUNKS; i += WARPS) barrier_init(&s.full[i], 1);
     barrier_init_fence();
-    if (live && !fresh)
-#pragma unroll 1
-      for (int i = 0; i < STAGES && warp + i * WARPS < CHUNKS; i++) {
-        u64* full = &s.full[warp][i];
-        barrier_expect(full, CHUNK);
-        bulk_load(s.ring[warp][i],
-                  state_in + place(warp + i * WARPS, slot, head, split), CHUNK, full, policy);
-      }
+    for (int i = warp; i < CHUNKS; i += WARPS) {
+      barrier_expect(&s.full[i], CHUNK);
+      bulk_load(s.state[i], state_in + i * CHUNK, CHUNK, &s.full[i]);
+    }
   }
   __syncwarp();
 #else
   uint4 raw[U], ahead[U];
   if (live && !fresh && warp < CHUNKS) {
-    const uint4* from = (const uint4*)(state_in + place(warp, slot, head, split)) + lane;
+    const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
 #pragma unroll
     for (int i = 0; i < U; i++) raw[i] = __ldcs(from + 32 * i);
   }
@@ -218,8 +221,8 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #pragma unroll
   for (int t = 0; t < QUADS; t++) {
     const int i = (t * THREADS + threadIdx.x) * 4;
-    quads[t].channel = channel_of(i, head, split);
-    if (live && i < LOCAL) load_old(quads[t], old, conv_weight, fresh);
+    quads[t].channel = channel_of(i, head);
+    if (live && i < LOCAL) load_taps(quads[t], old, fresh), load_weights(quads[t], conv_weight);
   }
 #endif
   wait_for_previous();  // the states above were written a whole step ago
@@ -231,32 +234,36 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
     for (int t = 0; t < QUADS; t++)
       if ((t * THREADS + threadIdx.x) * 4 < LOCAL)
         quads[t].taps[TAPS - 1] = *(const act4*)(x + quads[t].channel);
+    // From the last thread down: the first are those that convolve.
+    for (int i = THREADS - 1 - threadIdx.x; i < G * VD; i += THREADS) {
+      float z = widen(x[offset + head * VD + i]);
+      s.gate[i] = norm_weight[i % VD] * silu(z);
+    }
 #pragma unroll
     for (int t = 0; t < QUADS; t++) {
       const int i = (t * THREADS + threadIdx.x) * 4;
       if (i >= LOCAL) continue;
       convolve(s.c + i, quads[t]);
-      if (SPLIT == 1 || i >= 2 * KD) shift(quads[t], next);
-    }
-    for (int i = threadIdx.x; i < R * ROWS; i += THREADS) {
-      int row = split * ROWS + i % ROWS;
-      float z = widen(x[offset + (head * R + i / ROWS) * VD + row]);
-      s.gate[i] = norm_weight[row] * silu(z);
+      if (SHARERS == 1 || i >= 2 * KD) shift(quads[t], next);
     }
 #else
     for (int i = threadIdx.x; i < LOCAL; i += THREADS)
-      s.c[i] = widen(x[channel_of(i, head, split)]);
+      s.c[i] = widen(x[channel_of(i, head)]);
 #endif
-    if (threadIdx.x < R) {
-      int h = head * R + threadIdx.x;
+    const int mine = threadIdx.x - THREADS / 2 + G, h = head + mine;  // threads that are idle
+    if (mine >= 0 && mine < G) {
       float b = widen(ba[(long long)token * 2 * HV + h]);
       float a = widen(ba[(long long)token * 2 * HV + HV + h]);
-      s.beta[threadIdx.x] = sigmoid(b);
-      s.decay[threadIdx.x] = expf(-expf(a_log[h]) * softplus(a + dt_bias[h]));
+      s.beta[mine] = sigmoid(b);
+      s.decay[mine] = expf(-expf(a_log[h]) * softplus(a + dt_bias[h]));
     }
   }
   __syncthreads();
+  int before = 0;
   if (live) {
+    // No fence: this block's reads have returned, and no later write can change what they saw.
+    if (SHARERS > 1 && FUSED && threadIdx.x == THREADS - 1)
+      before = atomicAdd(readers + token * HK + head / R, 1);
     float k[EPL], q[EPL], kk = 0.f, qq = 0.f, dot = 0.f;
 #pragma unroll
     for (int e = 0; e < EPL; e++) {
@@ -268,44 +275,29 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #pragma unroll
     for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
     dot = lane_sum<LANES>(dot);
-#if RING
-    int stage = 0;
-    u32 parity = 0;
+#if WHOLE
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
       uint4 raw[U];
-      char* at = s.ring[warp][stage];
-      if (!fresh) barrier_wait(&s.full[warp][stage], parity);
+      uint4* at = (uint4*)s.state[chunk] + lane;
+      if (!fresh) barrier_wait(&s.full[chunk], 0);
 #pragma unroll
-      for (int i = 0; i < U; i++)
-        raw[i] = fresh ? uint4{} : *(uint4*)(at + (32 * i + lane) * 16);
+      for (int i = 0; i < U; i++) raw[i] = fresh ? uint4{} : at[32 * i];
       update(s, raw, chunk * CROWS, k, q, dot, lane);
 #pragma unroll
-      for (int i = 0; i < U; i++) *(uint4*)(at + (32 * i + lane) * 16) = raw[i];
+      for (int i = 0; i < U; i++) at[32 * i] = raw[i];
       fence_async();
       __syncwarp();
       if (lane == 0) {
-        bulk_store(state_out + place(chunk, slot, head, split), at, CHUNK);
+        bulk_store(state_out + chunk * CHUNK, s.state[chunk], CHUNK);
         bulk_commit();
-        int next = chunk + (STAGES - 1) * WARPS;  // into the stage that was stored last time round
-        bulk_wait_read<1>();
-        if (!fresh && chunk >= WARPS && next < CHUNKS) {
-          int before = stage ? stage - 1 : STAGES - 1;
-          u64* full = &s.full[warp][before];
-          barrier_expect(full, CHUNK);
-          bulk_load(s.ring[warp][before],
-                    state_in + place(next, slot, head, split), CHUNK, full, policy);
-        }
       }
-      __syncwarp();
-      if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 #else
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
       if (!fresh && chunk + WARPS < CHUNKS) {
-        const uint4* from =
-            (const uint4*)(state_in + place(chunk + WARPS, slot, head, split)) + lane;
+        const uint4* from = (const uint4*)(state_in + (chunk + WARPS) * CHUNK) + lane;
 #pragma unroll
         for (int i = 0; i < U; i++) ahead[i] = __ldcs(from + 32 * i);
       }
@@ -313,7 +305,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #pragma unroll
         for (int i = 0; i < U; i++) raw[i] = uint4{};
       update(s, raw, chunk * CROWS, k, q, dot, lane);
-      uint4* to = (uint4*)(state_out + place(chunk, slot, head, split)) + lane;
+      uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
 #pragma unroll
       for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
 #pragma unroll
@@ -323,61 +315,44 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   } else if (owns && fresh) {  // a fresh sequence without a token: its state is zero
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS)
       for (int i = lane; i < CHUNK / 16; i += 32)
-        ((uint4*)(state_out + place(chunk, slot, head, split)))[i] = uint4{};
+        ((uint4*)(state_out + chunk * CHUNK))[i] = uint4{};
 #if FUSED
     for (int i = threadIdx.x; i < (TAPS - 1) * LOCAL; i += THREADS)
-      conv_out[((long long)slot * (TAPS - 1) + i / LOCAL) * CHANNELS +
-               channel_of(i % LOCAL, head, split)] = act{};
+      next[i / LOCAL * CHANNELS + channel_of(i % LOCAL, head)] = act{};
 #endif
+  }
+  if (SHARERS > 1 && FUSED && live && threadIdx.x == THREADS - 1) {
+    s.last = before == SHARERS - 1;
+    if (s.last) readers[token * HK + head / R] = 0;
   }
   __syncthreads();
 #if !FUSED
-  for (int i = threadIdx.x; i < R * ROWS; i += THREADS)
-    y_out[(long long)token * HV * VD + (head * R + i / ROWS) * VD + split * ROWS + i % ROWS] =
-        narrow(live ? s.o[i] : 0.f);
+  for (int i = threadIdx.x; i < G * VD; i += THREADS)
+    y_out[(long long)token * HV * VD + head * VD + i] = narrow(live ? s.o[i] : 0.f);
 #else
-  constexpr int STEPS = (ROWS + 127) / 128;
+  // A warp has a head's rows, four neighbours a lane.
+  constexpr int STEPS = (VD + 127) / 128;
   float o[STEPS][4], sum = 0.f, top = 0.f;
-  if (warp < R) {  // a warp a head: four neighbouring rows a lane
+  if (warp < G) {
 #pragma unroll
     for (int t = 0; t < STEPS; t++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         int row = t * 128 + lane * 4 + e;
-        float value = live && row < ROWS ? rounded(s.o[warp * ROWS + row]) : 0.f;
+        float value = live && row < VD ? rounded(s.o[warp * VD + row]) : 0.f;
         sum = fmaf(value, value, sum);
-        o[t][e] = live && row < ROWS ? value * s.gate[warp * ROWS + row] : 0.f;
+        o[t][e] = live && row < VD ? value * s.gate[warp * VD + row] : 0.f;
         top = fmaxf(top, fabsf(o[t][e]));
       }
-    sum = lane_sum<32>(sum);
-#pragma unroll
-    for (int off = 16; off; off /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, off));
+    sum = lane_sum<32>(sum), top = warp_max(top);
   }
-#if SPLIT > 1
-  if (warp < R && lane == 0) s.part[warp] = sum, s.part[R + warp] = top;
-  cluster_arrive();
-  cluster_wait();
-  if (warp < R) {
-    sum = 0.f, top = 0.f;
-#pragma unroll
-    for (int i = 0; i < SPLIT; i++) {
-      sum += load_cluster(&s.part[warp], i);
-      top = fmaxf(top, load_cluster(&s.part[R + warp], i));
-    }
-  }
-  cluster_arrive();  // nobody leaves while its sums are read; q and k were read by all
-  if (split == 0 && live)
-#pragma unroll
-    for (int t = 0; t < QUADS; t++)
-      if ((t * THREADS + threadIdx.x) * 4 < 2 * KD) shift(quads[t], next);
-#endif
-  if (warp < R) {
+  if (warp < G) {
     float root = 1.f / sqrtf(sum * (1.f / VD) + eps), amax = rounded(top * root);
     u8* q[2] = {q0, q1};
     u8* q_scale[2] = {s0, s1};
 #pragma unroll
     for (int t = 0; t < STEPS; t++) {
-      int row = t * 128 + lane * 4, column = (head * R + warp) * VD + split * ROWS + row;
+      int row = t * 128 + lane * 4, column = (head + warp) * VD + row;
       float y[4];
       act4 out;
 #pragma unroll
@@ -385,15 +360,20 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
         out.v[e] = narrow(o[t][e] * root);
         y[e] = widen(out.v[e]);
       }
-      if (KEEP && row < ROWS) *(act4*)(y_out + (long long)token * HV * VD + column) = out;
-      quantise(y, token, column, amax, scales, q, q_scale, row < ROWS);
+      if (KEEP && row < VD) *(act4*)(y_out + (long long)token * HV * VD + column) = out;
+      quantise<HV * VD>(y, token, column, amax, scales, q, q_scale, row < VD);
     }
   }
-#if SPLIT > 1
-  cluster_wait();
+  if (SHARERS > 1 && live && s.last)
+    for (int i = threadIdx.x * 4; i < 2 * KD; i += THREADS * 4) {
+      Quad quad;
+      quad.channel = channel_of(i, head);
+      load_taps(quad, old, fresh);
+      quad.taps[TAPS - 1] = *(const act4*)(x + quad.channel);
+      shift(quad, next);
+    }
 #endif
-#endif
-#if RING
-  if (lane == 0) bulk_wait<0>();
+#if WHOLE
+  if (lane == 0) bulk_wait_read<0>();
 #endif
 }

@@ -17,6 +17,7 @@ from spark_engine.kernel import (
     Plan,
     Pointer,
     Scalar,
+    Scratch,
     Specs,
     Tactic,
     Target,
@@ -31,12 +32,15 @@ NULL = Scalar("i64", 0)
 
 @dataclass(frozen=True)
 class Shape:
-    """Blocks of a head, warps, stages of a ring (0: registers), blocks an SM."""
+    """Warps, whether a block's state stands in shared memory, blocks an SM.
 
-    split: int
+    `grouped`: a block has all value heads of a key head, else one.
+    """
+
     warps: int
-    stages: int
-    blocks: int = 2
+    whole: bool
+    blocks: int
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,24 @@ class Problem:
         """Lanes that hold one value row at 16 bytes each."""
         return self.key_dim * self.state.itemsize // 16
 
-    def accesses(self, shape: Shape) -> int:
+    @property
+    def accesses(self) -> int:
         """16-byte accesses a lane makes for one chunk (U of the kernel)."""
         if self.lanes < 16:
             return self.lanes // 2
-        return 8 if shape.stages or self.state is DType.F32 else 4
+        return 8 if self.state is DType.F32 else 4
+
+    def heads(self, shape: Shape) -> int:
+        """Value heads of one block."""
+        return self.repeat if shape.grouped else 1
 
     def shared(self, shape: Shape) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""
-        values = self.repeat * self.value_dim // shape.split
-        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * self.repeat
-        ring = shape.warps * shape.stages * (self.accesses(shape) * 512 + 8)
-        return ring + 4 * floats + 256
+        values = self.heads(shape) * self.value_dim
+        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * self.heads(shape) + 4
+        state = values * self.key_dim * self.state.itemsize if shape.whole else 0
+        chunks = state // (self.accesses * 512)
+        return state + 8 * chunks + 4 * floats + 256
 
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
@@ -98,13 +108,13 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
     p = problem(attrs, specs)
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
-    chunk = p.accesses(shape) * 32 // p.lanes
-    if p.value_dim % shape.split or p.value_dim // shape.split % max(chunk, 16):
-        return f"{p.value_dim} value rows do not come in chunks of {chunk} for {shape.split} blocks"
-    if p.repeat > shape.warps:
+    chunk = p.accesses * 32 // p.lanes
+    if p.value_dim % max(chunk, 16):
+        return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
+    if shape.grouped and p.repeat == 1:
+        return "a key head has one value head: nothing to group"
+    if p.heads(shape) > shape.warps:
         return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
-    if shape.split > 1 and not target.hopper:
-        return f"{target.name} has no clusters worth using"
     if p.shared(shape) > target.shared_bytes:
         return f"{p.shared(shape)} bytes of shared memory are more than {target.shared_bytes}"
     return _refuse_ends(p, attrs, specs) if p.fused else None
@@ -121,19 +131,19 @@ def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
 
 
 def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """A block, or a cluster of them, for each row and key head."""
+    """A block for each row and value head or group of them."""
     p = problem(attrs, specs)
+    readers = p.fused and p.repeat > p.heads(shape)  # several blocks read a key head's channels
     launch = Launch(
         symbol="gdn_decode",
-        grid=(shape.split, p.key_heads, p.rows),
+        grid=(p.key_heads * p.repeat // p.heads(shape), p.rows, 1),
         block=(32 * shape.warps, 1, 1),
-        args=_fused_args(p, attrs, specs) if p.fused else _step_args(specs),
+        args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs),
         shared=p.shared(shape),
-        cluster=(shape.split if p.fused else 1, 1, 1),
         defines=_defines(p, shape, attrs),
         overlaps=True,
     )
-    return Plan((launch,))
+    return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 
 
 def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], ...]:
@@ -142,23 +152,23 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], .
         "BLOCKS": shape.blocks,
         "COPIES": p.copies,
         "FUSED": p.fused,
+        "G": p.heads(shape),
         "HK": p.key_heads,
         "KD": p.key_dim,
         "KEEP": attrs.get("keep", 1),
         "QUANT": QUANTS.index(p.quant),
         "R": p.repeat,
-        "RING": shape.stages > 0,
-        "SPLIT": shape.split,
-        "STAGES": max(shape.stages, 1),
         "STATE_BYTES": p.state.itemsize,
         "TAPS": p.taps,
         "VD": p.value_dim,
         "WARPS": shape.warps,
+        "WHOLE": shape.whole,
     }
     return tuple((name, str(int(value))) for name, value in numbers.items())
 
 
-def _fused_args(p: Problem, attrs: Attrs, specs: Specs) -> tuple[Arg, ...]:
+def _fused_args(attrs: Attrs, specs: Specs, readers: bool) -> tuple[Arg, ...]:
+    p = problem(attrs, specs)
     results: list[Arg] = [Pointer("output", i) for i in range(2, 3 + 2 * COPIES)]
     y = results.pop(0) if attrs["keep"] else NULL
     pairs: list[Arg] = []
@@ -177,6 +187,7 @@ def _fused_args(p: Problem, attrs: Attrs, specs: Specs) -> tuple[Arg, ...]:
         Pointer("input", 11) if len(specs) > 11 else NULL,
         y,
         *pairs,
+        Pointer("scratch", 0) if readers else NULL,
         Scalar("f32", float(attrs["eps"])),
         Scalar("i32", int(attrs["offset"])),
     )
@@ -194,37 +205,42 @@ def _step_args(specs: Specs) -> tuple[Arg, ...]:
         *(Pointer("input", i) for i in (5, 6, 7)),
         NULL,
         Pointer("output", 0),
-        *[NULL] * 4,
+        *[NULL] * 5,
         Scalar("f32", 0.0),
         Scalar("i32", 0),
     )
 
 
 def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
-    """The state once in and once out; few blocks do not reach the memory's bandwidth."""
+    """The state once in and once out, by what was measured; few blocks are bound by latency."""
     p = problem(attrs, specs)
     state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
     moved = 2 * p.rows * p.key_heads * state
-    blocks = p.rows * p.key_heads * shape.split
+    blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
     reached = min(1.0, blocks * shape.warps * 8e9 / target.bandwidth)  # a warp moves 8 GB/s
-    over = 1.12 if shape.stages or not target.hopper else 1.13
-    over += 0.1 * (p.state is DType.BF16 and shape.warps > 4)  # less to move behind each start
-    over += 0.15 * (shape.split - 1)  # ends of blocks weigh more where memory is busy
+    over = 1.1 if shape.whole else 1.13
+    if p.state is DType.BF16:  # half as much to move behind each block's start and end
+        over = 1.2 if shape.grouped else 1.3
+    if shape.whole and not target.hopper:
+        over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
+def bits(attrs: Attrs, specs: Specs, target: Target) -> str:
+    """All tactics sum in one order."""
+    return "one order"
+
+
 def _tactic(name: str, shape: Shape) -> Tactic:
-    return Tactic(name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape))
+    parts = (partial(f, shape) for f in (refuse, plan, cost))
+    return Tactic(name, SOURCE, *parts, bits)
 
 
 CUDA = Cuda(
     tactics=(
-        _tactic("ring", Shape(1, 8, 3)),
-        _tactic("registers", Shape(1, 8, 0)),
-        _tactic("small ring", Shape(1, 4, 3, 4)),
-        _tactic("small registers", Shape(1, 4, 0, 4)),
-        _tactic("ring split 2", Shape(2, 8, 3)),
-        _tactic("ring split 4", Shape(4, 8, 3)),
-        _tactic("registers split 4", Shape(4, 8, 0)),
+        _tactic("whole", Shape(8, True, 3)),
+        _tactic("registers", Shape(8, False, 2)),
+        _tactic("small registers", Shape(4, False, 4)),
+        _tactic("grouped registers", Shape(4, False, 4, True)),
     )
 )
