@@ -1,21 +1,21 @@
 """One GPU: memory, cubins, launches and graphs, over the CUDA driver.
 
-Knows the driver's API and no engine. Everything here raises ExecutorError with the driver's
-name for what went wrong. Importing it needs no driver; making a `Gpu` does.
+Knows the driver's API and no engine. Everything here raises ExecutorError with the driver's name
+for what went wrong and what to do about it, or CapacityError when device memory is used up.
+Importing it needs no driver; making a `Gpu` does.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from spark_engine.errors import ExecutorError
+from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.kernel import Launch, Pointer
 from spark_engine.tensors import Array
 
@@ -23,8 +23,15 @@ _TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 _MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_LOST = tuple(
+    f"CUDA_ERROR_{what}"
+    for what in ("ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION", "INVALID_PC")
+    + ("INVALID_ADDRESS_SPACE", "HARDWARE_STACK_ERROR", "LAUNCH_FAILED", "LAUNCH_TIMEOUT")
+    + ("ASSERT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED", "DEVICE_UNAVAILABLE")
+)
+_FOREIGN = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NOT_FOUND")
 _ARCHITECTURES = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
-PIECE = 64 << 20  # bytes of one pinned staging buffer
+Module = Any  # a CUmodule
 Function = Any  # a CUfunction
 Graph = Any  # a CUgraphExec
 Event = Any  # a CUevent
@@ -108,12 +115,21 @@ class Gpu:
 
     def load(self, cubin: bytes, symbols: Sequence[str], shared: int = 0) -> dict[str, Function]:
         """The entries of a cubin, each allowed `shared` bytes of dynamic shared memory."""
-        module = _do(driver.cuModuleLoadData(cubin))
-        self._modules.append(module)
-        found = {s: _do(driver.cuModuleGetFunction(module, s.encode())) for s in symbols}
+        module = self.module(cubin)
+        found = {symbol: self.function(module, symbol) for symbol in symbols}
         for function in found.values():
             self.allow_shared(function, shared)
         return found
+
+    def module(self, cubin: bytes) -> Module:
+        """A loaded cubin; unloaded by `close`."""
+        module = _do(driver.cuModuleLoadData(cubin))
+        self._modules.append(module)
+        return module
+
+    def function(self, module: Module, symbol: str) -> Function:
+        """An entry of a loaded cubin."""
+        return _do(driver.cuModuleGetFunction(module, symbol.encode()))
 
     def allow_shared(self, function: Function, nbytes: int) -> None:
         """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
@@ -122,6 +138,12 @@ class Gpu:
 
     def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
+        self.prepare(function, launch, args)()
+
+    def prepare(
+        self, function: Function, launch: Launch, args: Sequence[int | float]
+    ) -> Callable[[], None]:
+        """What queues this kernel whenever it is called, for launches that are repeated."""
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
@@ -132,7 +154,12 @@ class Gpu:
         types = tuple(
             ctypes.c_void_p if isinstance(a, Pointer) else _TYPES[a.kind] for a in launch.args
         )
-        _do(driver.cuLaunchKernelEx(config, function, (tuple(args), types), 0))
+        values = tuple(args), types
+
+        def launch_now() -> None:
+            _do(driver.cuLaunchKernelEx(config, function, values, 0))
+
+        return launch_now
 
     def begin_capture(self) -> None:
         """From here on the stream records instead of running."""
@@ -210,27 +237,28 @@ def _attributes(launch: Launch) -> list[Any]:
     return found
 
 
-def upload_file(gpu: Gpu, path: Path) -> int:
-    """The whole file in device memory, through two pinned buffers in turn."""
-    data = np.memmap(path, np.uint8, mode="r")
-    address = gpu.allocate(len(data))
-    stages = [(gpu.pinned(min(PIECE, len(data))), gpu.event()) for _ in range(2)]
-    for turn, start in enumerate(range(0, len(data), PIECE)):
-        pinned, copied = stages[turn % 2]
-        gpu.wait_for(copied)
-        piece = data[start : start + PIECE]
-        pinned[: len(piece)] = piece
-        gpu.upload(address + start, pinned[: len(piece)])
-        gpu.record(copied)
-    gpu.wait()
-    for pinned, _ in stages:
-        gpu.unpin(pinned)
-    return address
-
-
 def _do(result: tuple[Any, ...]) -> Any:
-    """The driver call's value. Raises ExecutorError naming the error."""
+    """The driver call's value. Raises ExecutorError or CapacityError naming the error."""
     error, *values = result
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise ExecutorError(f"the CUDA driver says {error.name} ({error.value})")
+        raise _failure(error.name, error.value)
     return values[0] if values else None
+
+
+def _failure(name: str, value: int) -> Exception:
+    says = f"the CUDA driver says {name} ({value})"
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return CapacityError(
+            f"{says}: stop other programs on the GPU, or rebuild with a smaller --max-context, "
+            "--max-seqs or --kv-tokens"
+        )
+    if name in _LOST:
+        return ExecutorError(
+            f"{says}: a kernel went wrong, and all that was on the GPU is lost; start the engine "
+            "again; if it comes back, `compute-sanitizer` names the kernel"
+        )
+    if name in _FOREIGN:
+        return ExecutorError(f"{says}: rebuild the engine for this GPU with spark-build")
+    return ExecutorError(
+        f"{says}; start the engine again, and see `nvidia-smi` for the GPU's state"
+    )

@@ -5,10 +5,11 @@ Knows no text, no HTTP and no op. One thread owns an engine.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from spark_engine.errors import InternalError
@@ -27,7 +28,8 @@ class EngineOptions:
 
     Attributes:
         policy: how prefill is paced beside decode.
-        depth: steps launched ahead of the one whose results are read: 0 or 1.
+        depth: steps launched ahead of the one whose results are read: 0 or 1; None is 1 for an
+            engine whose states are a device's, which works while the host plans, and else 0.
         max_waiting: requests that may queue for admission.
         swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed.
             No more than all slots and pages together is ever used.
@@ -36,7 +38,7 @@ class EngineOptions:
     """
 
     policy: PrefillPolicy = THROUGHPUT
-    depth: int = 0
+    depth: int | None = None
     max_waiting: int = 1024
     swap_bytes: int = 512 << 20
     threads: int = 1
@@ -51,12 +53,14 @@ class Engine:
 
     def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
         self.options = options or EngineOptions()
+        given = self.options.depth
+        self.depth = int(loaded.store is not None) if given is None else given
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
-        sets = self.options.depth + 1
-        self.memory = Memory(loaded.states, loaded.tables, specs, sets, loaded.store)
+        own = (loaded.store, loaded.sink)
+        self.memory = Memory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy)
-        self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.options.depth)
+        self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
         self._next_id = 0
@@ -123,7 +127,9 @@ class Engine:
         """
         events, self._events = self._events, []
         for seq in self._live.values():
-            self.scheduler.finish(seq, FinishReason.ERROR)
+            # The step may have stopped anywhere, so that the queues know it no more.
+            with contextlib.suppress(InternalError, ValueError):
+                self.scheduler.finish(seq, FinishReason.ERROR)
             events.append(Event(seq.id, finish=FinishReason.ERROR, message=message))
         self._live.clear()
         return events
@@ -136,7 +142,7 @@ class Engine:
         """
         scheduler, counts = self.scheduler, self._loop.counts
         swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
-        counted = asdict(counts)
+        counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
         counted["buckets"] = {f"{f}_{rows}": n for (f, rows), n in counts.buckets.items()}
         return {
             "running": len(scheduler.running),

@@ -18,6 +18,7 @@ from spark_engine.tensors import Array
 Buffers = Mapping[str, Array]
 FROM_STATE = -1  # a token id: take `last_tokens[slot]`
 INERT = -1  # the slot of a row that does nothing
+PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values")
 
 
 def fill_tables(memory: Memory, plan: Plan) -> None:
@@ -25,13 +26,16 @@ def fill_tables(memory: Memory, plan: Plan) -> None:
     for seq in plan.admitted:
         if seq.slot >= 0:
             write_row(memory.tables, seq)
+            memory.mark(seq.slot)
     for seq, index in plan.grown:
         memory.tables["page_table"][seq.slot, index] = seq.pages[index]
+        memory.mark(seq.slot, PAGE_TABLE)
     for launch in plan.launches:
-        for row in launch.rows:
-            seq = row.seq
-            if seq.suppressing and row.emit and not seq.forbids_end(row.start + row.count):
+        for i in [i for i, seq in enumerate(launch.seqs) if seq.suppressing]:
+            seq, after = launch.seqs[i], launch.starts[i] + launch.counts[i]
+            if launch.emits[i] and not seq.forbids_end(after):
                 write_bias(memory.tables, seq, suppress=False)
+                memory.mark(seq.slot, BIAS)
 
 
 def write_row(tables: Buffers, seq: Sequence) -> None:
@@ -66,21 +70,21 @@ def write_bias(tables: Buffers, seq: Sequence, suppress: bool) -> None:
 
 def fill_launch(buffers: Buffers, launch: Launch) -> None:
     """Writes the step inputs of one launch; rows beyond the live ones become inert."""
-    rows, live = launch.rows, len(launch.rows)
-    _fill(buffers["slots"], [row.seq.slot for row in rows], INERT)
-    _fill(buffers["starts"], [row.start for row in rows], 0)
-    _fill(buffers["counts"], [row.count for row in rows], 0)
-    _fill(buffers["emit"], [row.emit for row in rows], 0)
-    tokens = buffers["token_ids"]
+    live, tokens = launch.live, buffers["token_ids"]
+    _fill(buffers["slots"], live, [seq.slot for seq in launch.seqs], INERT)
+    _fill(buffers["starts"], live, launch.starts, 0)
     if launch.family == "decode":
-        _fill(tokens, [FROM_STATE] * live, 0)
+        for name, value in (("counts", 1), ("emit", 1), ("token_ids", FROM_STATE)):
+            _fill(buffers[name], live, value, 0)
         return
+    _fill(buffers["counts"], live, launch.counts, 0)
+    _fill(buffers["emit"], live, launch.emits, 0)
     tokens.fill(0)
     by_row = tokens.reshape(launch.bucket, -1)
-    for i, row in enumerate(rows):
+    for i, row in enumerate(launch.rows):
         by_row[i, : row.count] = row.seq.tokens[row.start : row.start + row.count]
 
 
-def _fill(array: Array, values: list[int], rest: int) -> None:
-    array[: len(values)] = values
-    array[len(values) :] = rest
+def _fill(array: Array, live: int, values: list[int] | list[bool] | int, rest: int) -> None:
+    array[:live] = values
+    array[live:] = rest

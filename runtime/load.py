@@ -7,19 +7,26 @@ intact, made for this machine, and fits its memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from spark_engine.engine_file import EngineFolder, EngineHeader, open_folder, read_manifest
+from spark_engine.engine_file import (
+    WEIGHTS,
+    EngineFolder,
+    EngineHeader,
+    open_folder,
+    read_manifest,
+)
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.interface import Limits
 from spark_engine.manifest import Bucket, Manifest, StateInfo
 from spark_engine.runtime.detect import available_memory, runnable_targets
 from spark_engine.runtime.executor import Executor
-from spark_engine.runtime.memory import BucketKey, States
+from spark_engine.runtime.memory import BucketKey, States, TableSink
 from spark_engine.runtime.ort import OrtExecutor
 from spark_engine.tensors import TensorSpec
 
@@ -42,8 +49,9 @@ EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
 class Loaded:
     """An engine whose executors are open.
 
-    `folder` is None when it came from no folder; `store` keeps the states when the executors
-    bring their own.
+    `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
+    tables when the executors bring their own. `opener` opens one more payload beside the
+    executors, over the same weights, states and tables; whoever calls it closes what it opened.
     """
 
     limits: Limits
@@ -53,6 +61,8 @@ class Loaded:
     executors: Mapping[BucketKey, Executor]
     folder: EngineFolder | None = None
     store: States | None = None
+    sink: TableSink | None = None
+    opener: OpenExecutor | None = None
 
     def rows(self, family: str) -> tuple[int, ...]:
         """The family's buckets, ascending. Raises EngineError when it has none."""
@@ -62,29 +72,56 @@ class Loaded:
         return found
 
 
-def load(path: Path, swap_bytes: int = 0, threads: int = 0) -> Loaded:
+def load(
+    path: Path, swap_bytes: int = 0, threads: int = 0, mark: Callable[[str], None] | None = None
+) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
     `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
-    states; `threads` per executor, 0 for one per core. Raises EngineError when the folder is
-    damaged, newer, or for another machine, and CapacityError, before anything is loaded, when
-    it does not fit the free memory.
+    states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
+    has ended. Raises EngineError when the folder is damaged, newer, or for another machine, and
+    CapacityError, before anything is loaded, when it does not fit the free memory.
     """
+    mark = mark or _ignore
     manifest = read_manifest(path)
     memory = manifest.memory
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
     targets = runnable_targets()
-    folder = open_folder(path, manifest.target if manifest.target in targets else targets[0])
+    target = manifest.target if manifest.target in targets else targets[0]
+    # A device verifies the weights while it reads them.
+    folder = open_folder(path, target, (WEIGHTS,) if manifest.executor == NATIVE else ())
+    mark("files")
+    if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
+        return _load_native(folder, threads, mark)
     manifest = folder.manifest  # from here on the verified one
-    # A device has one owner; onnxruntime opens sessions side by side.
-    workers = os.cpu_count() if manifest.executor == "ort" else 1
-    with ThreadPoolExecutor(workers) as pool:
-        table, store = _executors(folder)
-        opened = pool.map(lambda bucket: _open(folder, bucket, threads, table), manifest.buckets)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
         executors = {(b.family, b.rows): e for b, e in zip(manifest.buckets, opened, strict=True)}
-    limits, eos = manifest.limits, manifest.eos_token_ids
-    return Loaded(limits, eos, manifest.states, manifest.tables, executors, folder, store)
+    mark("buckets")
+    opener = EXECUTORS[manifest.executor]
+    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
+    return Loaded(*common, executors, folder, opener=opener)
+
+
+def _load_native(folder: EngineFolder, threads: int, mark: Callable[[str], None]) -> Loaded:
+    """The engine on the first GPU, which one owner opens bucket by bucket."""
+    from spark_engine.runtime.native import NativeEngine  # needs the extra `cuda`
+
+    manifest = folder.manifest
+    engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark)
+    table = {**EXECUTORS, NATIVE: engine.open}
+    executors: dict[BucketKey, Executor] = {}
+    with ExitStack() as undo:
+        for bucket in manifest.buckets:
+            executor = _open(folder, bucket, threads, table)
+            undo.callback(executor.close)
+            executors[bucket.family, bucket.rows] = executor
+            mark(f"{bucket.family} {bucket.rows}")
+        undo.pop_all()
+    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
+    store, sink = engine.states, engine.tables
+    return Loaded(*common, executors, folder, store, sink, engine.open)
 
 
 def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
@@ -101,14 +138,8 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         )
 
 
-def _executors(folder: EngineFolder) -> tuple[Mapping[str, OpenExecutor], States | None]:
-    """How this engine's buckets are opened, and who keeps their states (None: the host)."""
-    if folder.manifest.executor != NATIVE or NATIVE in EXECUTORS:
-        return EXECUTORS, None
-    from spark_engine.runtime.native import NativeEngine  # needs the extra `cuda`
-
-    engine = NativeEngine(folder, lambda free: check_capacity(folder.manifest, 0, free))
-    return {**EXECUTORS, NATIVE: engine.open}, engine.states
+def _ignore(stage: str) -> None:
+    """The end of a stage that nobody times."""
 
 
 def _open(

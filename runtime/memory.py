@@ -8,7 +8,7 @@ arrays for every executor; states lie in a `States`, which a device keeps to its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,17 @@ class States(Protocol):
         ...
 
 
+Changed = Mapping[str, Collection[int]]  # slots by table
+
+
+class TableSink(Protocol):
+    """A device's copies of the tables."""
+
+    def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
+        """Brings these rows to the device, for every launch from here on."""
+        ...
+
+
 class HostStates:
     """States as host arrays."""
 
@@ -104,8 +115,8 @@ class Memory:
 
     `states` and `tables` hold one array each; step inputs and outputs exist `sets` times, so
     that a step can be filled while the previous one is in flight. `store` keeps the states when
-    an executor brings its own. Raises EngineError when a bucket's specs do not fit the
-    manifest's.
+    an executor brings its own, and `sink` is where changed table rows are to be sent. Raises
+    EngineError when a bucket's specs do not fit the manifest's.
     """
 
     def __init__(
@@ -115,6 +126,7 @@ class Memory:
         buckets: Mapping[BucketKey, Specs],
         sets: int = 1,
         store: States | None = None,
+        sink: TableSink | None = None,
     ) -> None:
         self._store: States = HostStates(states) if store is None else store
         self._apart = store is not None
@@ -123,11 +135,27 @@ class Memory:
         for name, value in _FILL.items():
             if name in self.tables:
                 self.tables[name].fill(value)
+        self._sink = sink
+        # All rows at first: the device's tables hold nothing yet.
+        self._changed = {n: set(range(t.shape[0])) for n, t in self.tables.items() if sink}
         self._buffers = [self._make_set(buckets) for _ in range(sets)]
 
     def buffers(self, family: str, bucket: int, index: int) -> Mapping[str, Array]:
         """Every host array that this bucket reads and writes, by name; `index` chooses the set."""
         return self._buffers[index][family, bucket]
+
+    def mark(self, slot: int, names: Iterable[str] | None = None) -> None:
+        """Says that the slot's row of these tables, or of all, was written."""
+        for name in self._changed if names is None else names:
+            if name in self._changed:
+                self._changed[name].add(slot)
+
+    def flush(self) -> None:
+        """Sends the rows marked since the last flush to the device, if there is one."""
+        changed = {name: slots for name, slots in self._changed.items() if slots}
+        if changed and self._sink is not None:
+            self._sink.write(self.tables, changed)
+            self._changed = {name: set() for name in self._changed}
 
     @property
     def slot_bytes(self) -> int:

@@ -7,131 +7,86 @@ their launch on one stream, so they may share every byte.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spark_engine.engine_file import EngineFolder, EngineHeader
+from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.kernel import Arg, Launch, Pointer, Scalar
-from spark_engine.manifest import StateInfo
-from spark_engine.runtime.device import Event, Gpu, upload_file
+from spark_engine.runtime.device import Event, Function, Gpu
+from spark_engine.runtime.device_memory import (
+    Bytes,
+    DeviceStates,
+    DeviceTables,
+    unit_bytes,
+    zeros,
+)
 from spark_engine.runtime.executor import WIDE, Specs, Wait
-from spark_engine.runtime.memory import Snapshot
+from spark_engine.runtime.upload import upload_file
 from spark_engine.tensors import Array, TensorSpec
 from spark_engine.weights_file import read_index
 
 ALIGNMENT = 256
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class DeviceStates:
-    """The states of an engine in device memory."""
-
-    def __init__(self, gpu: Gpu, states: Iterable[StateInfo]) -> None:
-        self.arrays: Mapping[str, Array] = {}
-        self._gpu = gpu
-        self._infos = tuple(states)
-        self.addresses = {i.spec.name: _zeros(gpu, i.spec.nbytes) for i in self._infos}
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot's rows over all states."""
-        return sum(_unit_bytes(i.spec) for i in self._infos if i.unit == "slot")
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all states."""
-        return sum(_unit_bytes(i.spec) for i in self._infos if i.unit == "page")
-
-    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
-        """Copies one sequence's slot rows and pages, after every launch so far."""
-        self._gpu.use()
-        where = list(pages)
-        kept: dict[str, dict[str, Array]] = {"slot": {}, "page": {}}
-        for info in self._infos:
-            spec, units = info.spec, [slot] if info.unit == "slot" else where
-            array = np.empty((len(units), *spec.dims[1:]), spec.dtype.numpy)
-            for i, unit in enumerate(units):
-                self._gpu.download(array[i : i + 1], self._at(spec, unit))
-            kept[info.unit][spec.name] = array
-        self._gpu.wait()
-        rows = {name: array.reshape(array.shape[1:]) for name, array in kept["slot"].items()}
-        return Snapshot(rows, kept["page"])
-
-    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
-        """Writes a snapshot into a slot and as many pages as were saved."""
-        self._gpu.use()
-        where = list(pages)
-        for info in self._infos:
-            spec = info.spec
-            if info.unit == "slot":
-                self._gpu.upload(self._at(spec, slot), snapshot.rows[spec.name])
-                continue
-            for saved, page in zip(snapshot.pages[spec.name], where, strict=True):
-                self._gpu.upload(self._at(spec, page), saved)
-        self._gpu.wait()
-
-    def _at(self, spec: TensorSpec, unit: int) -> int:
-        return self.addresses[spec.name] + unit * _unit_bytes(spec)
-
-
-class Tables:
-    """The tables in device memory, and what they hold there, to copy only what changed."""
-
-    def __init__(self, gpu: Gpu, specs: Iterable[TensorSpec]) -> None:
-        self._gpu = gpu
-        self.addresses: dict[str, int] = {}
-        self._held: dict[str, Bytes] = {}
-        for spec in specs:
-            self.addresses[spec.name] = _zeros(gpu, spec.nbytes)
-            self._held[spec.name] = gpu.pinned(spec.nbytes)
-            self._held[spec.name].fill(0)
-        self._copied = gpu.event()
-
-    def update(self, buffers: Mapping[str, Array]) -> None:
-        """Queues copies of the tables that differ from what the device holds."""
-        stale = [n for n, held in self._held.items() if not _same(held, _raw(buffers[n]))]
-        if not stale:
-            return
-        self._gpu.wait_for(self._copied)  # the staging memory may still be read
-        for name in stale:
-            self._held[name][:] = _raw(buffers[name])
-            self._gpu.upload(self.addresses[name], self._held[name])
-        self._gpu.record(self._copied)
+Mark = Callable[[str], None]  # told the name of each stage that has ended
 
 
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
     `check` is given the free bytes of the device before anything is allocated, and raises when
-    the engine does not fit.
+    the engine does not fit. The weights are verified while they are copied. Raises EngineError
+    when a byte of them is not the manifest's.
     """
 
-    def __init__(self, folder: EngineFolder, check: Callable[[int], None]) -> None:
-        manifest = folder.manifest
+    def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
+        manifest, path = folder.manifest, folder.weights_path
         self.gpu = Gpu()
-        check(self.gpu.free_bytes)
-        path = folder.weights_path
-        self._weights = upload_file(self.gpu, path)
-        self.weights = {k: self._weights + e.offset for k, e in read_index(path).items()}
-        self.states = DeviceStates(self.gpu, manifest.states)
-        self.tables = Tables(self.gpu, manifest.tables)
-        self.arena = self.gpu.allocate(max(b.arena_bytes for b in manifest.buckets))
+        self._kernels = _Kernels(self.gpu)
         self._open = 0
+        try:
+            check(self.gpu.free_bytes)
+            mark("device")
+            digests = partial(folder.check_chunk, WEIGHTS)
+            self._weights = upload_file(self.gpu, path, CHUNK_BYTES, digests)
+            mark("weights")
+            self.weights = {k: self._weights + e.offset for k, e in read_index(path).items()}
+            self.states = DeviceStates(self.gpu, manifest.states)
+            self.tables = DeviceTables(self.gpu, manifest.tables)
+            self.arena_bytes = max(b.arena_bytes for b in manifest.buckets)
+            self.arena = self.gpu.allocate(self.arena_bytes)
+            self.gpu.wait()
+            mark("memory")
+        except BaseException:
+            self.gpu.close()
+            raise
 
     def open(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
     ) -> NativeExecutor:
-        """A bucket, captured. Raises EngineError when the payload is not what it should be."""
+        """A bucket, captured; also one of another payload, beside those of the manifest.
+
+        Raises EngineError when the payload is not what it should be, or wants more scratch memory
+        than the manifest's buckets.
+        """
         self.gpu.use()
         self._open += 1
-        return NativeExecutor(self, header, payload)
+        try:
+            return NativeExecutor(self, header, payload)
+        except BaseException:
+            self.release()
+            raise
+
+    def function(self, cubin: bytes, symbol: str, shared: int) -> Function:
+        """A kernel of a cubin, allowed `shared` bytes of dynamic shared memory."""
+        return self._kernels.find(cubin, symbol, shared)
 
     def release(self) -> None:
         """One executor was closed; the last one takes the device's memory with it."""
@@ -143,6 +98,29 @@ class NativeEngine:
         for address in (*shared, *self.states.addresses.values(), *self.tables.addresses.values()):
             self.gpu.free(address)
         self.gpu.close()
+
+
+class _Kernels:
+    """The kernels of all buckets. What several buckets hold is loaded once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._modules: dict[bytes, Any] = {}
+        self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
+
+    def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
+        """The kernel, allowed at least `shared` bytes, and what any bucket asked before."""
+        digest = hashlib.sha256(cubin).digest()
+        if digest not in self._modules:
+            self._modules[digest] = self._gpu.module(cubin)
+        key = digest, symbol
+        if key not in self._found:
+            self._found[key] = self._gpu.function(self._modules[digest], symbol), 0
+        function, allowed = self._found[key]
+        if shared > allowed:
+            self._gpu.allow_shared(function, shared)
+            self._found[key] = function, shared
+        return function
 
 
 @dataclass(frozen=True)
@@ -166,6 +144,8 @@ class _Staging:
     steps: Bytes
     outputs: Bytes
     done: Event
+    fed: tuple[tuple[str, Array], ...]  # views of `steps`
+    read: tuple[tuple[str, Array], ...]  # views of `outputs`
 
 
 class NativeExecutor:
@@ -178,14 +158,14 @@ class NativeExecutor:
         self._staged: list[_Staging] = []
         tables = engine.tables.addresses
         steps = [s for s in header.inputs if s.name not in tables]
-        narrow = [s for s in header.outputs if _unit_bytes(s) <= WIDE]
+        narrow = [s for s in header.outputs if unit_bytes(s) <= WIDE]
         self._steps, step_bytes = _lay_out(steps)
         self._outputs, output_bytes = _lay_out(narrow)
         wide = {s.name: s for s in header.outputs if s not in narrow}
         self._sizes = step_bytes, output_bytes
-        self._step_block = _zeros(self._gpu, step_bytes)
-        self._output_block = _zeros(self._gpu, output_bytes)
-        self._wide = {name: (_zeros(self._gpu, s.nbytes), s) for name, s in wide.items()}
+        self._step_block = zeros(self._gpu, step_bytes)
+        self._output_block = zeros(self._gpu, output_bytes)
+        self._wide = {name: (zeros(self._gpu, s.nbytes), s) for name, s in wide.items()}
         self._owned = [self._step_block, self._output_block, *(a for a, _ in self._wide.values())]
         try:
             self._graph = self._capture(payload)
@@ -210,6 +190,7 @@ class NativeExecutor:
         states = [s for s in self._specs.states if s.name in buffers]
         for spec in states:
             self._gpu.upload(self._engine.states.addresses[spec.name], buffers[spec.name])
+        self._engine.tables.write_all(buffers)
         self.launch(buffers)()
         for spec in states:
             self._gpu.download(buffers[spec.name], self._engine.states.addresses[spec.name])
@@ -218,14 +199,17 @@ class NativeExecutor:
         self._gpu.wait()
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
-        """Queues the step; the wait copies what was read into `buffers`."""
+        """Queues the step; the wait copies what was read into `buffers`.
+
+        One copy up, one graph, one copy down, one event: nothing here allocates or waits. Tables
+        are those last written to `NativeEngine.tables`.
+        """
         if not self._open:
             raise ExecutorError(f"{self._label} was closed")
         self._gpu.use()
         staging = self._staging(buffers)
-        for field in self._steps:
-            field.view(staging.steps)[...] = buffers[field.spec.name]
-        self._engine.tables.update(buffers)
+        for name, view in staging.fed:
+            view[...] = buffers[name]
         self._gpu.upload(self._step_block, staging.steps)
         self._gpu.replay(self._graph)
         self._gpu.download(staging.outputs, self._output_block)
@@ -234,8 +218,8 @@ class NativeExecutor:
         def wait() -> None:
             self._gpu.use()
             self._gpu.wait_for(staging.done)
-            for field in self._outputs:
-                buffers[field.spec.name][...] = field.view(staging.outputs)
+            for name, view in staging.read:
+                buffers[name][...] = view
 
         return wait
 
@@ -259,10 +243,13 @@ class NativeExecutor:
         if len(self._staged) == MAX_STAGED:
             oldest = self._staged.pop(0)
             self._gpu.wait_for(oldest.done)
-            made = _Staging(buffers, oldest.steps, oldest.outputs, oldest.done)
+            steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
         else:
             steps, outputs = (self._gpu.pinned(n) for n in self._sizes)
-            made = _Staging(buffers, steps, outputs, self._gpu.event())
+            done = self._gpu.event()
+        fed = tuple((f.spec.name, f.view(steps)) for f in self._steps)
+        read = tuple((f.spec.name, f.view(outputs)) for f in self._outputs)
+        made = _Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
 
@@ -281,18 +268,34 @@ class NativeExecutor:
         """Loads the cubins, runs every launch once over inert rows, and records them."""
         length = int.from_bytes(payload[:8], "little")
         body = json.loads(payload[8 : 8 + length])
-        functions = _functions(self._gpu, body, payload[8 + length :])
-        zeroed = _zeros(self._gpu, body["zeroed_bytes"])
+        if body["arena_bytes"] > self._engine.arena_bytes:
+            raise EngineError(
+                f"the {self._label} bucket wants {body['arena_bytes']} bytes of scratch memory, "
+                f"the engine has {self._engine.arena_bytes}; rebuild the engine with spark-build"
+            )
+        functions = self._functions(body, memoryview(payload)[8 + length :])
+        zeroed = zeros(self._gpu, body["zeroed_bytes"])
         self._owned.append(zeroed)
-        launches = [self._resolve(row, zeroed) for row in body["launches"]]
+        launches = [
+            self._gpu.prepare(functions[row["kernel"]], *self._resolve(row, zeroed))
+            for row in body["launches"]
+        ]
         self._fill_inert()
-        for captured in (False, True):
-            if captured:
-                self._gpu.wait()
-                self._gpu.begin_capture()
-            for row, (launch, args) in zip(body["launches"], launches, strict=True):
-                self._gpu.launch(functions[row["kernel"]], launch, args)
+        for launch in launches:
+            launch()
+        self._gpu.wait()
+        self._gpu.begin_capture()
+        for launch in launches:
+            launch()
         return self._gpu.end_capture()
+
+    def _functions(self, body: Mapping[str, Any], images: memoryview) -> list[Function]:
+        """The kernels by number."""
+        ends = np.cumsum(body["cubins"], dtype=np.int64).tolist()
+        starts = [0, *ends[:-1]]
+        cubins = [bytes(images[a:b]) for a, b in zip(starts, ends, strict=True)]
+        find = self._engine.function
+        return [find(cubins[r["cubin"]], r["symbol"], r["shared"]) for r in body["kernels"]]
 
     def _fill_inert(self) -> None:
         for field in self._steps:
@@ -340,21 +343,6 @@ class NativeExecutor:
         return self._wide[value][0]
 
 
-def _functions(gpu: Gpu, body: Mapping[str, Any], images: bytes) -> list[Any]:
-    """The kernels by number."""
-    ends = np.cumsum(body["cubins"], dtype=np.int64).tolist()
-    starts = [0, *ends[:-1]]
-    cubins = [images[a:b] for a, b in zip(starts, ends, strict=True)]
-    rows = body["kernels"]
-    found: dict[tuple[int, str], Any] = {}
-    for index, cubin in enumerate(cubins):
-        shared = {r["symbol"]: r["shared"] for r in rows if r["cubin"] == index}
-        for symbol, function in gpu.load(cubin, list(shared)).items():
-            gpu.allow_shared(function, shared[symbol])
-            found[index, symbol] = function
-    return [found[r["cubin"], r["symbol"]] for r in rows]
-
-
 def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:
     """Places for the tensors one after the other, and the bytes of all."""
     fields, at = [], 0
@@ -362,25 +350,3 @@ def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:
         fields.append(_Field(spec, at))
         at += -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(fields), max(at, ALIGNMENT)
-
-
-def _zeros(gpu: Gpu, nbytes: int) -> int:
-    address = gpu.allocate(nbytes)
-    gpu.fill(address, 0, max(nbytes, 1))
-    return address
-
-
-def _unit_bytes(spec: TensorSpec) -> int:
-    """Bytes of one row of axis 0."""
-    return spec.nbytes // max(spec.dims[0], 1)
-
-
-def _raw(array: Array) -> Bytes:
-    return array.reshape(-1).view(np.uint8)
-
-
-def _same(a: Bytes, b: Bytes) -> bool:
-    """Whether two stretches of four-byte elements are equal, compared eight bytes at a time."""
-    if len(a) % 8 == 0:
-        return bool(np.array_equal(a.view(np.int64), b.view(np.int64)))
-    return bool(np.array_equal(a.view(np.int32), b.view(np.int32)))

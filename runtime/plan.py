@@ -23,11 +23,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run of the bucket (`family`, `bucket`) with `rows` live, first to last."""
+    """One run of the bucket (`family`, `bucket`); live rows first to last, column by column.
+
+    Columns, because a decode step has a hundred rows and a few microseconds for each column.
+    """
 
     family: str
     bucket: int
-    rows: tuple[Row, ...]
+    seqs: list[Sequence]
+    starts: list[int]
+    counts: list[int]
+    emits: list[bool]
+
+    @property
+    def live(self) -> int:
+        """How many rows carry a sequence."""
+        return len(self.seqs)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The live rows one by one."""
+        columns = zip(self.seqs, self.starts, self.counts, self.emits, strict=True)
+        return tuple(Row(*row) for row in columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 
@@ -143,8 +145,7 @@ class Request:
         self.params.check(limits, eos)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
     """One sampled token of one request, or its end, or both.
 
     `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when

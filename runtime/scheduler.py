@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_engine.errors import CapacityError, InternalError
 from spark_engine.runtime.pages import Pool
-from spark_engine.runtime.plan import Launch, Move, Plan, Row
+from spark_engine.runtime.plan import Launch, Move, Plan
 from spark_engine.runtime.request import FinishReason, Status
 from spark_engine.runtime.sequence import Sequence
 
@@ -101,10 +100,16 @@ class Scheduler:
         if not plan.drain and not plan.preempted:
             self._admit(plan, in_flight)
         plan.grown = [(s, len(s.pages) - 1) for s in grown if s.status is Status.RUNNING]
-        decode = [Row(s, s.launched, 1, True) for s in self.running if self._can_decode(s)]
-        prefill = list(self._prefill_rows(self._tiles(bool(decode))))
-        self._launch(plan, "decode", self.sizes.decode, decode)
-        self._launch(plan, "prefill", self.sizes.prefill, prefill)
+        size = self.sizes.page_size
+        # `decodable` and its page written out: a property costs more than all of this
+        decode = [
+            s
+            for s in self.running
+            if s.goal <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
+        ]
+        tiles = self._tiles(bool(decode))
+        self._launch_decode(plan, decode)
+        self._launch_prefill(plan, tiles)
         return plan
 
     def collected(self, step: int) -> None:
@@ -140,16 +145,13 @@ class Scheduler:
 
     def _grow(self, plan: Plan, in_flight: int) -> list[Sequence]:
         """Takes a page for whoever needs one to decode; returns who got one."""
-        got = []
-        for seq in tuple(self.running):
-            lacks = seq.status is Status.RUNNING and seq.decodable and not self._can_decode(seq)
-            if lacks and self._make_page(seq, plan, in_flight):
+        size, got = self.sizes.page_size, []
+        full = [s for s in self.running if s.launched >= len(s.pages) * size and s.decodable]
+        for seq in full:  # making a page may preempt those after it
+            if seq.status is Status.RUNNING and self._make_page(seq, plan, in_flight):
                 seq.pages += self.pages.take()
                 got.append(seq)
         return got
-
-    def _can_decode(self, seq: Sequence) -> bool:
-        return seq.decodable and seq.launched < len(seq.pages) * self.sizes.page_size
 
     def _make_page(self, seq: Sequence, plan: Plan, in_flight: int) -> bool:
         """Sees to it that a page is free for `seq`; False when it must wait, or had to yield."""
@@ -254,7 +256,7 @@ class Scheduler:
     def _tiles(self, decoding: bool) -> int:
         """Tiles that this step may prefill."""
         most = self.sizes.prefill[-1]
-        if not any(seq.prefilling for seq in self.running):
+        if not [s for s in self.running if s.launched < s.goal]:
             self._since_prefill = 0
             return 0
         self._since_prefill += 1
@@ -265,24 +267,37 @@ class Scheduler:
             return most
         return min(self.policy.tiles or most, most)
 
-    def _prefill_rows(self, tiles: int) -> Iterator[Row]:
-        """Up to `tiles` tiles, on each sequence's own grid, first in order first."""
-        for seq in self.running:
-            at = seq.launched
-            while tiles and at < seq.goal:
-                end = min(at + self.sizes.tile, seq.goal)
-                yield Row(seq, at, end - at, end == seq.goal)
-                at, tiles = end, tiles - 1
-
-    def _launch(self, plan: Plan, family: str, buckets: tuple[int, ...], rows: list[Row]) -> None:
-        """Adds a launch in the smallest bucket that holds `rows`, if there are any."""
-        if not rows:
+    def _launch_decode(self, plan: Plan, seqs: list[Sequence]) -> None:
+        """Adds a launch of one token for each, in the smallest bucket that holds them."""
+        if not seqs:
             return
-        bucket = next(b for b in buckets if b >= len(rows))
-        plan.launches.append(Launch(family, bucket, tuple(rows)))
-        for row in rows:
-            row.seq.launched = row.start + row.count
-            row.seq.last_step = plan.step
+        live, step = len(seqs), plan.step
+        bucket = next(b for b in self.sizes.decode if b >= live)
+        starts = [s.launched for s in seqs]
+        for seq in seqs:
+            seq.launched += 1
+            seq.last_step = step
+        plan.launches.append(Launch("decode", bucket, seqs, starts, [1] * live, [True] * live))
+
+    def _launch_prefill(self, plan: Plan, tiles: int) -> None:
+        """Adds a launch of up to `tiles` tiles, on each sequence's own grid, first in order first.
+
+        Only a sequence's last tile may be short.
+        """
+        if not tiles:
+            return
+        launch = Launch("prefill", 0, [], [], [], [])
+        for seq in self.running:
+            while launch.live < tiles and seq.launched < seq.goal:
+                start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.goal)
+                launch.seqs.append(seq)
+                launch.starts.append(start)
+                launch.counts.append(end - start)
+                launch.emits.append(end == seq.goal)
+                seq.launched, seq.last_step = end, plan.step
+        if launch.live:
+            bucket = next(b for b in self.sizes.prefill if b >= launch.live)
+            plan.launches.append(replace(launch, bucket=bucket))
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -7,16 +7,17 @@ is how it notices that its parent is gone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from spark_engine.errors import CapacityError, UserError
@@ -60,6 +61,10 @@ class Steppable(Protocol):
         """One turn of the loop."""
         ...
 
+    def fail(self, message: str) -> Sequence[Event]:
+        """Ends every request with ERROR, after `step` raised."""
+        ...
+
     def stats(self) -> Mapping[str, Any]:
         """The counters by name."""
         ...
@@ -83,10 +88,22 @@ class Worker:
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
-            events = [] if self._engine.idle else self._engine.step()
+            events = [] if self._engine.idle else self._step()
             if events or asked:
-                stats = summarise(self._engine.stats())
-                self._send(Batch([self._outgoing(e) for e in events], stats))
+                self._report(events)
+
+    def _step(self) -> Sequence[Event]:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            # Every client is told before the process leaves with the error.
+            with contextlib.suppress(Exception):
+                self._report(self._engine.fail(describe_error(error)))
+            raise
+
+    def _report(self, events: Sequence[Event]) -> None:
+        stats = summarise(self._engine.stats())
+        self._send(Batch([self._outgoing(e) for e in events], stats))
 
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""
@@ -116,7 +133,7 @@ class Worker:
         outer = self._outer[event.request_id]
         if event.finish is not None:
             del self._outer[event.request_id], self._inner[outer]
-        return replace(event, request_id=outer)
+        return msgspec.structs.replace(event, request_id=outer)
 
     def _send(self, report: Report) -> None:
         self._socket.send(encode(report))
@@ -134,18 +151,25 @@ def serve(address: str, open_engine: Callable[[], Opened]) -> int:
     socket.linger = LINGER_MS
     socket.connect(address)
     try:
-        Worker(socket, *open_engine()).run()
+        opened = open_engine()
+        gc.collect()
+        gc.freeze()  # what was loaded stays: a collection in a step need not look at it
+        Worker(socket, *opened).run()
     except Exception as error:
         user = isinstance(error, UserError)
         if not user:
             traceback.print_exc()
-        words = str(error) if user else f"{type(error).__name__}: {error}"
-        socket.send(encode(Failed(words, user)))
+        socket.send(encode(Failed(describe_error(error), user)))
         return 2 if user else 1
     finally:
         socket.close()
         context.term()
     return 0
+
+
+def describe_error(error: Exception) -> str:
+    """What clients are told: a user's error speaks for itself, any other is named first."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _leave_with_the_parent(path: Path) -> None:

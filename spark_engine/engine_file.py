@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -88,7 +88,7 @@ class EngineFile:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """A folder whose every byte was verified when it was opened."""
+    """A folder whose every byte was verified when it was opened, but for the deferred files."""
 
     path: Path
     manifest: Manifest
@@ -107,6 +107,13 @@ class EngineFolder:
     def engine(self, bucket: Bucket) -> EngineFile:
         """Reads the bucket's file. Raises EngineError when it is not intact."""
         return read_engine(self.path / bucket.file)
+
+    def check_chunk(self, name: str, index: int, found: str) -> None:
+        """Holds the hex sha256 of a file's chunk of CHUNK_BYTES against the manifest's.
+
+        For files that `open_folder` left to whoever reads them. Raises EngineError.
+        """
+        _check_chunk(self.path, name, self.manifest.files[name], index, found)
 
     def weights(self) -> dict[str, Array]:
         """Every weight as a read-only array over the mapped file."""
@@ -157,11 +164,12 @@ def read_manifest(path: Path) -> Manifest:
     return decode_manifest(_read(path / MANIFEST, remedy), str(path / MANIFEST), remedy)
 
 
-def open_folder(path: Path, target: str) -> EngineFolder:
+def open_folder(path: Path, target: str, deferred: Collection[str] = ()) -> EngineFolder:
     """Opens the engine at `path` for the machine's `target`, after verifying every byte.
 
-    Raises EngineError, naming the file and the remedy, for a newer format, another target, or
-    a file that is missing, of a wrong length, or changed.
+    Of the files named in `deferred` only the length is verified here: their reader owes
+    `check_chunk` for each chunk. Raises EngineError, naming the file and the remedy, for a newer
+    format, another target, or a file that is missing, of a wrong length, or changed.
     """
     manifest = read_manifest(path)
     if manifest.target != target:
@@ -169,24 +177,32 @@ def open_folder(path: Path, target: str) -> EngineFolder:
             f"{path} was built for {manifest.target!r} and this machine runs {target!r}: "
             f"rebuild with `spark-build CHECKPOINT -o {path} --target {target}`"
         )
-    verify_files(path, manifest.files)
+    verify_files(path, manifest.files, deferred)
     return EngineFolder(path, manifest)
 
 
-def verify_files(path: Path, files: Mapping[str, FileDigest]) -> None:
+def verify_files(
+    path: Path, files: Mapping[str, FileDigest], deferred: Collection[str] = ()
+) -> None:
     """Compares every file below `path` with its digest, chunks in parallel.
 
-    Raises EngineError naming the first file (by name) that is missing, cut or changed.
+    Only the length of `deferred` ones. Raises EngineError naming the first file (by name) that is
+    missing, cut or changed.
     """
     for name, digest in sorted(files.items()):
         _check_length(path, name, digest)
-    jobs = [(name, i) for name in sorted(files) for i in range(len(files[name].chunks))]
+    names = sorted(set(files) - set(deferred))
+    jobs = [(name, i) for name in names for i in range(len(files[name].chunks))]
     with _pool() as pool:
         found = pool.map(lambda job: _hash_chunk(path / job[0], job[1]), jobs)
         for (name, i), chunk in zip(jobs, found, strict=True):
-            if chunk != files[name].chunks[i]:
-                at = f"between bytes {i * CHUNK_BYTES} and {(i + 1) * CHUNK_BYTES}"
-                raise EngineError(f"{path / name} was changed {at}; {_remedy(path)}")
+            _check_chunk(path, name, files[name], i, chunk)
+
+
+def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: str) -> None:
+    if found != digest.chunks[index]:
+        at = f"between bytes {index * CHUNK_BYTES} and {(index + 1) * CHUNK_BYTES}"
+        raise EngineError(f"{path / name} was changed {at}; {_remedy(path)}")
 
 
 def digest_file(path: Path) -> FileDigest:

@@ -93,6 +93,10 @@ class FakeEngine:
         top = tuple((token + i, -0.5 - i) for i in range(params.logprobs or 0))
         return Event(number, token, None if params.logprobs is None else -0.5, top, finish)
 
+    def fail(self, message: str) -> list[Event]:
+        gone, self._live = self._live, {}
+        return [Event(n, finish=FinishReason.ERROR, message=message) for n in gone]
+
     def stats(self) -> dict[str, Any]:
         running = min(len(self._live), SLOTS)
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,8 +86,8 @@ def test_a_bucket_under_another_ones_name_is_refused(
 ) -> None:
     real = module.open_folder
 
-    def swapped(path: Path, target: str) -> object:
-        folder = real(path, target)
+    def swapped(path: Path, target: str, deferred: Collection[str]) -> object:
+        folder = real(path, target, deferred)
         first, second, *rest = folder.manifest.buckets
         buckets = (replace(first, file=second.file), second, *rest)
         return replace(folder, manifest=replace(folder.manifest, buckets=buckets))

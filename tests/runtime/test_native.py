@@ -1,13 +1,9 @@
-"""The native executor over a GPU made of numpy: staging, tables, states, snapshots, the end.
-
-The fake keeps the driver's promises and no more: memory by address, copies, launches in order,
-graphs that replay what was recorded. Its kernels are Python functions found by symbol.
-"""
+"""The native executor over a GPU made of numpy: staging, tables, states, snapshots, the end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +17,12 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
-from spark_engine.kernel import Launch  # noqa: E402
 from spark_engine.manifest import StateInfo  # noqa: E402
-from spark_engine.runtime import native  # noqa: E402
+from spark_engine.runtime import device_memory, native  # noqa: E402
 from spark_engine.runtime.memory import Memory, allocate  # noqa: E402
-from spark_engine.tensors import Array, DType, TensorSpec  # noqa: E402
+from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
 
 ROWS, SLOTS, VOCAB = 3, 4, 2048
 LIMITS = Limits(max_seqs=SLOTS, max_context=128, pages=3, vocab=VOCAB)
@@ -38,81 +34,6 @@ OUTPUTS = (
     TensorSpec("next_tokens", DType.I32, (ROWS,)),
     TensorSpec("logits", DType.F32, (ROWS, VOCAB)),
 )
-
-
-class FakeGpu:
-    """Device memory as numpy arrays at made-up addresses."""
-
-    free_bytes = 1 << 30
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, Any] = {}
-        self.next = 1 << 20
-        self.recording: list[Callable[[], None]] | None = None
-        self.copies: list[int] = []
-        self.closed = False
-
-    def allocate(self, nbytes: int) -> int:
-        address, self.next = self.next, self.next + nbytes + 4096
-        self.blocks[address] = np.full(max(nbytes, 1), 0xEE, np.uint8)
-        return address
-
-    def free(self, address: int) -> None:
-        del self.blocks[address]
-
-    def at(self, address: int, nbytes: int) -> Any:
-        base = max(b for b in self.blocks if b <= address)
-        part = self.blocks[base][address - base : address - base + nbytes]
-        assert len(part) == nbytes, "access beyond an allocation"
-        return part
-
-    def pinned(self, nbytes: int) -> Any:
-        return np.full(nbytes, 0xDD, np.uint8)
-
-    def upload(self, address: int, array: Array) -> None:
-        assert isinstance(array, np.ndarray) and array.flags.c_contiguous
-        self.copies.append(address)
-        self.at(address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-
-    def download(self, array: Array, address: int) -> None:
-        assert isinstance(array, np.ndarray) and array.flags.c_contiguous
-        array.reshape(-1).view(np.uint8)[:] = self.at(address, array.nbytes)
-
-    def fill(self, address: int, byte: int, nbytes: int) -> None:
-        self.at(address, nbytes)[:] = byte
-
-    def load(self, cubin: bytes, symbols: Sequence[str]) -> dict[str, str]:
-        assert cubin == b"cubin"
-        return {symbol: symbol for symbol in symbols}
-
-    def launch(self, function: str, launch: Launch, args: Sequence[int]) -> None:
-        def run() -> None:
-            KERNELS[function](self, *args)
-
-        run() if self.recording is None else self.recording.append(run)
-
-    def begin_capture(self) -> None:
-        self.recording = []
-
-    def end_capture(self) -> list[Callable[[], None]]:
-        recorded, self.recording = self.recording, None
-        assert recorded is not None
-        return recorded
-
-    def replay(self, graph: list[Callable[[], None]]) -> None:
-        for launch in graph:
-            launch()
-
-    def event(self) -> object:
-        return object()
-
-    def close(self) -> None:
-        self.closed = True
-
-    def _nothing(self, *_: object) -> None:
-        pass
-
-    use = wait = record = wait_for = unpin = destroy_graph = allow_shared = _nothing
 
 
 def _i32(gpu: FakeGpu, address: int, count: int) -> Any:
@@ -167,21 +88,30 @@ def payload(body: dict[str, Any] = BODY) -> bytes:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    made = FakeGpu()
+    made = FakeGpu(KERNELS)
     monkeypatch.setattr(native, "Gpu", lambda: made)
     return made
 
 
 @pytest.fixture
-def engine(gpu: FakeGpu, tmp_path: Path) -> native.NativeEngine:
+def stages() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> native.NativeEngine:
     specs = [TensorSpec("w", DType.F32, (2,)), TensorSpec("z", DType.F32, (100,))]
     arrays = [np.array([7, 8], np.float32), np.arange(100, dtype=np.float32)]
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
     manifest = SimpleNamespace(
         states=STATES, tables=tables(LIMITS), buckets=[SimpleNamespace(arena_bytes=1024)]
     )
-    folder = SimpleNamespace(manifest=manifest, weights_path=tmp_path / "w.safetensors")
-    return native.NativeEngine(folder, lambda free: None)  # type: ignore[arg-type]
+    folder = SimpleNamespace(
+        manifest=manifest,
+        weights_path=tmp_path / "w.safetensors",
+        check_chunk=lambda name, index, digest: None,
+    )
+    return native.NativeEngine(folder, lambda free: None, stages.append)  # type: ignore[arg-type]
 
 
 def header() -> EngineHeader:
@@ -194,7 +124,7 @@ def header() -> EngineHeader:
 def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, Memory]:
     executor = engine.open(header(), payload(), Path(), 1)
     specs = {("decode", ROWS): executor.specs}
-    return executor, Memory(STATES, tables(LIMITS), specs, 2, engine.states)
+    return executor, Memory(STATES, tables(LIMITS), specs, 2, engine.states, engine.tables)
 
 
 def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngine) -> None:
@@ -203,6 +133,7 @@ def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngin
     assert not _i32(engine.gpu, last, SLOTS).any(), "the warm-up touched the scratch row alone"
     engine.gpu.fill(last, 0, 4 * (SLOTS + 1))
     memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
+    memory.flush()
     for turn in range(2):
         buffers = memory.buffers("decode", ROWS, turn)
         buffers["token_ids"][:] = (1, 2, 3)
@@ -216,18 +147,30 @@ def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngin
     assert (buffers["logits"] == 1.5).all()
 
 
-def test_tables_are_copied_only_when_they_changed(engine: native.NativeEngine) -> None:
-    executor, memory = opened(engine)
-    buffers = memory.buffers("decode", ROWS, 0)
-    executor.launch(buffers)()
-    for changed in ("", "page_table", "bias_values"):
-        if changed:
-            memory.tables[changed][1] = 5
-        engine.gpu.copies.clear()
-        executor.launch(buffers)()
-        places = {a: n for n, a in engine.tables.addresses.items()}
-        copied = [places[a] for a in engine.gpu.copies if a in places]
-        assert copied == ([changed] if changed else [])
+def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> None:
+    _, memory = opened(engine)
+    gpu: Any = engine.gpu
+    places = {a: n for n, a in engine.tables.addresses.items()}
+    gpu.uploads.clear()
+    memory.flush()
+    assert [(places[a], n) for a, n in gpu.uploads] == [(s.name, s.nbytes) for s in tables(LIMITS)]
+    for name, slots, copies in (
+        ("page_table", (), []),
+        ("page_table", (1, 2), [(8, 16)]),  # two pages a row: neighbours go as one
+        ("bias_values", (0, 3), [(0, 2048 * 4)]),  # two rows of 2 KiB between: cheaper than a call
+        ("bias_values", (3,), [(3 * 2048, 2048)]),
+    ):
+        for slot in slots:
+            memory.tables[name][slot] = slot + 5
+            memory.mark(slot, (name,))
+        gpu.uploads.clear()
+        memory.flush()
+        start = engine.tables.addresses[name]
+        assert [(a - start, n) for a, n in gpu.uploads] == copies
+    gpu.wait()
+    for name, held in memory.tables.items():
+        found = gpu.view(engine.tables.addresses[name], held.dtype, held.shape)
+        np.testing.assert_array_equal(found, held)
 
 
 def test_a_snapshot_goes_to_another_slot_and_other_pages(engine: native.NativeEngine) -> None:
@@ -251,6 +194,46 @@ def test_states_of_the_caller_go_in_and_come_out(engine: native.NativeEngine) ->
     arrays["last_tokens"][:] = 100
     executor.run(arrays)
     assert arrays["last_tokens"].tolist() == [1107 + 0, 100, 100, 100, 100]
+
+
+def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
+    engine: native.NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "STAGE", 48)  # a page and a half
+    _, memory = opened(engine)
+    pages = engine.gpu.at(engine.states.addresses["layers.0.k_pages"], 4 * 32)  # type: ignore[attr-defined]
+    pages[:] = np.arange(128, dtype=np.uint8)
+    saved = memory.save(0, [1, 2, 0])
+    assert saved.pages["layers.0.k_pages"].view(np.uint8).reshape(-1).tolist() == [
+        *range(32, 96), *range(32)
+    ]  # fmt: skip
+    pages[:] = 0
+    memory.restore(saved, 0, [1, 2, 0])
+    assert pages[:96].tolist() == list(range(96))
+
+
+def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
+    engine: native.NativeEngine,
+) -> None:
+    for shared in (300, 100):
+        kernels = [{**row, "shared": shared} for row in BODY["kernels"]]
+        engine.open(header(), payload({**BODY, "kernels": kernels}), Path(), 1)
+    gpu: Any = engine.gpu
+    assert gpu.modules == [b"cubin"] and gpu.allowed == dict.fromkeys(KERNELS, 300)
+
+
+def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:
+    executor, _ = opened(engine)
+    with pytest.raises(
+        EngineError, match="wants 1025 bytes of scratch memory, the engine has 1024"
+    ):
+        engine.open(header(), payload({**BODY, "arena_bytes": 1025}), Path(), 1)
+    assert not engine.gpu.closed  # type: ignore[attr-defined]
+    executor.close()
+
+
+def test_the_stages_of_opening_are_told(engine: native.NativeEngine, stages: list[str]) -> None:
+    assert stages == ["device", "weights", "memory"]
 
 
 def test_bad_buffers_and_bad_payloads_are_named(engine: native.NativeEngine) -> None:

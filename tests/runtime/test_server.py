@@ -468,8 +468,12 @@ def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
 
 def test_a_step_that_raises_ends_the_server_with_its_words(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder, grace_s=0.5) as server:
+        beside = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
+        _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
         with pytest.raises(openai.InternalServerError, match="the step went wrong"):
             server.client.completions.create(model="fake", prompt="BOOM")
+        _wait(lambda: all(beside), "every request has an end", 5)
+        assert all("the step went wrong" in str(result[0]) for result in beside)
         assert "the step went wrong" in httpx.get(server.url + "/health").json()["reason"]
         assert server.process.wait(EXIT_S) == 1
 
