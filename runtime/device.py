@@ -168,7 +168,15 @@ class Gpu:
 
     def end_capture(self) -> Graph:
         """What was recorded, ready to replay."""
+        return self._instantiate(_do(driver.cuStreamEndCapture(self.stream)))
+
+    def end_counted_capture(self) -> tuple[Graph, int]:
+        """What was recorded, and how many launches in it may start before the one before ends."""
         graph = _do(driver.cuStreamEndCapture(self.stream))
+        edges = _overlapping_edges(graph)
+        return self._instantiate(graph), edges
+
+    def _instantiate(self, graph: Any) -> Graph:
         executable = _do(driver.cuGraphInstantiate(graph, 0))
         _do(driver.cuGraphDestroy(graph))
         return executable
@@ -221,6 +229,14 @@ def _capability(device: Any) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def _overlapping_edges(graph: Any) -> int:
+    """Edges of a recorded graph that are programmatic."""
+    count = int(_values(driver.cuGraphGetEdges(graph, 0))[3])
+    kinds = [e.type for e in _values(driver.cuGraphGetEdges(graph, count))[2]] if count else []
+    wanted = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    return sum(kind == wanted.value for kind in kinds)
+
+
 def _attributes(launch: Launch) -> list[Any]:
     found = []
     if launch.cluster != (1, 1, 1):
@@ -239,10 +255,15 @@ def _attributes(launch: Launch) -> list[Any]:
 
 def _do(result: tuple[Any, ...]) -> Any:
     """The driver call's value. Raises ExecutorError or CapacityError naming the error."""
-    error, *values = result
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise _failure(error.name, error.value)
+    values = _values(result)
     return values[0] if values else None
+
+
+def _values(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that the driver call returned."""
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        raise _failure(result[0].name, result[0].value)
+    return result[1:]
 
 
 def _failure(name: str, value: int) -> Exception:

@@ -2,20 +2,25 @@
 
 `python -m tests.runtime.native_trial prepare FOLDER` builds both kinds where the builder is and
 keeps the CPU's logits; `… compare FOLDER` runs the native ones where a GPU is, prints how far the
-logits are, then serves requests at both depths and counts what differs from each request alone.
+logits are, then serves requests at both depths and counts what differs from each request alone,
+and says which calls of the driver a step of decoding makes and how long the host and it take.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.runtime import device
 from spark_engine.runtime.engine import Engine, EngineOptions
 from spark_engine.runtime.load import load
 from spark_engine.runtime.request import Request, SamplingParams
@@ -64,6 +69,58 @@ def compare(base: Path) -> None:
             far = float(np.linalg.norm(g - w) / np.linalg.norm(w))
             print(f"{name} {i}: distance {far:.4f}, argmax {g.argmax()} and {w.argmax()}")
         serve(base / f"{name}_{TARGET}")
+        steady(base / f"{name}_{TARGET}")
+
+
+class Calls:
+    """Counts the driver's calls by name and the seconds in them, in `device.driver`'s place."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.made: list[tuple[str, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._driver, name)
+        return self._counted(name, found) if name.startswith("cu") else found
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args)
+            self.made.append((name, time.perf_counter() - start))
+            return result
+
+        return call
+
+
+def steady(path: Path) -> None:
+    """Prints the calls of steps without a table change, with counts, and the median times."""
+    engine = Engine.open(path)
+    prompt = tuple(range(1, 30))
+    for seed in range(4):
+        engine.submit(Request(prompt, SamplingParams(ignore_eos=True, max_tokens=150, seed=seed)))
+    for _ in range(8):
+        engine.step()
+    walls, calls = [], Calls(device.driver)
+    device.driver = calls
+    steps: Counter[tuple[str, ...]] = Counter()
+    costs: dict[str, list[float]] = {}
+    for _ in range(100):
+        calls.made.clear()
+        start = time.perf_counter()
+        engine.step()
+        walls.append(time.perf_counter() - start)
+        steps[tuple(name for name, _ in calls.made)] += 1
+        for name, took in calls.made:
+            costs.setdefault(name, []).append(took)
+    device.driver = calls._driver
+    for names, count in steps.most_common():
+        print(f"  {count} steps: {', '.join(names)}")
+    each = ", ".join(f"{n} {statistics.median(c) * 1e6:.1f}" for n, c in costs.items())
+    print(f"  microseconds: {each}; step {statistics.median(walls) * 1e6:.1f}")
+    while not engine.idle:
+        engine.step()
+    engine.close()
 
 
 def serve(path: Path) -> None:
