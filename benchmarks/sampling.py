@@ -1,117 +1,176 @@
 """Times sampling at the served vocabulary and the router of one 35B layer, by graph replay.
 
 Logits (and router weights) rotate over copies larger than the cache. Prints rows, settings,
-microseconds and the share of the time that reading the operand once takes.
+microseconds and how often the logits could have been read in that time. Run as
+`python -m benchmarks.sampling` where a GPU is.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from spark_engine.builder import nvrtc
-from spark_engine.kernel import H200, Pointer, Tactic
+from spark_engine.kernel import TARGETS, Pointer, Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins import moe_router_cuda, sample_cuda
-from spark_engine.runtime.device import Gpu
+from spark_engine.runtime import device
 from spark_engine.tensors import Array, DType, TensorSpec
 
-CACHE = Path("/tmp/moe_cubins")
 WIDTH, VOCAB, TOP, BIASES = 248_320, 248_077, 20, 32
-RULES = {
-    "greedy": (0.0, 1.0, 0),
-    "top_k 20, top_p 0.95": (0.8, 0.95, 20),
-    "plain": (1.0, 1.0, 0),
-    "top_p 0.9": (1.0, 0.9, 0),
-}
+REPLAYS = 5
 
 
-def time_plan(
-    gpu: Gpu, tactic: Tactic, attrs: Attrs, operands: list[list[Array]], outputs: list[int]
-) -> float:
-    """Seconds of one run; `operands` holds a list of arrays for each copy."""
-    specs = tuple(TensorSpec(f"a{i}", DType.of(a.dtype), a.shape)
-                  for i, a in enumerate(operands[0]))  # fmt: skip
-    plan = tactic.plan(attrs, specs, H200)
-    seen: dict[int, int] = {}
-    for array in (a for copy in operands for a in copy):
-        if id(array) not in seen:
-            seen[id(array)] = gpu.allocate(array.nbytes)
-            gpu.upload(seen[id(array)], np.ascontiguousarray(array))
-            gpu.wait()
-    made = [gpu.allocate(n) for n in outputs]
-    scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
-    for address, need in zip(scratch, plan.scratch, strict=True):
-        gpu.fill(address, 0, need.nbytes)
-    functions = {}
-    for job in nvrtc.jobs_of([(tactic.source, plan)]):
-        code = nvrtc.compile(job, H200, CACHE).code
-        functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
-    gpu.begin_capture()
-    for copy in operands:
-        places = {"input": [seen[id(a)] for a in copy], "output": made, "scratch": scratch}
-        for launch in plan.launches:
-            args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
-                    for a in launch.args]  # fmt: skip
-            gpu.launch(functions[launch.symbol], launch, args)
-    graph = gpu.end_capture()
-    gpu.replay(graph)
-    first, last = gpu.event(True), gpu.event(True)
-    gpu.record(first)
-    for _ in range(5):
+@dataclass(frozen=True)
+class Rule:
+    """One setting of all rows, or of every other one (`half`; the rest are greedy)."""
+
+    name: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence: float = 0.0
+    half: bool = False
+
+
+RULES = (
+    Rule("greedy", 0.0),
+    Rule("greedy, presence 1.5", 0.0, presence=1.5),
+    Rule("top_k 20, top_p 0.95", 0.8, 0.95, 20),
+    Rule("top_k 20, top_p 0.95, presence 1.5", 0.8, 0.95, 20, presence=1.5),
+    Rule("every other: top_k 20, top_p 0.95", 0.8, 0.95, 20, half=True),
+    Rule("plain"),
+    Rule("top_p 0.9", top_p=0.9),
+    Rule("min_p 0.05", min_p=0.05),
+    Rule("top_k 200", top_k=200),
+)
+
+
+class Timer:
+    """A GPU, arrays uploaded once, and kernels compiled once."""
+
+    def __init__(self, gpu: device.Gpu, target: Target, cache: Path) -> None:
+        self.gpu, self.target, self._cache = gpu, target, cache
+
+    def put(self, array: Array) -> int:
+        """The address of a copy on the device; the caller frees it."""
+        address = self.gpu.allocate(array.nbytes)
+        self.gpu.upload(address, np.ascontiguousarray(array))
+        self.gpu.wait()
+        return address
+
+    def seconds(
+        self,
+        tactic: Tactic,
+        attrs: Attrs,
+        specs: tuple[TensorSpec, ...],
+        copies: Sequence[Sequence[int]],
+        outputs: Sequence[int],
+    ) -> float:
+        """Seconds of one run among `copies` (operands' addresses) one after another in a graph."""
+        gpu, plan = self.gpu, tactic.plan(attrs, specs, self.target)
+        made = [gpu.allocate(n) for n in outputs]
+        scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
+        for address, need in zip(scratch, plan.scratch, strict=True):
+            gpu.fill(address, 0, need.nbytes)
+        functions = {}
+        for job in nvrtc.jobs_of([(tactic.source, plan)]):
+            code = nvrtc.compile(job, self.target, self._cache).code
+            functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
+        gpu.begin_capture()
+        for operands in copies:
+            places = {"input": operands, "output": made, "scratch": scratch}
+            for launch in plan.launches:
+                args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
+                        for a in launch.args]  # fmt: skip
+                gpu.launch(functions[launch.symbol], launch, args)
+        graph = gpu.end_capture()
         gpu.replay(graph)
-    gpu.record(last)
-    gpu.wait_for(last)
-    for address in [*seen.values(), *made, *scratch]:
-        gpu.free(address)
-    return gpu.milliseconds(first, last) * 1e-3 / (5 * len(operands))
+        first, last = gpu.event(True), gpu.event(True)
+        gpu.record(first)
+        for _ in range(REPLAYS):
+            gpu.replay(graph)
+        gpu.record(last)
+        gpu.wait_for(last)
+        gpu.destroy_graph(graph)
+        for address in (*made, *scratch):
+            gpu.free(address)
+        return gpu.milliseconds(first, last) * 1e-3 / (REPLAYS * len(copies))
 
 
-def sampling(gpu: Gpu, rows: int, rule: tuple[float, float, int], presence: float = 0.0) -> float:
-    """Seconds of one launch of `sample`."""
-    rng = np.random.default_rng(0)
-    logits = (rng.standard_normal((rows, WIDTH), np.float32) * 2.5).astype(np.float32)
+def tables(rows: int, rule: Rule) -> list[Array]:
+    """sampling_f, sampling_i, bias_ids, bias_values for `rows` slots and the scratch slot."""
     floats = np.zeros((rows + 1, 8), np.float32)
-    floats[:, :6] = (rule[0], rule[1], 0, 1, presence, 0)
+    floats[:, :6] = (rule.temperature, rule.top_p, rule.min_p, 1, rule.presence, 0)
     integers = np.zeros((rows + 1, 4), np.int32)
-    integers[:, 0] = rule[2]
-    tables = [
-        np.zeros((rows + 1, WIDTH), np.int32), floats, integers,
-        np.full((rows + 1, BIASES), -1, np.int32), np.zeros((rows + 1, BIASES), np.float32),
-    ]  # fmt: skip
-    slots = np.arange(rows, dtype=np.int32)
-    last = np.zeros(rows + 1, np.int32)
-    steps = [slots, slots, np.ones_like(slots), np.ones_like(slots), last]
-    copies = [[np.roll(logits, i, 1), *tables, *steps] for i in range(4 if rows > 8 else 16)]
-    outputs = [4 * rows, 4 * rows, 80 * rows, 80 * rows, 4 * rows, 4 * rows + 4]
-    attrs = {"vocab": VOCAB, "top": TOP}
-    return time_plan(gpu, sample_cuda.CUDA.tactics[0], attrs, copies, outputs)
+    integers[:, 0] = rule.top_k
+    if rule.half:
+        floats[::2, 0] = 0
+    unused = np.full((rows + 1, BIASES), -1, np.int32)
+    return [floats, integers, unused, np.zeros((rows + 1, BIASES), np.float32)]
 
 
-def routing(gpu: Gpu, tokens: int) -> float:
+def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
+    """Prints one line a rule for `rows` rows of broad logits, the worst case of top_p."""
+    base = np.random.default_rng(0).standard_normal((rows, WIDTH), np.float32) * np.float32(2.5)
+    logits = [timer.put(np.roll(base, i, 1)) for i in range(4 if rows > 8 else 16)]
+    slots, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
+    rest = [slots, slots, ones, ones, np.zeros(rows + 1, np.int32)]
+    seen = np.zeros((rows + 1, WIDTH), np.int32)
+    at_seen, at_rest = timer.put(seen), [timer.put(a) for a in rest]
+    outputs = [4 * rows, 4 * rows, 4 * TOP * rows, 4 * TOP * rows, 4 * rows]
+    for rule in rules:
+        given = tables(rows, rule)
+        at_given = [timer.put(a) for a in given]
+        arrays = (base, seen, *given, *rest)
+        specs = tuple(TensorSpec(f"a{i}", DType.of(a.dtype), a.shape)
+                      for i, a in enumerate(arrays))  # fmt: skip
+        copies = [[at, at_seen, *at_given, *at_rest] for at in logits]
+        seconds = timer.seconds(
+            sample_cuda.CUDA.tactics[0], {"vocab": VOCAB, "top": TOP}, specs, copies,
+            [*outputs, 4 * rows + 4],
+        )  # fmt: skip
+        reads = seconds * timer.target.bandwidth / base.nbytes
+        print(f"sample {rows:4d} rows, {rule.name:36s} {seconds * 1e6:8.1f} us, {reads:5.2f} reads",
+              flush=True)  # fmt: skip
+        for address in at_given:
+            timer.gpu.free(address)
+    for address in (*logits, at_seen, *at_rest):
+        timer.gpu.free(address)
+
+
+def routing(timer: Timer, tokens: int) -> float:
     """Seconds of one `moe_router` of 256 experts with the shared gate."""
     rng, bf16 = np.random.default_rng(0), DType.BF16.numpy
     x = rng.standard_normal((tokens, 2048)).astype(bf16)
     gate = rng.standard_normal((1, 2048)).astype(bf16)
     w = (rng.standard_normal((256, 2048)) * 0.05).astype(bf16)
-    copies = [[x, w.copy(), gate] for _ in range(96)]
-    attrs = {"top_k": 8}
-    return time_plan(gpu, moe_router_cuda.CUDA.tactics[0], attrs, copies, [36 * tokens] * 2)
+    specs = tuple(TensorSpec(n, DType.BF16, a.shape) for n, a in (("x", x), ("w", w), ("g", gate)))
+    at_x, at_gate = timer.put(x), timer.put(gate)
+    copies = [[at_x, timer.put(w), at_gate] for _ in range(96)]
+    tactic = moe_router_cuda.CUDA.tactics[0]
+    seconds = timer.seconds(tactic, {"top_k": 8}, specs, copies, [36 * tokens] * 2)
+    for address in {a for copy in copies for a in copy}:
+        timer.gpu.free(address)
+    return seconds
 
 
 def main() -> None:
     """Prints every case."""
-    gpu = Gpu()
-    for tokens in (1, 32, 128, 256, 2048):
-        seconds = routing(gpu, tokens)
-        print(f"router {tokens:5d} tokens {seconds * 1e6:8.1f} us", flush=True)
-    for rows in (1, 32, 128):
-        for name, rule in RULES.items():
-            seconds = sampling(gpu, rows, rule)
-            share = seconds * H200.bandwidth / (4 * rows * WIDTH)
-            print(f"sample {rows:4d} rows, {name:22s} {seconds * 1e6:8.1f} us, {share:5.2f} reads",
-                  flush=True)  # fmt: skip
+    name = device.architecture()
+    if name is None:
+        raise SystemExit("no CUDA device")
+    with tempfile.TemporaryDirectory() as folder:
+        timer = Timer(device.Gpu(), TARGETS[name], Path(folder))
+        for tokens in (1, 32, 128, 256, 2048):
+            print(f"router {tokens:5d} tokens {routing(timer, tokens) * 1e6:8.1f} us", flush=True)
+        for rows in (1, 32, 128):
+            sampling(timer, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
-from spark_engine.plugins import formats, samples
+from spark_engine.plugins import formats, fp8_block_linear_cuda, linear_cases, samples
 from spark_engine.plugins import fragments as fr
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import activation, count, expect, width
@@ -58,17 +58,12 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k).astype(np.float32)
-        if m > 2:
-            x[1], x[2] = 0, np.nan
-        xq, x_scale = formats.fp8_block_quantise(x)
+        xq, x_scale = formats.fp8_block_quantise(linear_cases.activations(rng, m, k))
         spread = np.exp(rng.standard_normal((n, k))).astype(np.float32)
         w = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
         return xq, x_scale, *formats.fp8_block_weight(w)
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    label = f"{m}x{n}x{k} {dtype}"
-    return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=2 * rtol, bench=bench)
+    return linear_cases.case((m, n, k), make, dtype, bench)
 
 
 CASES = (
@@ -77,6 +72,8 @@ CASES = (
     _case(1, 130, 48),
     _case(65, 256, 256, bench=True),
     _case(3, 32, 384, DType.BF16),
+    _case(9, 144, 1232),
+    _case(33, 16, 2064, DType.BF16),
 )
 
 OP = Op(
@@ -88,4 +85,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=fp8_block_linear_cuda.CUDA,
 )

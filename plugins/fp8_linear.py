@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
-from spark_engine.plugins import formats, fp8_linear_cuda, samples
+from spark_engine.plugins import formats, fp8_linear_cuda, linear_cases, samples
 from spark_engine.plugins import fragments as fr
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import activation, count, expect, width
@@ -51,15 +51,11 @@ def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False)
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x_scale = samples.positive(rng, low=0.005, high=0.01)
         w_scale = samples.positive(rng, n, low=0.0005, high=0.001)
-        xq = formats.e4m3(samples.normal(rng, m, k, scale=100.0).astype(np.float32))
+        xq = formats.e4m3(linear_cases.activations(rng, m, k, scale=100.0))
         w = formats.e4m3(samples.normal(rng, n, k, scale=200.0).astype(np.float32))
-        if m > 2:
-            xq[1], xq[2] = 0, np.nan
         return xq, w, x_scale, w_scale
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    label = f"{m}x{n}x{k} {dtype}"
-    return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=2 * rtol, bench=bench)
+    return linear_cases.case((m, n, k), make, dtype, bench)
 
 
 CASES = (

@@ -1,33 +1,41 @@
 // Counts the launch's tokens into seen i32 [SLOTS, VOCAB], in place: bit 0 for a prompt token,
-// +2 for a generated one. A tile at position 0 clears its slot's row first.
+// +2 for a generated one. A sequence that starts at position 0 clears its slot's row first.
 //
-// Two launches, so that a sequence's later tiles count into a row that is already cleared: `clear`
-// (grid: chunks of a row, tiles) ends at once for a tile that starts elsewhere. Integer atomics
-// commute (adding 2 leaves bit 0), so the order of the tokens does not show.
+// One launch: block (part, tile) owns one of PARTS pieces of the row of the sequence whose first tile
+// this is (the others end at once): it clears the piece where the sequence is fresh, then counts the
+// tokens of all the sequence's tiles that fall into it. So nobody waits for another block. Integer
+// atomics commute (adding 2 leaves bit 0), so the order of the tokens does not show.
+//
+// Earlier: a launch that clears, 64 blocks a row, then one that counts.
 #include "ptx.cuh"
 
-extern "C" __global__ void clear(int* __restrict__ seen, const int* __restrict__ slots,
-                                 const int* __restrict__ starts) {
-  let_next_start();
-  wait_for_previous();
-  const int slot = slots[blockIdx.y];
-  if (slot < 0 || starts[blockIdx.y] != 0) return;
-  int* row = seen + (i64)slot * VOCAB;
-  for (int i = blockIdx.x * THREADS + threadIdx.x; i < VOCAB; i += gridDim.x * THREADS) row[i] = 0;
-}
+constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;
 
-extern "C" __global__ void mark(int* __restrict__ seen, const int* __restrict__ tokens,
-                                const int* __restrict__ last, const int* __restrict__ slots,
-                                const int* __restrict__ starts, const int* __restrict__ counts,
-                                const int* __restrict__ prompt_lens) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mark(int* __restrict__ seen, const int* __restrict__ tokens, const int* __restrict__ last,
+         const int* __restrict__ slots, const int* __restrict__ starts,
+         const int* __restrict__ counts, const int* __restrict__ prompt_lens, int tiles) {
   let_next_start();
   wait_for_previous();
-  const int tile = blockIdx.x, t = threadIdx.x, slot = slots[tile];
-  if (slot < 0 || t >= counts[tile] || t >= TILE) return;
-  int token = tokens[tile * TILE + t];
-  if (token < 0) token = last[slot];
-  if ((u32)token >= VOCAB) return;
-  int* at = seen + (i64)slot * VOCAB + token;
-  if (starts[tile] + t < prompt_lens[slot]) atomicOr(at, 1);
-  else atomicAdd(at, 2);
+  const int first = blockIdx.y, slot = slots[first];
+  if (slot < 0 || (first > 0 && slots[first - 1] == slot)) return;
+  const int begin = blockIdx.x * PIECE, end = min(begin + PIECE, VOCAB);
+  int* row = seen + (i64)slot * VOCAB;
+  if (starts[first] == 0) {
+    if (VOCAB % 4 == 0)
+      for (int i = begin + threadIdx.x * 4; i < end; i += THREADS * 4)
+        *(int4*)(row + i) = make_int4(0, 0, 0, 0);
+    else
+      for (int i = begin + threadIdx.x; i < end; i += THREADS) row[i] = 0;
+    __syncthreads();
+  }
+  const int prompt = prompt_lens[slot];
+  for (int tile = first; tile < tiles && slots[tile] == slot; ++tile)
+    for (int t = threadIdx.x; t < min(counts[tile], TILE); t += THREADS) {
+      int token = tokens[tile * TILE + t];
+      if (token < 0) token = last[slot];
+      if (token < begin || token >= end) continue;
+      if (starts[tile] + t < prompt) atomicOr(row + token, 1);
+      else atomicAdd(row + token, 2);
+    }
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import format_fragments as ff
-from spark_engine.plugins import formats, nvfp4_linear, samples
+from spark_engine.plugins import formats, linear_cases, nvfp4_linear, nvfp4_linear_a4_cuda, samples
 from spark_engine.plugins import fragments as fr
 from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import activation, count, expect, width
@@ -68,9 +68,7 @@ def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False)
             xq[2], x_scale[2] = 0x7B, np.nan
         return xq, x_scale, w, w_scale, w_scale2.astype(np.float32) * input_scale
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    label = f"{m}x{n}x{k} {dtype}"
-    return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=rtol, bench=bench)
+    return linear_cases.case((m, n, k), make, dtype, bench, slack=1.0)
 
 
 CASES = (
@@ -78,6 +76,8 @@ CASES = (
     _case(3, 37, 48),
     _case(65, 96, 256, bench=True),
     _case(3, 32, 80, DType.BF16),
+    _case(9, 144, 624),
+    _case(33, 16, 1088, DType.BF16),
 )
 
 OP = Op(
@@ -89,4 +89,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=nvfp4_linear_a4_cuda.CUDA,
 )

@@ -20,21 +20,18 @@ DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
 
-// ---- global loads and stores that do not stay: weights and states stream once ------------------
-DEVICE uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::evict_first.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-DEVICE void store_once(void* p, uint4 v) {
-  asm volatile("st.global.L1::no_allocate.L2::evict_first.v4.b32 [%0], {%1,%2,%3,%4};"
-               :: "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
+// ---- global loads that do not stay: weights stream once ------------------------------------------
 DEVICE u64 evict_first_policy() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
+}
+// Memory that nobody writes meanwhile.
+DEVICE uint4 load_once(const void* p, u64 policy) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0,%1,%2,%3}, [%4], %5;"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
+  return v;
 }
 
 // ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros ------------------------

@@ -17,7 +17,7 @@ from spark_engine.kernel import (
 CELL = 256
 WARPS = 8  # of the first kernel's block
 THREADS = 512  # of the second's
-SMALL, ROOM = 64, 1024
+SMALL, ROOM, BINS = 64, 1024, 2048
 
 
 def _cells(specs: Specs) -> int:
@@ -31,10 +31,10 @@ def _per(specs: Specs, target: Target) -> int:
 
 
 def _shared(specs: Specs) -> int:
-    """Bytes of the second kernel's `Work`."""
+    """Bytes of the second kernel's `Work` (sample_select.cuh), which checks them."""
     cells, biases = _cells(specs), specs[4].dims[1]
-    fixed = 8 * (ROOM + SMALL + THREADS // 32) + 4 * (SMALL + 3 + THREADS // 32 + 1) + 64
-    return -(-(16 * cells + 8 * biases + fixed) // 128) * 128
+    fixed = 16 * ROOM + 8 * BINS + 8 * SMALL + (4 + 1) * THREADS + 256
+    return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -59,16 +59,17 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         "TOP": int(attrs["top"]),
         "NB": specs[4].dims[1],
         "PER": per,
+        "SHARED": _shared(specs),
     }
     defines = tuple((name, str(value)) for name, value in sizes.items())
     given = [Pointer("input", i) for i in range(11)]
-    left = tuple(Pointer("scratch", i) for i in range(3))
+    left = tuple(Pointer("scratch", i) for i in range(4))
     logits, seen, floats, integers, bias_ids, bias_values, *steps, last = given
     first = Launch(
         "sample_cells",
         (-(-cells // (WARPS * per)), rows, 1),
         (32 * WARPS, 1, 1),
-        (logits, seen, floats, bias_ids, bias_values, steps[0], *left),
+        (logits, seen, floats, integers, bias_ids, bias_values, steps[0], *left),
         defines=defines,
         overlaps=True,
     )
