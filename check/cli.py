@@ -61,3 +61,7 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
         # Narrower than this, figures would be cut; a pipe has no width of its own.
         show(report, Console(width=max(Console().width, 120)))
     sys.exit(0 if report.passed else DIVERGED)
+
+
+if __name__ == "__main__":
+    main()
