@@ -119,7 +119,7 @@ def fill_weights(
                 array = make(entry.spec.name)
                 _check_array(entry.spec, array)
                 flat = np.ascontiguousarray(array).reshape(-1)
-                _write_at(handle, memoryview(flat.view(np.uint8)), entry.offset)
+                _write_at(handle, flat.view(np.uint8).data, entry.offset)
             except BaseException:
                 failed.set()
                 raise

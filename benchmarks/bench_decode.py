@@ -1,0 +1,271 @@
+"""Decode and prefill rates of an engine, beside the byte floor and vLLM on the same card.
+
+The protocol of `baselines/vllm_0.23_h200.json`: npl sequences of 1,024 random prompt tokens each,
+all decoding in lockstep, greedily, through the real `Engine` with one step of run-ahead. A step's
+time is the median wall time of `--steps` steps after 8 to warm up; prefill is npl · 1,024 tokens
+over the time to the last first token. Ready is when the engine is open, counted from the start of
+the process. Engines come from `spark-build benchmarks/configs/MODEL -o engines/MODEL --target
+sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536 --kv-tokens 163840`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.floors import H200_BANDWIDTH, Floor, Work
+from spark_engine.interface import TILE
+from spark_engine.models.model import open_model
+from spark_engine.runtime.engine import Engine, EngineOptions
+from spark_engine.runtime.load import load
+from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
+
+HERE = Path(__file__).parent
+VLLM = HERE / "baselines" / "vllm_0.23_h200.json"
+WARM = 8  # steps
+SPARE = 16  # tokens a request may make beyond those counted
+IDS = 200_000  # prompts are drawn from the ids below
+Row = dict[str, Any]
+
+
+class Watched:
+    """An executor that counts the seconds its caller is blocked in its waits."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.blocked = inner, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def launch(self, buffers: Any) -> Any:
+        """Launches; the wait is timed."""
+        inner = self.inner.launch(buffers)
+
+        def wait() -> None:
+            start = time.perf_counter()
+            inner()
+            self.blocked += time.perf_counter() - start
+
+        return wait
+
+
+class Bench:
+    """One open engine and what is measured on it."""
+
+    def __init__(self, folder: Path) -> None:
+        options = EngineOptions(depth=1, swap_bytes=0)
+        loaded = load(folder, 0, 1)
+        self.executors = {key: Watched(e) for key, e in loaded.executors.items()}
+        self.engine = Engine(replace(loaded, executors=self.executors), options)
+        self.ready = seconds_since_start()
+        self.folder = loaded.folder
+        self.rng = np.random.default_rng(0)
+
+    def run(self, npl: int, ctx: int, steps: int) -> Row:
+        """One concurrency: prefill, warm-up, `steps` timed steps; the sequences stay alive."""
+        prompts = self.rng.integers(0, IDS, (npl, ctx)).tolist()
+        # The first sequences decode while the last ones prefill.
+        early = -(-npl * ctx // (TILE["prefill"] * self.engine.loaded.rows("prefill")[-1]))
+        most = early + WARM + steps + SPARE
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+        start = time.perf_counter()
+        waiting = {self.engine.submit(Request(tuple(p), params)) for p in prompts}
+        while waiting:
+            waiting -= {e.request_id for e in checked(self.engine.step())}
+        prefill = npl * ctx / (time.perf_counter() - start)
+        for _ in range(WARM):
+            self.step(npl)
+        rows = [self.step(npl) for _ in range(steps)]
+        times = [wall for wall, _ in rows]
+        median = statistics.median(times)
+        return {
+            "npl": npl,
+            "ctx": ctx,
+            "step_ms": round(median * 1e3, 3),
+            "decode_tok_s": round(npl / median, 1),
+            "mean_ms": round(statistics.mean(times) * 1e3, 3),
+            "prefill_tok_s": round(prefill, 1),
+            "host_ms": round(statistics.median(wall - b for wall, b in rows) * 1e3, 3),
+        }
+
+    def step(self, npl: int) -> tuple[float, float]:
+        """(wall, blocked) seconds of one step, which must bring every sequence a token."""
+        before = sum(e.blocked for e in self.executors.values())
+        start = time.perf_counter()
+        events = self.engine.step()
+        wall = time.perf_counter() - start
+        made = len([e for e in checked(events) if e.token is not None])
+        if made != npl:
+            raise RuntimeError(f"a step made {made} tokens for {npl} sequences")
+        return wall, sum(e.blocked for e in self.executors.values()) - before
+
+    def finish(self) -> None:
+        """Runs every sequence to its end."""
+        while not self.engine.idle:
+            checked(self.engine.step())
+        self.engine.check_idle()
+
+    def split(self, family: str, rows: int, step_ms: float = math.inf) -> Row:
+        """Launches and their times by part, of the bucket that holds `rows`.
+
+        One by one launches take longer than in a graph: where that takes `step_ms`, the
+        difference is taken off every launch alike (`gap_us`).
+        """
+        from benchmarks import kernel_split  # needs the extra `cuda`
+
+        assert self.folder is not None
+        held = next(r for r in self.engine.loaded.rows(family) if r >= rows)
+        file = next(b for b in self.folder.manifest.buckets if (b.family, b.rows) == (family, held))
+        payload = self.folder.engine(file).payload
+        timed = kernel_split.time_launches(self.executors[family, held].inner, payload)
+        alone = sum(t.microseconds for t in timed) / 1e3
+        gap = max(alone - step_ms, 0) / len(timed) * 1e3
+        return {
+            "launches": len(timed),
+            "launches_per_layer": round(len(timed) / self.folder.manifest.model.layers, 1),
+            "alone_ms": round(alone, 3),
+            "gap_us": round(gap, 2),
+            "parts_ms": kernel_split.by_part(timed, gap),
+        }
+
+
+def checked(events: list[Event]) -> list[Event]:
+    """The events. Raises RuntimeError for one that says that a sequence failed."""
+    failed = next((e for e in events if e.finish is FinishReason.ERROR), None)
+    if failed is not None:
+        raise RuntimeError(f"request {failed.request_id}: {failed.message}")
+    return events
+
+
+def seconds_since_start() -> float:
+    """Seconds since this process was started."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return now - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def card() -> Row:
+    """The GPU, its driver and the memory that is taken."""
+    from cuda.bindings import driver  # nothing else here needs the extra `cuda`
+
+    device = driver.cuDeviceGet(0)[1]
+    name = driver.cuDeviceGetName(64, device)[1].decode().rstrip("\0")
+    version = Path("/proc/driver/nvidia/version")
+    words = version.read_text().split("\n")[0].split() if version.is_file() else []
+    number = next((w for w in words if w[0].isdigit() and "." in w), "unknown")
+    _, free, total = driver.cuMemGetInfo()
+    taken = round((total - free) / 2**30, 2)
+    return {"card": name, "driver": number, "gpu_memory_gib": taken}
+
+
+def baseline(model: str, npl: int, state: str) -> Row:
+    """vLLM's row for the same work; {} where none was measured."""
+    recorded = json.loads(VLLM.read_text())
+    rows = [*recorded["rows"], *recorded["rows_bf16_state"]]
+    key = (model, npl, {"f32": "fp32"}.get(state, state))
+    return next((r for r in rows if (r["model"], r["npl"], r["gdn_state"]) == key), {})
+
+
+def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """One printed line of the table."""
+    return (
+        f"{row['model']:15} {row['npl']:4} {row['step_ms']:8.3f} ms  "
+        f"floor {row['floor_ms']:6.2f} ({row['floor_ms'] / row['step_ms']:4.0%})  "
+        f"vLLM {theirs.get('step_ms', 0):7.3f} | "
+        f"prefill {row['prefill_tok_s']:8.0f} tok/s, vLLM {theirs.get('prefill_tok_s', 0):8.0f} | "
+        f"host {row['host_ms']:.2f} ms, {row.get('launches', 0)} launches"
+    )
+
+
+def key(row: Row) -> tuple[object, ...]:
+    """What a row was measured of."""
+    return tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
+
+
+def save(path: Path, rows: list[Row]) -> None:
+    """Writes the rows; those in the file that were measured of something else are kept."""
+    new = {key(r) for r in rows}
+    held = json.loads(path.read_text())["rows"] if path.is_file() else []
+    kept = [r for r in held if key(r) not in new]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": kept + rows}, indent=1) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", type=Path, help="engine folder")
+    parser.add_argument("config", type=Path, help="the folder of configs it was built from")
+    parser.add_argument("--npl", default="1,8,32,64,128")
+    parser.add_argument("--ctx", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--no-split", action="store_true", help="leave the split by part out")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--out", type=Path, help="JSON file of rows to add to")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures every concurrency; writes after each, so that a failure loses nothing."""
+    args = arguments()
+    bench = Bench(args.engine)
+    assert bench.folder is not None
+    print(f"ready after {bench.ready:.2f} s", flush=True)
+    dtypes, model = bench.folder.manifest.dtypes, args.config.name
+    floor = Floor(open_model(args.config))
+    bench.run(1, args.ctx, 8)  # a first pass: lazy loading, clocks
+    bench.finish()
+    rows: list[Row] = []
+    npls = [int(n) for n in args.npl.split(",")]
+    for npl in npls:
+        row = {"model": model} | bench.run(npl, args.ctx, args.steps)
+        kv, state = dtypes.kv.itemsize, dtypes.state.itemsize
+        work = Work(npl, args.ctx + args.steps // 2 + WARM, state, kv)
+        row["floor_ms"] = round(floor.seconds(work, H200_BANDWIDTH) * 1e3, 3)
+        row["floor_parts_ms"] = {
+            part: round(n / H200_BANDWIDTH * 1e3, 4) for part, n in floor.parts(work).items()
+        }
+        row |= {"start_to_ready_s": round(bench.ready, 2), "gdn_state": str(dtypes.state)}
+        row |= {"kv": str(dtypes.kv), **card()}
+        row |= {"command": command(args), "commit": args.commit, "date": str(date.today())}
+        if not args.no_split:
+            split(bench, row, npl, npl == npls[-1])
+        bench.finish()
+        rows.append(row)
+        print(line(row, baseline(model, npl, str(dtypes.state))), flush=True)
+        if args.out:
+            save(args.out, rows)
+    bench.engine.close()
+
+
+def command(args: argparse.Namespace) -> str:
+    """What to type to measure this again."""
+    places = f"engines/{args.config.name} benchmarks/configs/{args.config.name}"
+    numbers = f"--npl {args.npl} --ctx {args.ctx} --steps {args.steps}"
+    return f"python -m benchmarks.bench_decode {places} {numbers}"
+
+
+def split(bench: Bench, row: Row, npl: int, prefill: bool) -> None:
+    """Adds the split of the decode bucket, and of the largest prefill bucket if asked."""
+    row |= bench.split("decode", npl, row["step_ms"])
+    print(f"  decode, {row['gap_us']} us a launch taken off: {row['parts_ms']}")
+    tiles = bench.engine.loaded.rows("prefill")[-1]
+    if prefill and npl * row["ctx"] >= tiles * TILE["prefill"]:
+        inner = {"tokens": tiles * TILE["prefill"], **bench.split("prefill", tiles)}
+        row["prefill_split"] = inner
+        print(f"  prefill of {inner['tokens']}: {inner['alone_ms']} ms, {inner['parts_ms']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Where a bucket's time goes: every launch by itself, grouped by what it belongs to.
+
+The launches of the bucket's file run one after the other outside its graph, over the inputs of
+its last step, with an event between them. They are queued behind a long fill, so that the host's
+time is not in it. The gap between two launches is longer than in a graph: the sum is more than a
+step takes. States move on by one garbage step each time: for use at the end of a measurement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spark_engine.runtime import native
+
+FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
+PARTS = {  # by the beginning of the kernel's name, the first that fits
+    "embed": "embed",
+    "norm_quant": "norm",
+    "add": "norm",
+    "last_rows": "norm",
+    "fp8_linear": "linear-fp8",
+    "nvfp4_linear": "linear-nvfp4",
+    "linear": "linear-bf16",
+    "gdn": "gdn",
+    "gated": "gdn",
+    "causal_conv": "gdn",
+    "paged": "attention",
+    "act_quant": "activation",
+    "moe_router": "router",
+    "moe": "moe",
+    "each": "moe",
+    "shared_gate": "moe",
+    "sample": "sample",
+    "mark": "sample",
+    "clear": "sample",
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One launch: the node and kernel it belongs to, and its median microseconds."""
+
+    node: str
+    symbol: str
+    microseconds: float
+
+
+def part_of(symbol: str) -> str:
+    """The part that a kernel belongs to."""
+    return next((part for start, part in PARTS.items() if symbol.startswith(start)), symbol)
+
+
+def launches(payload: bytes) -> list[tuple[str, str]]:
+    """(node, kernel) of every launch of a bucket's payload, in order."""
+    body, _ = _parse(payload)
+    return [(row["node"], body["kernels"][row["kernel"]]["symbol"]) for row in body["launches"]]
+
+
+def time_launches(executor: Any, payload: bytes, passes: int = 5) -> list[Timed]:
+    """Every launch of an open `NativeExecutor`, whose payload it is."""
+    gpu = executor._gpu
+    gpu.use()
+    body, images = _parse(payload)
+    functions = native._functions(gpu, body, images)
+    zeroed, filler = gpu.allocate(body["zeroed_bytes"]), gpu.allocate(FILL_BYTES)
+    gpu.fill(zeroed, 0, max(body["zeroed_bytes"], 1))
+    rows = [(functions[r["kernel"]], *executor._resolve(r, zeroed)) for r in body["launches"]]
+    events = [gpu.event(timed=True) for _ in range(len(rows) + 1)]
+    times = []
+    for _ in range(passes + 1):
+        for _ in range(FILLS):
+            gpu.fill(filler, 0, FILL_BYTES)
+        gpu.record(events[0])
+        for (function, launch, args), event in zip(rows, events[1:], strict=True):
+            gpu.launch(function, launch, args)
+            gpu.record(event)
+        gpu.wait()
+        pairs = zip(events, events[1:], strict=False)
+        times.append([gpu.milliseconds(a, b) * 1e3 for a, b in pairs])
+    gpu.free(zeroed)
+    gpu.free(filler)
+    medians = np.median(np.array(times[1:]), axis=0).tolist()
+    names = launches(payload)
+    return [Timed(node, symbol, us) for (node, symbol), us in zip(names, medians, strict=True)]
+
+
+def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:
+    """Milliseconds by part, largest first; `gap` microseconds of each launch are not counted."""
+    found: Counter[str] = Counter()
+    for row in timed:
+        found[part_of(row.symbol)] += (row.microseconds - gap) / 1e3
+    return {part: round(ms, 4) for part, ms in found.most_common()}
+
+
+def _parse(payload: bytes) -> tuple[Any, bytes]:
+    length = int.from_bytes(payload[:8], "little")
+    return json.loads(payload[8 : 8 + length]), payload[8 + length :]

@@ -1,0 +1,112 @@
+"""The benchmarks' own arithmetic: floors, predictions, rows, and the protocol on a CPU engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.options import Options
+from spark_engine.models.model import open_model
+from spark_engine.runtime.request import Event, FinishReason
+from tests.house import ROOT
+from tests.models.test_synthetic import folder
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks import bench_decode, predict_gb10  # noqa: E402
+from benchmarks.floors import GB10_BANDWIDTH, H200_BANDWIDTH, Floor, Work  # noqa: E402
+
+CONFIGS = ROOT / "benchmarks" / "configs"
+BATCHES = (1, 8, 32, 64, 128)
+# ms of a step at 4.3 TB/s, context 1,024, f32 state, fp8 KV, counted once by another program
+COUNTED = {
+    "qwen36-27b": (4.17, 4.73, 6.65, 9.21, 14.32),
+    "qwen36-35b-a3b": (0.56, 1.60, 4.13, 6.16, 8.74),
+}
+
+
+@pytest.mark.parametrize("model", COUNTED)
+def test_floors_of_the_published_models(model: str) -> None:
+    floor = Floor(open_model(CONFIGS / model))
+    found = [floor.seconds(Work(n, 1024), H200_BANDWIDTH) * 1e3 for n in BATCHES]
+    assert found == pytest.approx(COUNTED[model], rel=0.01)
+    wide, narrow = floor.parts(Work(8, 1024)), floor.parts(Work(8, 1024, 2, 2))
+    assert wide["attention"] * 2 == narrow["attention"]
+    assert 1.9 < wide["gdn"] / narrow["gdn"] < 2  # the convolution's state stays bf16
+    if "moe" in wide:
+        parts = [floor.parts(Work(n, 1024))["moe"] for n in (1, 8, 10_000)]
+        assert parts[0] < parts[1] < parts[2] == pytest.approx(30 * parts[0], rel=0.1)
+
+
+def test_predictions_keep_the_fraction() -> None:
+    row = {"model": "qwen36-27b", "npl": 1, "ctx": 1024, "gdn_state": "f32", "kv": "f8e4m3"}
+    (found,) = predict_gb10.predict([row | {"floor_ms": 4.17, "step_ms": 8.34}])
+    assert found["fraction"] == 0.5
+    assert found["step_ms"] == pytest.approx(8.34 * H200_BANDWIDTH / GB10_BANDWIDTH, rel=0.01)
+    assert "| qwen36-27b | 1 | f32 |" in predict_gb10.table([found])
+
+
+def test_the_recorded_rows_are_whole() -> None:
+    """Every model and batch of vLLM's table has a row of ours, with what it is to be read by."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "decode_h200.json").read_text())["rows"]
+    theirs = json.loads(bench_decode.VLLM.read_text())["rows"]
+    ours = {(r["model"], r["npl"]): r for r in rows if r["gdn_state"] == "f32"}
+    assert {(r["model"], r["npl"]) for r in theirs} <= set(ours)
+    for row in rows:
+        assert row["step_ms"] > row["floor_ms"] > 0 and row["commit"] != "unknown"
+        assert {"card", "driver", "command", "start_to_ready_s", "prefill_tok_s"} <= set(row)
+
+
+def test_rows_replace_those_of_the_same_work(tmp_path: Path) -> None:
+    row = {"model": "m", "npl": 1, "ctx": 4, "gdn_state": "f32", "kv": "bf16", "step_ms": 1.0}
+    bench_decode.save(tmp_path / "r.json", [row, row | {"npl": 8}])
+    bench_decode.save(tmp_path / "r.json", [row | {"step_ms": 2.0}, row | {"gdn_state": "bf16"}])
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [(r["npl"], r["gdn_state"], r["step_ms"]) for r in rows] == [
+        (8, "f32", 1.0),
+        (1, "f32", 2.0),
+        (1, "bf16", 1.0),
+    ]
+
+
+def test_vllms_row_for_the_same_state() -> None:
+    assert bench_decode.baseline("qwen36-27b", 128, "f32")["step_ms"] == 34.127
+    assert bench_decode.baseline("qwen36-35b-a3b", 128, "bf16")["step_ms"] == 15.189
+    assert bench_decode.baseline("qwen36-27b", 3, "f32") == {}
+
+
+def test_the_protocol_on_a_small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_decode, "IDS", 512)
+    options = Options("cpu", decode=(1, 4), prefill=(64,), max_context=192, max_seqs=4)
+    path = folder(tmp_path / "m", "bf16", False)
+    build(path, tmp_path / "e", options, lambda text: None)
+    bench = bench_decode.Bench(tmp_path / "e")
+    for npl in (1, 4):
+        row = bench.run(npl, 100, 6)
+        assert (row["npl"], row["ctx"]) == (npl, 100)
+        assert 0 < row["host_ms"] <= row["step_ms"] and row["prefill_tok_s"] > 0
+        bench.finish()
+    counts = bench.engine.stats()
+    assert counts["prefilled"] == 5 * 100 and counts["running"] == 0
+    assert bench.ready > 0
+    bench.engine.close()
+
+
+def test_a_failed_sequence_is_no_measurement() -> None:
+    failed = Event(3, finish=FinishReason.ERROR, message="non-finite logits")
+    with pytest.raises(RuntimeError, match="request 3: non-finite"):
+        bench_decode.checked([failed])
+
+
+def test_launches_belong_to_parts() -> None:
+    pytest.importorskip("cuda.bindings")
+    from benchmarks.kernel_split import Timed, by_part, part_of
+
+    timed = [Timed("a", "norm_quant", 3.0), Timed("b", "moe_up", 9.0), Timed("c", "moe_down", 5.0)]
+    assert by_part(timed, 1.0) == {"moe": 0.012, "norm": 0.002}
+    symbols = {"nvfp4_linear": "linear-nvfp4", "moe_router": "router", "paged_decode": "attention"}
+    assert {s: part_of(s) for s in symbols} == symbols
