@@ -40,6 +40,7 @@ class Options:
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
+    activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
@@ -123,6 +124,10 @@ def _precision(options: Options, facts: ModelFacts, target: str) -> Precision:
     """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
     told."""
     activation = DType.F32 if target == CPU else DType.BF16
+    if options.activation != "auto":
+        activation = _dtype("activation", options.activation, STATE_DTYPES)
+        if target != CPU and activation is not DType.BF16:
+            raise OptionError(f"activations are bf16 on {target}, not {activation}")
     kv = facts.kv_dtype or activation
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":

@@ -35,8 +35,9 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
     """Compares the engine folder ENGINE with its own float64 references.
 
     With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
-    with --against ENGINE the other engine is run. A native engine is held against a CPU engine
-    of its checkpoint. Names the first layer or op that diverges, and counts tokens that differ.
+    with --against ENGINE the other engine is run. A native engine has no references of its own:
+    give its checkpoint, or a CPU engine. Names the first layer or op that diverges, and counts
+    tokens that differ.
     """
     try:  # polygraphy is an extra, and --help must work without it
         from spark_engine.check.check import LEVELS, run_check

@@ -13,7 +13,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.options import CPU, Options
 from spark_engine.check.mark import mark
 from spark_engine.check.reference import ReferenceExecutor
-from spark_engine.engine_file import MANIFEST, EngineFolder
+from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.manifest import Manifest
 from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
@@ -58,11 +58,27 @@ def by_reference(loaded: Loaded) -> Loaded:
     return _reopened(loaded, ReferenceExecutor)
 
 
+def open_by_reference(path: Path) -> Loaded:
+    """`by_reference` of a folder whose own executor may have no code for its dtypes.
+
+    Raises EngineError.
+    """
+    folder = open_folder(path, CPU)
+    m = folder.manifest
+    closed = Loaded(m.limits, m.eos_token_ids, m.states, m.tables, {}, folder)
+    return by_reference(closed)
+
+
+def is_fused(manifest: Manifest) -> bool:
+    """Whether the engine's graph was rewritten."""
+    return any(sum(counts.values()) for counts in manifest.fusions.values())
+
+
 def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse: bool) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
-    The twin is always the CPU's: what has a graph, and is computed in f32 between its nodes. KV
-    pages and states are rounded as the engine's are. Raises CheckpointError or OptionError.
+    The twin is always the CPU's, which has a graph; values between its nodes, KV pages and states
+    have the engine's dtypes. Raises CheckpointError or OptionError.
     """
     limits = manifest.limits
     by_family = {
@@ -78,6 +94,7 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
         kv_tokens=limits.pages * limits.page_size,
         kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
         state_dtype=manifest.dtypes.state.value,
+        activation=manifest.dtypes.activation.value,
         fuse=fuse,
     )
     build(checkpoint, where, options, say)

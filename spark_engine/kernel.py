@@ -47,7 +47,7 @@ class Target:
         return self.name.startswith(("sm_120", "sm_121"))
 
 
-H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12, 140 << 30)
+H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12, 139 << 30)
 GB10 = Target("sm_121a", 48, 101_376, 243e9, 100e12, 104 << 30)
 TARGETS: Mapping[str, Target] = {t.name: t for t in (H200, GB10)}
 

@@ -18,15 +18,24 @@ from spark_engine.builder.emit import seal
 from spark_engine.builder.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.cli import main
-from spark_engine.check.engines import by_reference, open_engine
+from spark_engine.check.engines import (
+    build_twin,
+    by_reference,
+    is_fused,
+    open_by_reference,
+    open_engine,
+)
+from spark_engine.check.levels import compare_runs
 from spark_engine.check.prompts import sessions
 from spark_engine.check.report import Report
 from spark_engine.check.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
+from spark_engine.check.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, WEIGHTS, read_manifest
 from spark_engine.errors import InternalError, OptionError
-from spark_engine.interface import STATE_OUT
+from spark_engine.interface import STATE_OUT, Precision
 from spark_engine.runtime.executor import Executor, Specs, Wait
 from spark_engine.runtime.memory import HostStates
+from spark_engine.tensors import DType
 from spark_engine.weights_file import read_index
 from tests.checkpoints import write_checkpoint
 
@@ -123,6 +132,26 @@ def test_an_altered_weight_block_is_found(
     assert not report.passed
     assert report.first.startswith(layer)
     assert tensor.rsplit(".", 2)[0] in _first(report, "op")
+
+
+def test_a_twin_rounded_to_bf16_is_near_and_not_equal(
+    nvfp4: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What a native engine is held against; here beside the engine in f32."""
+    checkpoint, engine = nvfp4
+    one = open_engine(engine)
+    manifest = read_manifest(engine)
+    rounded = Precision(DType.BF16, DType.BF16, DType.F32)
+    twin = build_twin(checkpoint, replace(manifest, dtypes=rounded), tmp_path, _quiet, True)
+    assert read_manifest(twin).dtypes == rounded and is_fused(read_manifest(twin))
+    limits = thresholds_for([manifest, read_manifest(twin)])
+    assert limits.name == "bf16"
+    plan = sessions(one.limits, list(one.executors))[:2]
+    sides = [("layer", one)], ("twin", open_by_reference(twin))
+    (level,) = compare_runs(*sides, plan, limits)
+    figures = {f.name: f.figures for f in level.findings}
+    assert level.passed, level.first
+    assert 1e-4 < figures["logits"]["rel_l2"] and 1e-4 < figures["layers.0.conv_state"]["rel_l2"]
 
 
 def test_an_altered_block_shows_among_rounded_activations(
