@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 CHUNK = 64 << 20
-LANES, PIECES = (1, 4, 8, 12, 16), (1 << 20, 4 << 20, 16 << 20)
+LANES, PIECES = (4, 8, 16), (1 << 20, 4 << 20, 16 << 20)
 
 
 def stages(folder: Path) -> None:
@@ -58,7 +58,7 @@ def upload(size: int, folder: Path) -> None:
             module.PIECE = piece
             for lanes in LANES:
                 rates = []
-                for _ in range(3 if lanes > 1 else 1):
+                for _ in range(3):
                     digests: dict[int, str] = {}
                     start = time.perf_counter()
                     address = module.upload_file(gpu, path, CHUNK, digests.__setitem__, lanes)

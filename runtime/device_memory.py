@@ -31,7 +31,7 @@ class DeviceStates:
         self._gpu = gpu
         self._infos = tuple(states)
         self.addresses = {i.spec.name: zeros(gpu, i.spec.nbytes) for i in self._infos}
-        self._stage: Bytes | None = None  # made when the first sequence is preempted
+        self._stage = gpu.pinned(STAGE)  # now, because pinning takes as long as many steps
 
     @property
     def slot_bytes(self) -> int:
@@ -91,8 +91,6 @@ class DeviceStates:
     def _staged(self, batch: list[Part]) -> list[Bytes]:
         """Pinned memory for the parts, one after the other."""
         self._gpu.use()
-        if self._stage is None:
-            self._stage = self._gpu.pinned(STAGE)
         ends = np.cumsum([len(host) for _, host in batch]).tolist()
         return [self._stage[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 

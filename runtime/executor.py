@@ -45,10 +45,11 @@ class Executor(Protocol):
         """Starts `run` and returns what blocks until its outputs can be read.
 
         Launches run in the order of their start, over all buckets of an engine. Tables are
-        read as they are at this call; steps, states that the step names by slot or page, and
-        outputs belong to the executor until the wait returned. A device may leave outputs of
-        more than WIDE bytes a row unwritten, which `run` writes. A synchronous executor does
-        everything here and returns a function that does nothing.
+        read as they are at this call, or as they were last written to `Loaded.sink` where an
+        engine has one (`run` reads `buffers` in any case). Steps, states that the step names by
+        slot or page, and outputs belong to the executor until the wait returned. A device may
+        leave outputs of more than WIDE bytes a row unwritten, which `run` writes. A synchronous
+        executor does everything here and returns a function that does nothing.
         """
         ...
 

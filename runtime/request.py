@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-
-import msgspec
+from typing import NamedTuple
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
@@ -145,7 +144,7 @@ class Request:
         self.params.check(limits, eos)
 
 
-class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+class Event(NamedTuple):
     """One sampled token of one request, or its end, or both.
 
     `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import zmq
 
 from spark_engine.errors import CapacityError, UserError
@@ -133,7 +132,7 @@ class Worker:
         outer = self._outer[event.request_id]
         if event.finish is not None:
             del self._outer[event.request_id], self._inner[outer]
-        return msgspec.structs.replace(event, request_id=outer)
+        return Event(outer, *event[1:])
 
     def _send(self, report: Report) -> None:
         self._socket.send(encode(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -222,6 +223,19 @@ def test_chunks_are_hashed_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (folder / ENGINE).write_bytes(bytes(data))
     with pytest.raises(EngineError, match="between bytes 64 and 128"):
         engine_file.verify_files(folder, {ENGINE: digest})
+
+
+def test_a_deferred_file_is_left_to_its_reader_but_for_its_length(folder: Path) -> None:
+    weights = folder / engine_file.WEIGHTS
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    opened = open_folder(folder, "cpu", (engine_file.WEIGHTS,))
+    opened.check_chunk(engine_file.WEIGHTS, 0, hashlib.sha256(good).hexdigest())
+    with pytest.raises(EngineError, match="weights.safetensors was changed between bytes 0"):
+        opened.check_chunk(engine_file.WEIGHTS, 0, hashlib.sha256(weights.read_bytes()).hexdigest())
+    weights.write_bytes(good[:-1])
+    with pytest.raises(EngineError, match="weights.safetensors has .* bytes, not"):
+        open_folder(folder, "cpu", (engine_file.WEIGHTS,))
 
 
 def test_weights_are_safetensors_and_aligned(tmp_path: Path) -> None:

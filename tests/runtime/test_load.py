@@ -34,6 +34,21 @@ def test_every_bucket_is_opened(engine: Path) -> None:
     assert loaded.folder and loaded.folder.path == engine
 
 
+def test_one_more_payload_is_opened_beside_the_buckets(engine: Path) -> None:
+    loaded = load(engine, threads=1)
+    assert loaded.folder and loaded.opener
+    file = loaded.folder.engine(loaded.folder.manifest.buckets[0])
+    more = loaded.opener(file.header, file.payload, loaded.folder.path, 1)
+    assert more.specs == loaded.executors[file.header.family, file.header.rows].specs
+    more.close()
+
+
+def test_the_stages_of_loading_are_told(engine: Path) -> None:
+    stages: list[str] = []
+    load(engine, threads=1, mark=stages.append)
+    assert stages == ["files", "buckets"]
+
+
 def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     manifest = read_manifest(engine)
     need = manifest.memory.total + (3 << 30)

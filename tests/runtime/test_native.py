@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -220,6 +221,25 @@ def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
         engine.open(header(), payload({**BODY, "kernels": kernels}), Path(), 1)
     gpu: Any = engine.gpu
     assert gpu.modules == [b"cubin"] and gpu.allowed == dict.fromkeys(KERNELS, 300)
+
+
+def test_weights_that_were_changed_are_refused_before_anything_runs(
+    gpu: FakeGpu, tmp_path: Path
+) -> None:
+    write_weights(
+        tmp_path / "w", plan_weights([TensorSpec("w", DType.F32, (2,))]), [np.zeros(2, "f4")]
+    )
+
+    def check(name: str, index: int, digest: str) -> None:
+        assert digest == hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest()
+        raise EngineError(f"{name} was changed")
+
+    folder: Any = SimpleNamespace(
+        manifest=SimpleNamespace(), weights_path=tmp_path / "w", check_chunk=check
+    )
+    with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
+        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+    assert gpu.closed and not gpu.blocks and not gpu.modules
 
 
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:
