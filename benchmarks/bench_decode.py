@@ -137,6 +137,7 @@ class Bench:
             "alone_ms": round(alone, 3),
             "gap_us": round(gap, 2),
             "parts_ms": kernel_split.by_part(timed, gap),
+            "parts_launches": kernel_split.counts(timed),
         }
 
 
@@ -259,12 +260,18 @@ def command(args: argparse.Namespace) -> str:
 def split(bench: Bench, row: Row, npl: int, prefill: bool) -> None:
     """Adds the split of the decode bucket, and of the largest prefill bucket if asked."""
     row |= bench.split("decode", npl, row["step_ms"])
-    print(f"  decode, {row['gap_us']} us a launch taken off: {row['parts_ms']}")
+    print(f"  decode, {row['gap_us']} us a launch taken off: {spelled(row)}")
     tiles = bench.engine.loaded.rows("prefill")[-1]
     if prefill and npl * row["ctx"] >= tiles * TILE["prefill"]:
         inner = {"tokens": tiles * TILE["prefill"], **bench.split("prefill", tiles)}
         row["prefill_split"] = inner
-        print(f"  prefill of {inner['tokens']}: {inner['alone_ms']} ms, {inner['parts_ms']}")
+        print(f"  prefill of {inner['tokens']}: {inner['alone_ms']} ms: {spelled(inner)}")
+
+
+def spelled(row: Row) -> str:
+    """`part ms (launches x us)` for every part."""
+    rows = ((part, ms, row["parts_launches"][part]) for part, ms in row["parts_ms"].items())
+    return ", ".join(f"{part} {ms:.3f} ({n} x {ms / n * 1e3:.1f})" for part, ms, n in rows)
 
 
 if __name__ == "__main__":

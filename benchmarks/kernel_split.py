@@ -31,6 +31,7 @@ PARTS = {  # by the beginning of the kernel's name, the first that fits
     "gated": "gdn",
     "causal_conv": "gdn",
     "paged": "attention",
+    "attention": "attention",
     "act_quant": "activation",
     "moe_router": "router",
     "moe": "moe",
@@ -96,6 +97,11 @@ def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:
     for row in timed:
         found[part_of(row.symbol)] += (row.microseconds - gap) / 1e3
     return {part: round(ms, 4) for part, ms in found.most_common()}
+
+
+def counts(timed: list[Timed]) -> Mapping[str, int]:
+    """Launches by part, most first."""
+    return dict(Counter(part_of(row.symbol) for row in timed).most_common())
 
 
 def _parse(payload: bytes) -> tuple[Any, bytes]:

@@ -99,8 +99,9 @@ def _sweep(scene: Scene, rule: Rule, refusals: dict[tuple[str, str], Refusal]) -
         rule.replace(scene, place)
         refusals.pop((rule.name, node.name), None)
         done += 1
-    scene.graph.cleanup().toposort()
-    _drop_unused_weights(scene)
+    if done:
+        scene.graph.cleanup().toposort()
+        _drop_unused_weights(scene)
     return done
 
 
