@@ -193,6 +193,27 @@ DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int gr
 }
 #endif
 
+// One strip of a unit times the block's tokens.
+template <bool UP>
+DEVICE void add_strip(const Shared& s, const Scales& scales, const u8* stage, int strip,
+                      const uint4 (&x)[NT][2], int expert, int group, int unit,
+                      float (&sums)[NT][4]) {
+  u32 a[4][4];
+  fragments(load_raw(stage + strip * STRIP, stage + 4 * STRIP + strip * SCALES), a);
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+#if QUANT == 2
+    float dot[4] = {};
+    multiply(dot, a, 0, x[n][0]);
+    multiply(dot, a, 1, x[n][1]);
+    add_scaled<UP>(s, scales, expert, group, strip, unit, n, dot, sums[n]);
+#else
+    multiply(sums[n], a, 0, x[n][0]);
+    multiply(sums[n], a, 1, x[n][1]);
+#endif
+  }
+}
+
 template <bool UP>
 DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const u8* block_scales,
                    const Scales& scales, void* out) {
@@ -213,8 +234,13 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   if (UP) wait_for_previous(), let_next_start();
   count_blocks(s, ids, pairs);
   const u64 total = (u64)first[EXPERTS] * S::STEPS * 4;
+#ifdef WHOLE
+  const int begin = (int)(total / 4 * blockIdx.x / gridDim.x) * 4;
+  const int end = (int)(total / 4 * (blockIdx.x + 1) / gridDim.x) * 4;
+#else
   const int begin = (int)(total * blockIdx.x / gridDim.x);
   const int end = (int)(total * (blockIdx.x + 1) / gridDim.x);
+#endif
   Feed<UP> feed;
   feed.w = w, feed.scales = block_scales, feed.end = end, feed.policy = evict_first_policy();
   feed.ring = memory + warp * DEPTH * STAGE;
@@ -242,26 +268,17 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     for (int u = 0; u < S::KU; ++u) {
       barrier_wait(feed.full + slot, phase);
       const u8* const stage = feed.ring + slot * STAGE;
-      if (busy) {
+      if (busy && piece.to - piece.from == 4) {
 #pragma unroll
-        for (int strip = 0; strip < 4; ++strip) {
-          if (strip < piece.from || strip >= piece.to) continue;
-          u32 a[4][4];
-          load_strip(stage + strip * STRIP, stage + 4 * STRIP + strip * SCALES, a);
+        for (int strip = 0; strip < 4; ++strip)
+          add_strip<UP>(s, scales, stage, strip, x[u], expert, group, warp / S::WN * S::KU + u,
+                        sums[strip]);
+      } else if (busy) {
 #pragma unroll
-          for (int n = 0; n < NT; ++n) {
-#if QUANT == 2
-            float dot[4] = {};
-            multiply(dot, a, 0, x[u][n][0]);
-            multiply(dot, a, 1, x[u][n][1]);
-            const int unit = warp / S::WN * S::KU + u;
-            add_scaled<UP>(s, scales, expert, group, strip, unit, n, dot, sums[strip][n]);
-#else
-            multiply(sums[strip][n], a, 0, x[u][n][0]);
-            multiply(sums[strip][n], a, 1, x[u][n][1]);
-#endif
-          }
-        }
+        for (int strip = 0; strip < 4; ++strip)
+          if (strip >= piece.from && strip < piece.to)
+            add_strip<UP>(s, scales, stage, strip, x[u], expert, group, warp / S::WN * S::KU + u,
+                          sums[strip]);
       }
       __syncwarp();
       feed.next(s);

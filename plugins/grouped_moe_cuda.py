@@ -29,6 +29,7 @@ WARPS = 8
 THREADS = WARPS * 32
 FEW = 4  # tokens that run pair by pair
 TILE = 80  # tokens of a tile of the wide kernels
+SORT_CLUSTER = 8  # blocks that sort
 WIDE_STATIC = 5120  # bytes of shared memory that the wide kernels take beside their ring
 
 # WEIGHTS of moe_common.cuh and QUANT of moe_quantise.cuh.
@@ -298,15 +299,18 @@ def most_tiles(p: Problem) -> int:
 def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """sort, up, down, combine."""
     p = problem(attrs, specs)
-    stage = TILE * 128 + 16 * _STRIP[p.weights]
+    parts_of = [-(-k // et.UNIT) // split(k) for k in (p.hidden, p.inner)]  # units of a part
+    span = 1 if any(n % 2 for n in parts_of) else 2  # units of a stage
+    stage = span * (TILE * 128 + 16 * _STRIP[p.weights])
     depth = min(12, (target.shared_bytes - WIDE_STATIC) // stage)
     defines = _texts(_sizes(p) | {"TILE": TILE, "DEPTH": depth})
-    x, order, tiles, h, parts = _scratch(0, 1, 2, 3, 4)
+    x, order, tiles, h, parts, ranks = _scratch(0, 1, 2, 3, 4, 5)
     units = [-(-k // et.UNIT) for k in (p.hidden, p.inner)]
-    movers = max(1, min(target.sms - 1, -(-p.tokens * units[0] * 2 // 1024)))
-    sort = Launch("moe_sort", (1 + movers, 1, 1), (1024, 1, 1),
-                  (*_input(0, 1), x, order, tiles, Scalar("i32", p.tokens)), defines=defines,
-                  overlaps=True)  # fmt: skip
+    rest = -(-p.tokens * units[0] * 2 // 1024)  # blocks that could reorder x
+    clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
+    sort = Launch("moe_sort", (clusters * SORT_CLUSTER, 1, 1), (1024, 1, 1),
+                  (*_input(0, 1), x, ranks, order, tiles, Scalar("i32", p.tokens)),
+                  cluster=(SORT_CLUSTER, 1, 1), defines=defines, overlaps=True)  # fmt: skip
 
     def product(symbol: str, rows: Arg, weight: str, out: Arg, groups: int) -> Launch:
         blocks = min(target.sms, most_tiles(p) * -(-groups // 4))
@@ -326,6 +330,7 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (1 + most_tiles(p)) * 16,
         p.pairs * units[1] * 128,
         p.pairs * p.hidden * 4,
+        p.pairs * 4,
     )
     return Plan(launches, tuple(Scratch(n) for n in sizes))
 

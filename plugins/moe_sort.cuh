@@ -8,64 +8,83 @@
 #include "moe_common.cuh"
 
 constexpr int SORT_THREADS = 1024;
-constexpr int TOGETHER = 8;  // ids in flight for a thread
+constexpr int SORT_BLOCKS = 8;  // a cluster: atomics of one SM take a clock a pair
+constexpr int TOGETHER = 4;     // ids in flight for a thread
 
-// Calls `each(pair, expert)` for all pairs of a block.
-template <class Each>
-DEVICE void for_pairs(const int* ids, int pairs, const Each& each) {
-  for (int base = threadIdx.x; base < pairs; base += SORT_THREADS * TOGETHER) {
-    int id[TOGETHER];
-#pragma unroll
-    for (int j = 0; j < TOGETHER; ++j) {
-      const int i = base + j * SORT_THREADS;
-      id[j] = i < pairs ? ids[i] : -1;
-    }
-#pragma unroll
-    for (int j = 0; j < TOGETHER; ++j)
-      if (id[j] >= 0) each(base + j * SORT_THREADS, id[j]);
-  }
+DEVICE void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
+               ::: "memory");
+}
+// A word of another block's shared memory.
+DEVICE int load_of_block(const int* p, int block) {
+  int value;
+  asm volatile("{.reg .u32 a;\nmapa.shared::cluster.u32 a, %1, %2;\n"
+               "ld.shared::cluster.u32 %0, [a];}"
+               : "=r"(value)
+               : "r"(shared_address(p)), "r"(block)
+               : "memory");
+  return value;
 }
 
-DEVICE void sort_pairs(const int* ids, int pairs, int* order, int4* tiles) {
-  __shared__ int count[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+// Calls `each(pair)` for this block's pairs, TOGETHER at a time.
+template <class Each>
+DEVICE void for_pairs(int pairs, const Each& each) {
+  const int share = (pairs + SORT_BLOCKS - 1) / SORT_BLOCKS, from = blockIdx.x * share;
+  const int end = min(from + share, pairs);
+#pragma unroll TOGETHER
+  for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
+}
+
+// The first SORT_BLOCKS blocks, a cluster. `ranks`: a pair's place among its expert's of its block.
+DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* tiles) {
+  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
-  for_pairs(ids, pairs, [&](int, int e) { atomicAdd(count + e, 1); });
-  __syncthreads();
+  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldg(ids + i), 1); });
+  cluster_meet();
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    int sum = 0, before = 0;
+#pragma unroll
+    for (int block = 0; block < SORT_BLOCKS; ++block) {
+      if (block == blockIdx.x) before = sum;
+      sum += load_of_block(count + e, block);
+    }
+    all[e] = sum, begin[e] = before;
+  }
+  cluster_meet();  // nobody reads here any more
   if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
     int own = 0, cut = 0;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e)
-      own += count[e], cut += (count[e] + TILE - 1) / TILE;
+      own += all[e], cut += (all[e] + TILE - 1) / TILE;
     int before = own, tiles_before = cut;
     for (int d = 1; d < 32; d *= 2) {
       const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
       if (threadIdx.x >= d) before += a, tiles_before += b;
     }
-    if (threadIdx.x == 31) tiles[0].x = tiles_before;
+    if (threadIdx.x == 31 && blockIdx.x == 0) tiles[0].x = tiles_before;
     before -= own, tiles_before -= cut;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
-      begin[e] = before, tile[e] = tiles_before;
-      before += count[e], tiles_before += (count[e] + TILE - 1) / TILE;
+      count[e] = before, tile[e] = tiles_before;
+      before += all[e], tiles_before += (all[e] + TILE - 1) / TILE;
     }
   }
   __syncthreads();
-  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
-    const int n = (count[e] + TILE - 1) / TILE, size = n ? ((count[e] + n - 1) / n + 7) / 8 * 8 : 0;
-    for (int i = 0; i < n; ++i)  // tiles of nearly equal size
-      tiles[1 + tile[e] + i] =
-          make_int4(e, begin[e] + i * size, min(size, count[e] - i * size), 0);
+  for_pairs(pairs, [&](int i) { const int e = __ldg(ids + i); order[count[e] + begin[e] + ranks[i]] = i; });
+  if (blockIdx.x) return;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
+    const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
+    for (int i = 0; i < n; ++i)
+      tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
   }
-  __syncthreads();
-  for_pairs(ids, pairs, [&](int pair, int e) { order[atomicAdd(begin + e, 1)] = pair; });
 }
 
 // Half a unit (32 k) a thread: chunk q of 16 bytes holds the q-th pairs of the four runs of eight.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
   constexpr int HALVES = Side<true>::UNITS * 2;
-  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - 1) * SORT_THREADS;
-  for (i64 i = (i64)(blockIdx.x - 1) * SORT_THREADS + threadIdx.x; i < all; i += step) {
+  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
+  for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
     const int half = (int)(i % HALVES);
     const u8* from = x + (i / HALVES) * HIDDEN * 2 + half * 64;
     uint4 v[4];
@@ -82,13 +101,14 @@ DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
   }
 }
 
-// Block 0 sorts, the others reorder.
+// The first cluster sorts, the others reorder.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    moe_sort(const u8* x, const int* ids, u8* reordered, int* order, int4* tiles, int tokens) {
+    moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
+             int tokens) {
   wait_for_previous();
   let_next_start();
-  if (blockIdx.x == 0)
-    sort_pairs(ids, tokens * K1, order, tiles);
+  if (blockIdx.x < SORT_BLOCKS)
+    sort_pairs(ids, tokens * K1, ranks, order, tiles);
   else
     reorder_rows(x, reordered, tokens);
 }

@@ -11,6 +11,11 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int LEFT> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
+// The barrier's arrival of this thread once its copies (copy_async) so far are done.
+DEVICE void barrier_arrive_after_copies(u64* bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
+}
 // Reads of d that follow stay behind the wait before.
 template <int M, int N> DEVICE void keep_order(float (&d)[M][N][4]) {
 #pragma unroll

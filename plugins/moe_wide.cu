@@ -9,18 +9,21 @@
 // wgmma, decoded to registers; tokens are the N side (8 … TILE columns, rounded up to a width that
 // exists), in shared memory in 128-byte swizzle. Persistent blocks of three warpgroups: two
 // multiply, two groups each, the tensor cores busy with one while the other is decoded; the third
-// fills a ring of stages of one unit (64 k): weights by the copy engine, rows of tokens by
-// cp.async, since they are gathered. `h` lies in order of the sort with k as the fragments have it.
+// fills a ring of stages of one unit (64 k): weights and `h` by the copy engine, rows of x by
+// cp.async, since they are gathered. `h` is written as its tiles are read: tile, unit, token, k as
+// the fragments have it, swizzled.
 //
 // Macros: those of moe_common.cuh, TILE (tokens of a tile), DEPTH (stages). sm_90a only.
 #include "moe_sort.cuh"
 #include "moe_wgmma.cuh"
 
-constexpr int GROUP_BYTES = 4 * (STRIP + SCALES);
-constexpr int COLUMNS = TILE * 128;               // of a stage: the tokens' rows
-constexpr int STAGE = COLUMNS + 4 * GROUP_BYTES;  // a multiple of 1024
+// A stage is SPAN units: the tokens' rows of each, then the weights of four groups, then their scales.
+constexpr int SPAN = Side<true>::KU % 2 || Side<false>::KU % 2 ? 1 : 2;
+constexpr int COLUMNS = TILE * 128;
+constexpr int GROUP = SPAN * 4 * STRIP, GROUP_SCALES = SPAN * 4 * SCALES;
+constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
+constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
 constexpr int COPIERS = 128;
-constexpr int LAG = DEPTH > 4 ? 3 : DEPTH - 2;  // stages of tokens under way
 constexpr int WIDE_THREADS = 256 + COPIERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
 
@@ -49,67 +52,77 @@ struct Tokens {
   const int* order;
 };
 
-// The groups' weights of one unit: a warp's first lane fetches one group.
+// The groups' weights of one stage: a warp's first lane fetches one group.
 template <bool UP>
 DEVICE void fetch_weights(const Ring& r, int slot, const u8* w, const u8* scales, u64 group,
                           bool there, int unit, u64 policy) {
-  using S = Side<UP>;
   const int warp = (threadIdx.x >> 5) & 3;
-  u8* const to = r.memory + slot * STAGE + COLUMNS;
+  u8* const to = r.memory + slot * STAGE;
   if (!there) {
     barrier_arrive(r.full + slot);
     return;
   }
-  barrier_expect(r.full + slot, GROUP_BYTES);
-  const u64 at = group * S::UNITS + unit;
-  bulk_load(to + warp * 4 * STRIP, w + at * (4 * STRIP), 4 * STRIP, r.full + slot, policy);
+  barrier_expect(r.full + slot, GROUP + GROUP_SCALES);
+  const u64 at = (group * Side<UP>::UNITS + unit) * 4;
+  bulk_load(to + WEIGHTS_AT + warp * GROUP, w + at * STRIP, GROUP, r.full + slot, policy);
   if (SCALES)
-    bulk_load(to + 16 * STRIP + warp * 4 * SCALES, scales + at * (4 * SCALES), 4 * SCALES,
+    bulk_load(to + SCALES_AT + warp * GROUP_SCALES, scales + at * SCALES, GROUP_SCALES,
               r.full + slot, policy);
 }
 
-// wgmma reads as the copy engine does: who copied fences once the copies are done, then announces.
-template <int LEFT> DEVICE void announce(const Ring& r, Place& behind) {
-  wait_copies<LEFT>();
-  fence_async();
-  barrier_arrive(r.full + behind.slot);
-  behind.next();
+// Rows of gathered tokens. Each thread's copies arrive at the barrier by themselves; who reads puts
+// the fence between them and wgmma. (A fence by who copied waits for the copies still under way as
+// well: 1200 clocks for every unit.)
+DEVICE void fetch_rows(const Ring& r, int slot, const u8* const (&from)[TILE / 16], int unit,
+                       int count) {
+  const int thread = threadIdx.x - 256, chunk = thread & 7, row0 = thread >> 3;
+  u8* const to = r.memory + slot * STAGE + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
+#pragma unroll
+  for (int i = 0; i < TILE / 16; ++i)
+    if (row0 + 16 * i < count)
+#pragma unroll
+      for (int u = 0; u < SPAN; ++u)
+        copy_async(to + u * COLUMNS + i * 2048, from[i] + (unit + u) * 128);
+  barrier_arrive_after_copies(r.full + slot);
 }
 
 template <bool UP>
 DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
                  const u8* scales) {
   using S = Side<UP>;
-  constexpr int EACH = TILE / 16;
   const int thread = threadIdx.x - 256, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   const u64 policy = evict_first_policy();
-  Place here, behind;
+  Place here;
   int done = 0;
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
     const int group = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
     const u64 at = (u64)tile.x * S::GROUPS + group;
-    const u8* from[EACH];
+    const u8* from[TILE / 16];
+    if (UP)
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
-      from[i] = x.rows + (u64)(UP ? x.order[row] / K1 : row) * Wide<UP>::ROW + chunk * 16;
-    }
+      for (int i = 0; i < TILE / 16; ++i) {
+        const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
+        from[i] = x.rows + (u64)(x.order[row] / K1) * Wide<UP>::ROW + chunk * 16;
+      }
 #pragma unroll 1
-    for (int unit = 0; unit < S::UNITS; ++unit, ++done, here.next()) {
+    for (int unit = 0; unit < S::UNITS; unit += SPAN, ++done, here.next()) {
       if (done >= DEPTH) barrier_wait(r.empty + here.slot, here.phase ^ 1);
       if ((thread & 31) == 0)
         fetch_weights<UP>(r, here.slot, w, scales, at, group < S::GROUPS, unit, policy);
-      u8* const to = r.memory + here.slot * STAGE + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
-#pragma unroll
-      for (int i = 0; i < EACH; ++i)
-        if (row0 + 16 * i < tile.z) copy_async(to + i * 2048, from[i] + unit * 128);
-      commit_copies();
-      if (done >= LAG) announce<LAG>(r, behind);
+      if (UP) {
+        fetch_rows(r, here.slot, from, unit, tile.z);
+      } else if (thread == 0) {  // rows of `h` lie as they are read: a unit of a tile is one piece
+        const int piece = tile.z * 128;
+        const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)unit * piece;
+        barrier_expect(r.full + here.slot, SPAN * piece);
+        for (int u = 0; u < SPAN; ++u)
+          bulk_load(r.memory + here.slot * STAGE + u * COLUMNS, h + u * piece, piece,
+                    r.full + here.slot);
+      }
     }
   }
-  for (int left = min(done, LAG); left > 0; --left) announce<0>(r, behind);
 }
 
 // --- Multiplying -----------------------------------------------------------------------------
@@ -126,17 +139,20 @@ DEVICE void write(const Out& out, const int* pair, int count, int first, int exp
   const int lane = lane_id(), g = lane >> 2, strip = (threadIdx.x >> 5) & 3;
   column += (lane & 3) * 2;
   if (UP) {
-    constexpr int ROW = Wide<false>::ROW / 2;
-    const int row = group * 32 + strip * 8 + g, at = group * 32 + (g >> 1) * 8 + strip * 2 + (g & 1);
+    const int row = group * 32 + strip * 8 + g, unit = group >> 1;
+    if (unit >= Side<false>::UNITS) return;
     const bool real = row < INNER;
-    if (at >= ROW) return;
     const float* two = out.scale2 + (u64)expert * 2 * INNER + row;
     const float a = WEIGHTS != 1 ? 1.0f : real ? two[0] : 0.0f;
     const float b = WEIGHTS != 1 ? 1.0f : real ? two[INNER] : 0.0f;
-    u16* h = (u16*)out.to + (u64)(first + column) * ROW + at;
-    if (column < count) h[0] = real ? to_bf16(silu_mul(scaled(v[0], a), scaled(v[2], b))) : 0;
-    if (column + 1 < count)
-      h[ROW] = real ? to_bf16(silu_mul(scaled(v[1], a), scaled(v[3], b))) : 0;
+    u8* const h = (u8*)out.to + (u64)first * Wide<false>::ROW + (u64)unit * count * 128;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = column + i, chunk = (group & 1) * 4 + (g >> 1);
+      if (c < count)
+        *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + strip * 4 + (g & 1) * 2) =
+            real ? to_bf16(silu_mul(scaled(v[i], a), scaled(v[2 + i], b))) : 0;
+    }
   } else {
     const int row = group * 64 + strip * 16 + g;
     if (row >= HIDDEN) return;
@@ -153,48 +169,42 @@ DEVICE void write(const Out& out, const int* pair, int count, int first, int exp
   }
 }
 
-// Queues the products of one group of a stage: 64 rows, 64 k, N columns.
-template <int N>
-DEVICE void queue(const u8* stage, int group, u32 (&a)[4][4], float (&d)[N / 8][4]) {
-  const int at = group * 4 + ((threadIdx.x >> 5) & 3);
-  load_strip(stage + COLUMNS + at * STRIP, stage + COLUMNS + 16 * STRIP + at * SCALES, a);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) wgmma_bf16<N>(d, a[step], wgmma_tile(stage) + 2 * step);
-  wgmma_commit();
-}
-
 // One block of work by one warpgroup, N columns.
 template <bool UP, int N>
 DEVICE void multiply_tile(const Ring& r, Place& here, const int4& tile, int block, const int* pair,
                           const Out& out) {
   using S = Side<UP>;
-  constexpr int SPAN = S::KU % 2 ? 1 : 2;
-  const int half = threadIdx.x >> 7;
+  const int half = threadIdx.x >> 7, strip = (threadIdx.x >> 5) & 3;
   float sums[2][N / 8][4] = {};
 #pragma unroll 1
   for (int part = 0; part < S::WK; ++part) {
     float d[2][N / 8][4] = {};
     keep_order(d);
-    // Straight code for SPAN units, then nothing is under way: in one loop over KU units, or for
-    // more of them, the compiler runs out of registers and serialises the products.
+    // Straight code for a stage, then nothing is under way: in one loop over the units, or for more
+    // of them, the compiler runs out of registers and serialises the products.
 #pragma unroll 1
     for (int run = 0; run < S::KU / SPAN; ++run) {
+      const u8* const stage = r.memory + here.slot * STAGE;
+      const u8* const w = stage + WEIGHTS_AT + half * 2 * GROUP + strip * STRIP;
+      const u8* const scales = stage + SCALES_AT + half * 2 * GROUP_SCALES + strip * SCALES;
       u32 a[2][4][4];
       barrier_wait(r.full + here.slot, here.phase);
-      queue<N>(r.memory + here.slot * STAGE, half * 2, a[0], d[0]);
+      if (UP) fence_async();
+      Raw raw = load_raw(w, scales);
 #pragma unroll
-      for (int unit = 1; unit < SPAN; ++unit) {
-        const int slot = here.slot;
-        queue<N>(r.memory + slot * STAGE, half * 2 + 1, a[1], d[1]);
-        wgmma_wait<1>();
-        here.next();
-        barrier_wait(r.full + here.slot, here.phase);
-        queue<N>(r.memory + here.slot * STAGE, half * 2, a[0], d[0]);
-        wgmma_wait<1>();
-        if (lane_id() == 0) barrier_arrive(r.empty + slot);
+      for (int q = 0; q < 2 * SPAN; ++q) {
+        const int i = q & 1, next = q + 1;
+        fragments(raw, a[i]);
+        if (next < 2 * SPAN)
+          raw = load_raw(w + (next & 1) * GROUP + next / 2 * 4 * STRIP,
+                         scales + (next & 1) * GROUP_SCALES + next / 2 * 4 * SCALES);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step)
+          wgmma_bf16<N>(d[i], a[i][step], wgmma_tile(stage + q / 2 * COLUMNS) + 2 * step);
+        wgmma_commit();
+        if (q + 1 < 2 * SPAN) wgmma_wait<1>();
       }
-      queue<N>(r.memory + here.slot * STAGE, half * 2 + 1, a[1], d[1]);
       wgmma_wait<0>();
       keep_order(d);
       if (lane_id() == 0) barrier_arrive(r.empty + here.slot);
@@ -243,7 +253,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
   const Ring r = {memory, barriers, barriers + DEPTH};
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; ++i) {
-      barrier_init(r.full + i, COPIERS + 4);
+      barrier_init(r.full + i, 4 + (UP ? COPIERS : 1));
       barrier_init(r.empty + i, 8);
     }
     barrier_init_fence();
