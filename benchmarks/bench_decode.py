@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import kernel_split
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from spark_engine.interface import TILE
 from spark_engine.models.model import open_model
@@ -122,8 +123,6 @@ class Bench:
         One by one launches take longer than in a graph: where that takes `step_ms`, the
         difference is taken off every launch alike (`gap_us`).
         """
-        from benchmarks import kernel_split  # needs the extra `cuda`
-
         assert self.folder is not None
         held = next(r for r in self.engine.loaded.rows(family) if r >= rows)
         file = next(b for b in self.folder.manifest.buckets if (b.family, b.rows) == (family, held))

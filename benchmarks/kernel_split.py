@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.runtime import native
-
 FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
 PARTS = {  # by the beginning of the kernel's name, the first that fits
     "embed": "embed",
@@ -36,6 +34,9 @@ PARTS = {  # by the beginning of the kernel's name, the first that fits
     "moe_router": "router",
     "moe": "moe",
     "each": "moe",
+    "wide": "moe",
+    "quantise": "moe",
+    "fp8_block_linear": "linear-fp8",
     "shared_gate": "moe",
     "sample": "sample",
     "mark": "sample",
@@ -68,18 +69,20 @@ def time_launches(executor: Any, payload: bytes, passes: int = 5) -> list[Timed]
     gpu = executor._gpu
     gpu.use()
     body, images = _parse(payload)
-    functions = native._functions(gpu, body, images)
+    functions = executor._functions(body, memoryview(images))
     zeroed, filler = gpu.allocate(body["zeroed_bytes"]), gpu.allocate(FILL_BYTES)
     gpu.fill(zeroed, 0, max(body["zeroed_bytes"], 1))
-    rows = [(functions[r["kernel"]], *executor._resolve(r, zeroed)) for r in body["launches"]]
-    events = [gpu.event(timed=True) for _ in range(len(rows) + 1)]
+    queue = [
+        gpu.prepare(functions[r["kernel"]], *executor._resolve(r, zeroed)) for r in body["launches"]
+    ]
+    events = [gpu.event(timed=True) for _ in range(len(queue) + 1)]
     times = []
     for _ in range(passes + 1):
         for _ in range(FILLS):
             gpu.fill(filler, 0, FILL_BYTES)
         gpu.record(events[0])
-        for (function, launch, args), event in zip(rows, events[1:], strict=True):
-            gpu.launch(function, launch, args)
+        for launch, event in zip(queue, events[1:], strict=True):
+            launch()
             gpu.record(event)
         gpu.wait()
         pairs = zip(events, events[1:], strict=False)

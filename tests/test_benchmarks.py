@@ -19,6 +19,7 @@ sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks import bench_decode, predict_gb10  # noqa: E402
 from benchmarks.floors import GB10_BANDWIDTH, H200_BANDWIDTH, Floor, Work  # noqa: E402
+from benchmarks.kernel_split import Timed, by_part, counts, part_of  # noqa: E402
 
 CONFIGS = ROOT / "benchmarks" / "configs"
 BATCHES = (1, 8, 32, 64, 128)
@@ -103,10 +104,8 @@ def test_a_failed_sequence_is_no_measurement() -> None:
 
 
 def test_launches_belong_to_parts() -> None:
-    pytest.importorskip("cuda.bindings")
-    from benchmarks.kernel_split import Timed, by_part, part_of
-
     timed = [Timed("a", "norm_quant", 3.0), Timed("b", "moe_up", 9.0), Timed("c", "moe_down", 5.0)]
     assert by_part(timed, 1.0) == {"moe": 0.012, "norm": 0.002}
+    assert counts(timed) == {"moe": 2, "norm": 1}
     symbols = {"nvfp4_linear": "linear-nvfp4", "moe_router": "router", "paged_decode": "attention"}
     assert {s: part_of(s) for s in symbols} == symbols
