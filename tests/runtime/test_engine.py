@@ -35,6 +35,12 @@ def ask(engine: Engine, length: int = 5, **params: object) -> int:
     return engine.submit(request)
 
 
+def test_nothing_runs_ahead_on_the_host_unless_told() -> None:
+    """An engine whose states are a device's runs one step ahead: test_native_engine.py."""
+    loaded = build_fake(LIMITS, (1,), (1,))
+    assert Engine(loaded).depth == 0 and Engine(loaded, EngineOptions(depth=1)).depth == 1
+
+
 @BOTH
 def test_max_tokens_ends_with_length(depth: int) -> None:
     engine = make(depth)
