@@ -4,8 +4,8 @@
 // greatest penalised logit and the sum of exponentials. `sample_rows`, a block a row, works on
 // those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in the
 // few cells that reach a bound taken from the cells' own maxima (about 30 for 20). A row that draws
-// from all ids finds its cell by the cells' sums. Any other rule searches its thresholds by
-// histograms (sample_select.cuh). Ties go to the lowest id everywhere. No atomics on floats, no
+// from all ids finds its cell by the cells' sums. top_p alone takes two more passes
+// (sample_nucleus.cuh), any other rule searches its thresholds by histograms (sample_select.cuh). Ties go to the lowest id everywhere. No atomics on floats, no
 // block waits for another. Rows without penalties do not read `seen`.
 //
 // 248,320 logits a row, H200, us (rows 1 / 32 / 128; a read of the logits takes 30 at 128):
@@ -45,9 +45,11 @@ DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,
     n = there ? k : greatest<false>(w, r, k, most);
     return k == 1 ? id_of(w.sorted[0]) : draw_sorted(w, rule, n);
   }
-  const float t = rule.temperature;
-  const Scale scale = {unorder(most), t, __fdiv_rn(1.0f, t), rule.min_p};
-  return weights ? draw_plain(w, r, rule, scale, weights) : draw_row(w, r, rule, scale, most);
+  const Scale scale = scale_of(unorder(most), rule.temperature, rule.min_p);
+  if (weights && rule.top_p >= 1.0f) return draw_plain(w, r, rule, scale, weights);
+  int token;
+  if (weights && draw_nucleus(w, r, rule, scale, weights, token)) return token;
+  return draw_row(w, r, rule, scale, most);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -91,8 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
     part += fabsf(sums[cells + c]) * expf(unorder(w.raw[c]) - peak);
   const float log_sum = logf(block_sum<THREADS>(part, w.room));
-  const bool few = !r.penalised && !r.biases && rule.top_k > TOP && rule.top_k <= SMALL;
-  const int n_top = greatest<true>(w, r, few ? rule.top_k : TOP, raw_most);
+  // A few more, since ids that are never chosen may be among them.
+  const int k_top = rule.top_k > TOP && rule.top_k <= SMALL ? rule.top_k : TOP;
+  const int n_top = greatest<true>(w, r, min(k_top + 4, SMALL), raw_most);
   if (threadIdx.x < TOP) {
     const bool there = (int)threadIdx.x < n_top;
     const u64 pair = there ? w.sorted[threadIdx.x] : 0;

@@ -17,7 +17,7 @@ from spark_engine.kernel import (
 CELL = 256
 WARPS = 8  # of the first kernel's block
 THREADS = 512  # of the second's
-SMALL, ROOM, BINS = 64, 1024, 2048
+SMALL, FEW, ROOM, BINS = 64, 1024, 4096, 2048
 
 
 def _cells(specs: Specs) -> int:
@@ -31,9 +31,9 @@ def _per(specs: Specs, target: Target) -> int:
 
 
 def _shared(specs: Specs) -> int:
-    """Bytes of the second kernel's `Work` (sample_select.cuh), which checks them."""
+    """Bytes of the second kernel's `Work` (sample_work.cuh), which checks them."""
     cells, biases = _cells(specs), specs[4].dims[1]
-    fixed = 16 * ROOM + 8 * BINS + 8 * SMALL + (4 + 1) * THREADS + 256
+    fixed = 8 * (ROOM + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
 
 

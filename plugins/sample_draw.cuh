@@ -1,7 +1,7 @@
 // The draw of one row: from a few candidates (in f64), from all ids by the cells' sums, or by
 // thresholds over the whole row.
 #pragma once
-#include "sample_select.cuh"
+#include "sample_nucleus.cuh"
 
 struct Rule {
   float temperature, top_p, min_p;
@@ -55,37 +55,60 @@ DEVICE int draw_sorted(Work& w, const Rule& rule, int n) {
   return w.answer;
 }
 
-// The draw from all ids: `weights` are the first pass's, of each cell beside its greatest.
-DEVICE int draw_plain(Work& w, const Row& r, const Rule& rule, const Scale& scale,
-                      const float* weights) {
+// The running sum at which u of the total is passed.
+DEVICE auto beyond(double u) {
+  return [=](u64 total) { return [=](u64 upto) { return (double)upto > u * (double)total; }; };
+}
+
+// w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's greatest.
+DEVICE void weigh_cells(Work& w, const Scale& scale, const float* weights) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
     w.sums[c] = w.keys[c]
         ? __float2ull_rn(weights[c] * scale.share(unorder(w.keys[c])) * Scale::ONE) : 0;
   __syncthreads();
+}
+
+// The draw from all ids.
+DEVICE int draw_plain(Work& w, const Row& r, const Rule& rule, const Scale& scale,
+                      const float* weights) {
+  weigh_cells(w, scale, weights);
   return find_id<false>(
-      w, r, [&](u32 key, int) { return scale.weight(key); },
-      [&](u64 total) { return [=](u64 upto) { return (double)upto > rule.u * (double)total; }; });
+      w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
 }
 
 // Any other rule: what top_k keeps, what top_p keeps of it, then the draw.
 DEVICE int draw_row(Work& w, const Row& r, const Rule& rule, const Scale& scale, u32 most) {
   const float step = BINS / (Scale::DEPTH * rule.temperature);
+  const OfRow<false> row = {r};
   Kept kept = {1, NO_ID};
   if (rule.top_k > 0 && rule.top_k < VOCAB) {
     const u64 k = rule.top_k;
-    kept = select<false>(
-        w, r, kept, bound_of<false>(w, rule.top_k), most, step, [](u32) { return (u64)1; },
-        [=](u64) { return [=](u64 upto) { return upto >= k; }; });
+    const Bins bins = {bound_of<false>(w, rule.top_k), most, -1, scale.greatest, step};
+    kept = select(w, row, kept, bins, 0, [](u32) { return (u64)1; },
+                  [=](u64) { return [=](u64 upto) { return upto >= k; }; });
   }
   const auto weigh = [&](u32 key) { return scale.weight(key); };
-  if (rule.top_p < 1.0f)
-    kept = select<false>(w, r, kept, scale.least(), most, step, weigh, [&](u64 total) {
+  if (rule.top_p < 1.0f) {
+    const Bins bins = {scale.least(), most, -1, scale.greatest, step};
+    kept = select(w, row, kept, bins, 0, weigh, [&](u64 total) {
       const double target = (double)rule.top_p * (double)total;
       return [=](u64 upto) { return upto > 0 && (double)upto >= target; };
     });
+  }
   const auto one = [&](u32 key, int id) { return kept.has(key, id) ? scale.weight(key) : 0; };
   sum_cells<false>(w, r, max(kept.key, scale.least()), one);
-  return find_id<false>(w, r, one, [&](u64 total) {
-    return [=](u64 upto) { return (double)upto > rule.u * (double)total; };
-  });
+  return find_id<false>(w, r, one, beyond(rule.u));
+}
+
+// The draw by top_p alone; false where too many ids lie about its end.
+DEVICE bool draw_nucleus(Work& w, const Row& r, const Rule& rule, const Scale& scale,
+                         const float* weights, int& token) {
+  weigh_cells(w, scale, weights);
+  const double total = (double)sum_of_cells(w);
+  Kept kept;
+  if (!nucleus(w, r, scale, (double)rule.top_p * total, (1.0 - (double)rule.top_p) * total, kept))
+    return false;
+  const auto one = [&](u32 key, int id) { return kept.has(key, id) ? scale.weight(key) : 0; };
+  token = find_id<false>(w, r, one, beyond(rule.u));
+  return true;
 }

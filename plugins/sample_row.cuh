@@ -23,6 +23,7 @@ DEVICE u32 order(float x) {
 DEVICE float unorder(u32 key) {
   return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
@@ -90,17 +91,29 @@ DEVICE void load8(const int* from, int cell, int (&x)[8]) {
 }
 DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id() * 4 + (i & 3); }
 
+#define ABSENT __int_as_float(0xff800000)  // -infinity
+
+// Raw logits of a cell, clean, to those that are chosen from: ABSENT where there is none.
+DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
+  if (r.penalised || r.biases) {
+    int seen[8] = {};
+    if (r.penalised) load8(r.seen, cell, seen);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], seen[i]);
+  }
+  if ((cell + 1) * CELL > VOCAB)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : ABSENT;
+}
+
 // The ordered bits of a lane's eight logits of a cell, 0 where there is none to choose.
 template <bool RAW>
-DEVICE void keys8(const Row& r, int cell, const float (&x)[8], u32 (&key)[8]) {
-  int seen[8] = {};
-  if (!RAW && r.penalised) load8(r.seen, cell, seen);
+DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int id = id8(cell, i);
-    const float z = RAW ? clean(x[i]) : penalise(r, id, clean(x[i]), seen[i]);
-    key[i] = id < (RAW ? WIDTH : VOCAB) ? order(z) : 0u;
-  }
+  for (int i = 0; i < 8; ++i) x[i] = clean(x[i]);
+  if (!RAW) values8(r, cell, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) key[i] = id8(cell, i) < (RAW ? WIDTH : VOCAB) ? order(x[i]) : 0u;
 }
 template <bool RAW>
 DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {
@@ -116,23 +129,37 @@ struct Kept {
   DEVICE bool has(u32 k, int i) const { return k > key || (k == key && i <= id); }
 };
 
-// The weight of a key, e^((z - greatest) / temperature), as a whole number: 2^40 is the greatest's,
-// so that sums of any order are equal. 0 where min_p drops it, and from 29 temperatures down.
+DEVICE float power(float x) {  // e^x of x <= 0
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 1.4426950408889634f));
+  return e;
+}
+
+// The weight of a logit, e^((z - greatest) / temperature), also as a whole number: 2^40 is the
+// greatest's, so that sums of any order are equal. 0 where min_p drops it.
 struct Scale {
-  static constexpr float ONE = 1099511627776.0f, DEPTH = 29.0f;
+  static constexpr float ONE = 1099511627776.0f, DEPTH = 29.0f;  // e^-29 · ONE rounds to 0
   float greatest, temperature, reciprocal, min_p;
   DEVICE float share(float z) const {
-    return expf(divide(__fsub_rn(z, greatest), temperature, reciprocal));
+    const float d = z - greatest, q = d * reciprocal;
+    return power(q > -1e4f ? fmaf(fmaf(-q, temperature, d), reciprocal, q) : q);
   }
   DEVICE u64 weight(u32 key) const {
     const float e = share(unorder(key));
     return e < min_p ? 0 : __float2ull_rn(e * ONE);
   }
-  DEVICE u32 least() const { return order(__fsub_rn(greatest, DEPTH * temperature)); }
+  // No key below it has a weight.
+  DEVICE u32 least() const {
+    const float depth = min_p > 0.0f ? fminf(DEPTH, 1e-3f + fmaxf(0.0f, -logf(min_p))) : DEPTH;
+    return order(greatest - depth * temperature);
+  }
 };
+DEVICE Scale scale_of(float greatest, float temperature, float min_p) {
+  return {greatest, temperature, fminf(__fdiv_rn(1.0f, temperature), 1e30f), min_p};
+}
 
-// The temperature of a row that draws from all ids, 0 of any other.
+// The temperature of a row that draws by the cells' weights (all ids, or top_p alone), 0 of others.
 DEVICE float plain_heat(const float* f, int top_k) {
-  const bool all = (top_k <= 0 || top_k >= VOCAB) && f[1] >= 1.0f && f[2] <= 0.0f;
+  const bool all = (top_k <= 0 || top_k >= VOCAB) && f[2] <= 0.0f;
   return all && f[0] > 0.0f ? f[0] : 0.0f;
 }
