@@ -12,7 +12,8 @@
 #pragma once
 #include "numeric.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+// NVRTC defines this macro alone for sm_12xa; nvcc's __CUDA_ARCH_FEAT_SM121_ALL it does not know.
+#if defined(__CUDA_ARCH_SPECIFIC__) && __CUDA_ARCH_SPECIFIC__ / 100 == 12
 DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
   asm volatile(
       "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X"
