@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_engine.builder.attention_rules import ATTENTION_DECODE
 from spark_engine.builder.delta_rules import GDN_DECODE
 from spark_engine.builder.merge_rules import MERGE_PROJECTIONS, SHARED_EXPERT
 from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
@@ -13,5 +14,6 @@ RULES: tuple[Rule, ...] = (
     NORM_QUANT,
     ACT_QUANT,
     GATED_NORM_QUANT,
-    GDN_DECODE,  # last: takes over what the gated norm has become
+    GDN_DECODE,  # takes over what the gated norm has become
+    ATTENTION_DECODE,  # takes over what the gate has become
 )

@@ -19,7 +19,7 @@ DEVICE act4 columns(const act* p) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 causal_conv(const act* __restrict__ x, int x_width, int channels, const float* weight,
             const act* state_in, act* state_out, const int* slots, const int* starts,
             const int* counts, act* __restrict__ c,

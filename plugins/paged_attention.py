@@ -122,7 +122,14 @@ def _attend(s: Sizes, q: Wide, keys: Wide, values: Wide) -> Wide:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Appends first and reads only what the append returned, so pages may be updated in place."""
-    f, s, n = Text(), sizes_of(attrs, specs[5]), specs[8].dims[0]
+    f = Text()
+    fragment(f, attrs, specs, "o")
+    return f.function(NAME, INPUTS, OUTPUTS)
+
+
+def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], out: str = "") -> str:
+    """The body over the names INPUTS, its pages written to the names OUTPUTS; returns o's name."""
+    s, n = sizes_of(attrs, specs[5]), specs[8].dims[0]
     rows = read_rows(f, "slots", "starts", "counts")
     longest = specs[7].dims[1] * s.page
     q, k, v, limits = project(f, s, rows, n, longest, float(attrs["eps"]), specs[3].dims[0])
@@ -133,8 +140,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
     o = f("Reshape", o, [n, s.heads, s.tile, s.dim])
     o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [n * s.tile, s.heads * s.dim])
-    f.cast(o, specs[0].dtype, out="o")
-    return f.function(NAME, INPUTS, OUTPUTS)
+    return f.cast(o, specs[0].dtype, out)
 
 
 OP = Op(

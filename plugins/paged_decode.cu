@@ -7,15 +7,19 @@
 // the loop over tokens needs no block barrier. Operands are swapped: S^T = K·Q^T has tokens as
 // the 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
 // Merge: the warps of a block through shared memory, the blocks of a (row, kv head) by the last to
-// arrive, in the order of the chunks: a row's bits depend on its own length alone.
-// Ladder, one H200, 27B (24/4 heads, e4m3 pages), B = 128 at 1k, in a replayed graph; floor 62 us:
-//   chunks of 64: 274, of 128: 141, of 256: 118, of 512: 89 us (70 %). At B = 1: 10.5, 10.3, 13.1,
-//   15.6. Without the products 113 instead of 118 (256): arithmetic is free, the fixed cost of a
-//   unit (page ids, tiles, queries, arrival: each a trip to memory) is not. Contiguous pages: no
-//   change. Three stages or other warps: slower (fewer blocks resident).
-//   Then, compiled but not yet timed: the next unit's tiles travel during the merge of this one's.
-// Macros besides paged_kv.cuh's: WARPS, STAGES, CHUNK (tokens of the smallest chunk), BLOCKS (of an
-// SM), SHARED (bytes).
+// arrive, by eights in the order of the chunks: a row's bits depend on its own length alone.
+// Ladder, one H200, 27B (24/4 heads, e4m3 pages), microseconds in a replayed graph, with chunks of
+// 64 / 128 / 256 / 512 / 1024 tokens at least; floor 62 for 128 rows of 1k, 0.5 for one of 1k:
+//   first version, 128 rows          274 / 141 / 118 / 89;  a row: 10.5 / 10.3 / 13.1 / 15.6
+//   without the products                         113: arithmetic is free, what a unit costs is not
+//   (2000 instructions a warp where a tile has 400; contiguous pages, three stages: no gain)
+//   next unit's tiles during merge   278 / 143 / 113 / 84;  a row: 8.4 / 8.1 / 11.2 / 12.7
+//   merges by eights, one ordered atomic, no divisions
+//                                    271 / 137 / 90 / 81 / 77 (81 %);  8.7 / 7.6 / 8.9 / 11.6 / 15.8
+//   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
+//   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
+// Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens of the
+// smallest chunk), BLOCKS (of an SM), SHARED (bytes).
 #include "paged_merge.cuh"
 
 DEVICE int chunk_tokens(int length) {
@@ -206,6 +210,12 @@ struct Constants {
   Turn turn;
 };
 
+// Brings a line to L1; nobody waits for it.
+DEVICE void touch(const float* p) {
+  float unused;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(p));
+}
+
 DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
                                 int position, int lane) {
   Constants c;
@@ -223,21 +233,21 @@ DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& co
                     int lane) {
   const u16* token = qkv + (long long)u.row * WIDTH;
   int items = GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
-  Head heads[MINE];
+  RawHead raws[MINE];
 #pragma unroll
   for (int i = 0; i < MINE; i++) {
     int item = warp + i * WARPS;
     int from = item < GROUP    ? (u.head * GROUP + item) * 2 * D
                : item == GROUP ? Q_END + u.head * D
                                : K_END + u.head * D;
-    if (i == 0 || item < items) heads[i] = load_head(token + from, lane);  // in bounds; no spill
+    if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no spill
   }
   int page = table[at / PAGE];
 #pragma unroll
   for (int i = 0; i < MINE; i++) {
     int item = warp + i * WARPS;
     if (item >= items) break;
-    Head& h = heads[i];
+    Head h = widened(raws[i]);
     if (item <= GROUP) {
       if (item < GROUP) normalise(h, constants.q_norm); else normalise(h, constants.k_norm);
       rotate(h, constants.turn, lane);
@@ -289,8 +299,10 @@ DEVICE void spill(Block& b, Softmax& x, int warp, int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
-                 const int* slots, const int* starts, const int* counts, u16* o, float4* sums,
-                 float2* tallies, int* arrivals, int rows, int most_pages) {
+                 const int* slots, const int* starts, const int* counts, u16* o, const float* scales,
+                 u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies, int* arrivals,
+                 int rows, int most_pages) {
+  const Out out{o, qkv, scales, {q0, q1}, {s0, s1}};
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -304,6 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (index < units) {
     u = unit_at(index, b.rows, rows);
     walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
+    touch(q_norm + lane * VEC), touch(k_norm + lane * VEC), touch(inv_freq + min(lane, HALF - 1));
   }
   wait_for_previous();
   let_next_start();
@@ -331,18 +344,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     spill(b, x, warp, lane);
     __syncthreads();
     Unit done = unit_at(index, b.rows, rows);  // again: cheaper than registers through the loop
-    long long at = (long long)index * GROUP;
+    const long long at = index, first = at - (long long)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
-    merge_warps(b, done, scale, o, sums + at * (D / 4), tallies + at);
+    merge_warps(b, done, scale, out, sums + at * QUADS, tallies + at * GROUP * 2);
     __syncthreads();
-    at -= (long long)done.chunk * KV_HEADS * GROUP;
     index += gridDim.x;
     if (index < units) {  // the next unit's tiles travel while this one's chunks are merged
       u = unit_at(index, b.rows, rows);
       walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
     }
-    if (done.chunks > 1 && arrive_last(b, done, arrivals)) {
-      merge_chunks(b, done, scale, o, sums + at * (D / 4), tallies + at);
+    if (done.chunks > 1) {
+      merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);
     }
   }
 }

@@ -9,7 +9,7 @@
 // Tiles lie in shared memory as rows of tokens whose 16-byte chunks are XOR-ed with the row, so
 // that eight rows of one column lie in eight bank groups.
 #pragma once
-#include "ptx.cuh"
+#include "numeric.cuh"
 
 constexpr int D = HEAD_DIM, VEC = D / 32, GROUP = HEADS / KV_HEADS;
 constexpr int ROW = D * (KV_FP8 ? 1 : 2);  // bytes of one token of one kv head
@@ -74,7 +74,6 @@ DEVICE float exp2_fast(float x) {
   return y;
 }
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
-DEVICE float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
 // --- One head in a warp ----------------------------------------------------------------------
 
@@ -93,17 +92,24 @@ struct Head {
   float x[VEC];
 };
 
-DEVICE Head load_head(const u16* from, int lane) {
-  union {
-    typename Raw<2 * VEC>::type raw;
-    u16 bits[VEC];
-  } in;
-  in.raw = reinterpret_cast<const typename Raw<2 * VEC>::type*>(from)[lane];
+// A lane's part of a head as it lies in memory: half the registers of a Head.
+union RawHead {
+  typename Raw<2 * VEC>::type raw;
+  u16 bits[VEC];
+};
+
+DEVICE RawHead load_raw(const u16* from, int lane) {
+  RawHead h;
+  h.raw = reinterpret_cast<const typename Raw<2 * VEC>::type*>(from)[lane];
+  return h;
+}
+DEVICE Head widened(const RawHead& in) {
   Head h;
 #pragma unroll
   for (int e = 0; e < VEC; e++) h.x[e] = from_bf16(in.bits[e]);
   return h;
 }
+DEVICE Head load_head(const u16* from, int lane) { return widened(load_raw(from, lane)); }
 
 // The turn of one position: lane's cosines, and sines signed for NeoX pairs (i, i + HALF).
 struct Turn {
@@ -137,7 +143,7 @@ DEVICE void normalise(Head& h, const float (&weight)[VEC]) {
   for (int e = 0; e < VEC; e++) sum = fmaf(h.x[e], h.x[e], sum);
 #pragma unroll
   for (int s = 16; s > 0; s >>= 1) sum += __shfl_xor_sync(~0u, sum, s);
-  float scale = 1.0f / sqrtf(sum / D + (float)EPS);
+  float scale = rsqrtf(sum / D + (float)EPS);
 #pragma unroll
   for (int e = 0; e < VEC; e++) h.x[e] *= scale * weight[e];
 }
@@ -161,10 +167,11 @@ struct Stored {
 // `scale` matters to e4m3 alone.
 DEVICE Stored encode(const Head& h, float scale) {
   Stored s = {};
+  float reciprocal = KV_FP8 ? 1.0f / scale : 0.0f;
 #pragma unroll
   for (int e = 0; e < VEC; e++) {
     if constexpr (KV_FP8) {
-      float x = __fdiv_rn(h.x[e], scale) + 0.0f;  // −0 becomes +0
+      float x = divide(h.x[e], scale, reciprocal) + 0.0f;  // −0 becomes +0
       u16 code;
       asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(x));
       s.words[0] |= (u64)code << 8 * e;

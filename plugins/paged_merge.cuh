@@ -1,16 +1,21 @@
-// How decode attention's partial sums come together: what a block keeps in shared memory, the sums
-// over its warps, and the sums over a row's chunks by the last block to arrive.
+// How decode attention's partial sums come together, and what becomes of the result: sums over a
+// block's warps, over groups of FAN chunks, over a row's groups; the gate; quantised copies.
 //
-// Every sum runs in a fixed order: warps ascending, chunks ascending. Included by paged_decode.cu
-// alone, whose macros it reads.
+// Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
+// group (a row) merges it: at most FAN parts are read at once, so that no block reads a long row's
+// partial sums one after the other. Included by paged_decode.cu alone, whose macros it reads, and
+// FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
 #pragma once
 #include "paged_kv.cuh"
+#include "quad_quant.cuh"
 
 constexpr int TILE = 16 * ROW;                // bytes of 16 tokens' keys
 constexpr int RING = STAGES * 2 * TILE;       // bytes of one warp's ring
 constexpr int PITCH = D + 8;                  // elements of a query row: rows in distinct banks
 constexpr int WIDE = D + 4;                   // floats of an accumulator row, likewise
-constexpr int MOST_CHUNKS = 64, COLUMNS = 8;  // heads of a group are padded to the matrix unit's 8
+constexpr int COLUMNS = 8;                    // heads of a group, padded for the matrix unit
+constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
+constexpr int QUADS = GROUP * (D / 4);        // pieces of four dimensions of a group's heads
 constexpr int THREADS = 32 * WARPS, MINE = (GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
@@ -25,7 +30,6 @@ struct Block {
   u16 queries[COLUMNS][PITCH];
   u8 fresh[2][ROW];                     // the new token's key and value, as stored
   float2 tally[WARPS][COLUMNS];         // (maximum, sum) of a warp
-  float weight[COLUMNS][MOST_CHUNKS];   // of each chunk in the merge
   int last;
   Row rows[1];                          // and one more, for the total
 };
@@ -35,10 +39,36 @@ struct Unit {
   int row, chunk, chunks, head, slot, length, begin, end;
 };
 
-DEVICE void store_output(u16* o, const Unit& u, int column, int d, float4 x, float scale) {
-  long long at = ((long long)u.row * HEADS + u.head * GROUP + column) * D + d;
-  *reinterpret_cast<uint2*>(o + at) = make_uint2(pack_bf16x2(x.x * scale, x.y * scale),
-                                                 pack_bf16x2(x.z * scale, x.w * scale));
+// Where the result goes, and what it is gated by.
+struct Out {
+  u16* o;
+  const u16* qkv;
+  const float* scales;
+  u8 *q[2], *q_scale[2];
+};
+
+// Four dimensions of one head's o = x * scale. All lanes of a warp call together.
+DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, bool live) {
+  int column = (u.head * GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
+  uint2 bits = make_uint2(pack_bf16x2(x.x * scale, x.y * scale),
+                          pack_bf16x2(x.z * scale, x.w * scale));
+  if constexpr (FUSED) {
+    const u16* gates = out.qkv + (long long)u.row * WIDTH + column + (column / D + 1) * D;
+    uint2 g = live ? *reinterpret_cast<const uint2*>(gates) : uint2{};
+    float y[4] = {low_bf16(bits.x) * fast_sigmoid(low_bf16(g.x)),
+                  high_bf16(bits.x) * fast_sigmoid(high_bf16(g.x)),
+                  low_bf16(bits.y) * fast_sigmoid(low_bf16(g.y)),
+                  high_bf16(bits.y) * fast_sigmoid(high_bf16(g.y))};
+    bits = make_uint2(pack_bf16x2(y[0], y[1]), pack_bf16x2(y[2], y[3]));
+    y[0] = low_bf16(bits.x), y[1] = high_bf16(bits.x);
+    y[2] = low_bf16(bits.y), y[3] = high_bf16(bits.y);
+    float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+    float amax = QUANT == 2 ? warp_max(live ? top : 0.0f) : 0.0f;
+    quantise<HEADS * D>(y, u.row, column, amax, out.scales, out.q, out.q_scale, live);
+  }
+  if ((KEEP || !FUSED) && live) {
+    *reinterpret_cast<uint2*>(out.o + (long long)u.row * HEADS * D + column) = bits;
+  }
 }
 
 DEVICE void add_scaled(float4& sum, const float4& x, float by) {
@@ -46,12 +76,12 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
   sum.z = fmaf(x.z, by, sum.z), sum.w = fmaf(x.w, by, sum.w);
 }
 
-// The block's sums over its warps, to `o` where the row has one chunk, else to the scratch.
-DEVICE void merge_warps(Block& b, const Unit& u, float scale, u16* o, float4* sums,
+// The block's sums over its warps, to the result where the row has one chunk, else to the scratch.
+DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, float4* sums,
                         float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens
-  for (int i = threadIdx.x; i < GROUP * (D / 4); i += THREADS) {
-    int column = i / (D / 4), d = i % (D / 4) * 4;
+  for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
+    int column = min(i / (D / 4), GROUP - 1), d = i % (D / 4) * 4;
     float top = minus_infinity(), total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, b.tally[w][column].x);
@@ -64,68 +94,79 @@ DEVICE void merge_warps(Block& b, const Unit& u, float scale, u16* o, float4* su
       const float* rows = reinterpret_cast<const float*>(b.arena[w]);
       add_scaled(sum, *reinterpret_cast<const float4*>(rows + column * WIDE + d), by);
     }
-    if (u.chunks == 1) {
-      store_output(o, u, column, d, sum, total > 0.0f ? scale / total : 0.0f);  // 0: an inert row
-    } else {
+    if (u.chunks == 1) {  // 0: an inert row
+      store_output(out, u, i, sum, total > 0.0f ? __fdividef(scale, total) : 0.0f, i < QUADS);
+    } else if (i < QUADS) {
       sums[i] = sum;
-      if (d == 0) tallies[column] = make_float2(top, total);
+      if (d == 0) tallies[2 * column] = make_float2(top, total);
     }
   }
 }
 
-// The chunks of one (row, kv head), in their order, to `o`.
-DEVICE void merge_chunks(Block& b, const Unit& u, float scale, u16* o, const float4* sums,
-                      const float2* tallies) {
+// `count` parts that lie `step` chunks apart, in their order: to the result (`last`), else to the
+// group's place, which is the first part's. A tally's second half is the group's.
+DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const Out& out,
+                        float4* sums, float2* tallies, bool last) {
+  const long long apart = (long long)step * KV_HEADS;
+  const int half = step > 1;
 #pragma unroll 1
-  for (int column = threadIdx.x >> 5; column < GROUP; column += WARPS) {
-    int lane = threadIdx.x & 31;
-    float2 tally[MOST_CHUNKS / 32];
+  for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
+    int at = min(i, QUADS - 1), column = at / (D / 4);
+    float2 tally[FAN];
+    float4 part[FAN];
+#pragma unroll
+    for (int c = 0; c < FAN; c++) {
+      tally[c] = make_float2(minus_infinity(), 0.0f), part[c] = float4{};
+      if (c < count) {
+        tally[c] = __ldcg(&tallies[(c * apart * GROUP + column) * 2 + half]);
+        part[c] = __ldcg(&sums[c * apart * QUADS + at]);
+      }
+    }
     float top = minus_infinity(), total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < MOST_CHUNKS / 32; k++) {
-      int c = lane + 32 * k;
-      tally[k] = c < u.chunks ? __ldcg(&tallies[(long long)c * KV_HEADS * GROUP + column])
-                              : make_float2(minus_infinity(), 0.0f);
-      top = fmaxf(top, tally[k].x);
-    }
-#pragma unroll
-    for (int s = 16; s > 0; s >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, s));
-#pragma unroll
-    for (int k = 0; k < MOST_CHUNKS / 32; k++) {
-      tally[k].x = exp2_fast(tally[k].x - top);
-      total = fmaf(tally[k].x, tally[k].y, total);
-    }
-#pragma unroll
-    for (int s = 16; s > 0; s >>= 1) total += __shfl_xor_sync(~0u, total, s);
-#pragma unroll
-    for (int k = 0; k < MOST_CHUNKS / 32; k++) {
-      b.weight[column][lane + 32 * k] = tally[k].x * (scale / total);
-    }
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int i = threadIdx.x; i < GROUP * (D / 4); i += THREADS) {
-    int column = i / (D / 4);
     float4 sum = {};
-#pragma unroll 8
-    for (int c = 0; c < u.chunks; c++) {
-      float4 part = __ldcg(&sums[(long long)c * KV_HEADS * GROUP * (D / 4) + i]);
-      add_scaled(sum, part, b.weight[column][c]);
+#pragma unroll
+    for (int c = 0; c < FAN; c++) top = fmaxf(top, tally[c].x);
+#pragma unroll
+    for (int c = 0; c < FAN; c++) {
+      float by = exp2_fast(tally[c].x - top);
+      total = fmaf(tally[c].y, by, total);
+      add_scaled(sum, part[c], by);
     }
-    store_output(o, u, column, i % (D / 4) * 4, sum, 1.0f);
+    if (last) {
+      store_output(out, u, i, sum, __fdividef(scale, total), i < QUADS);
+    } else if (i < QUADS) {
+      sums[at] = sum;
+      if (at % (D / 4) == 0) tallies[2 * column + 1] = make_float2(top, total);
+    }
   }
 }
 
-// Whether this block is the last of its (row, kv head) to arrive; the counter is left at zero.
-DEVICE bool arrive_last(Block& b, const Unit& u, int* arrivals) {
+// Whether this block is the last of `expected` to arrive; the counter is left at zero. What the
+// blocks before wrote is then seen by loads that pass by L1.
+DEVICE bool arrive_last(Block& b, int* counter, int expected) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // cumulative: covers what the block wrote before the barrier
-    int* counter = arrivals + u.row * KV_HEADS + u.head;
-    b.last = atomicAdd(counter, 1) == u.chunks - 1;
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before) : "l"(counter) : "memory");
+    b.last = before == expected - 1;
     if (b.last) *counter = 0;
-    __threadfence();
   }
   __syncthreads();
   return b.last;
+}
+
+// What remains after a unit of several chunks is summed up. `sums`, `tallies`: of the row's first
+// chunk; counters of a (row, kv head): one of its groups, then one for each group.
+DEVICE void merge_row(Block& b, const Unit& u, float scale, const Out& out, float4* sums,
+                      float2* tallies, int* arrivals) {
+  int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
+  int count = min(FAN, u.chunks - group * FAN);
+  int* counters = arrivals + (u.row * KV_HEADS + u.head) * (FAN + 1);
+  if (!arrive_last(b, counters + 1 + group, count)) return;
+  const long long first = (long long)group * FAN * KV_HEADS;
+  merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GROUP * 2,
+              groups == 1);
+  if (groups == 1 || !arrive_last(b, counters, groups)) return;
+  merge_parts(u, groups, FAN, scale, out, sums, tallies, true);
 }

@@ -12,7 +12,7 @@ constexpr int Q_ROW = 2 * D, Q_TILE = QUERIES * Q_ROW, KV_TILE = KEYS * ROW;
 static_assert(PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "a page is a power of two of tokens");
 
 // Grid: tokens. A block's warps take the token's heads in turn.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     paged_append(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
                  const int* slots, const int* starts, const int* counts, u16* queries,

@@ -5,6 +5,13 @@
 #pragma once
 #include "numeric.cuh"
 
+// Four e4m3 codes of y / scale.
+DEVICE u32 codes4(const float (&y)[4], float scale) {
+  const float r = 1.f / scale;
+  return to_e4m3x2(divide(y[0], scale, r), divide(y[1], scale, r)) |
+         (u32)to_e4m3x2(divide(y[2], scale, r), divide(y[3], scale, r)) << 16;
+}
+
 // The copies of y, already rounded to the activations' type, at `column` of a row of WIDTH columns.
 // `amax`: the largest of the 128-column block, read by fp8_block alone.
 template <int WIDTH>
@@ -13,14 +20,13 @@ DEVICE void quantise(const float (&y)[4], i64 row, int column, float amax, const
 #if QUANT == 1
 #pragma unroll
   for (int i = 0; i < COPIES; i++) {
-    float s = scales[i];
-    u32 codes = to_e4m3x2(y[0] / s, y[1] / s) | (u32)to_e4m3x2(y[2] / s, y[3] / s) << 16;
+    u32 codes = codes4(y, scales[i]);
     if (live) *(u32*)(q[i] + row * WIDTH + column) = codes;
   }
 #elif QUANT == 2
   float s = amax / 448.f;
   s = s == 0.f ? 1.f : s;
-  u32 codes = to_e4m3x2(y[0] / s, y[1] / s) | (u32)to_e4m3x2(y[2] / s, y[3] / s) << 16;
+  u32 codes = codes4(y, s);
   if (live) *(u32*)(q[0] + row * WIDTH + column) = codes;
   if (live && column % 128 == 0) ((float*)q_scale[0])[row * (WIDTH / 128) + column / 128] = s;
 #elif QUANT == 3
@@ -31,10 +37,10 @@ DEVICE void quantise(const float (&y)[4], i64 row, int column, float amax, const
   for (int i = 0; i < COPIES; i++) {
     float gain = 1.f / scales[i];
     u8 code = to_e4m3(top / 6.f * gain);
-    float s = from_e4m3(code), by = s == 0.f ? 1.f : s;
+    float s = from_e4m3(code);
     u32 bits = 0;
 #pragma unroll
-    for (int e = 0; e < 4; e++) bits |= to_e2m1(s == 0.f ? 0.f : y[e] * gain / by) << (4 * e);
+    for (int e = 0; e < 4; e++) bits |= to_e2m1(s == 0.f ? 0.f : y[e] * gain, s) << (4 * e);
     if (live) *(u16*)(q[i] + row * (WIDTH / 2) + column / 2) = (u16)bits;
     if (live && column % 16 == 0) q_scale[i][row * (WIDTH / 16) + column / 16] = code;
   }

@@ -9,6 +9,7 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Op
 from spark_engine.plugins import (
     act_quant,
+    attention_decode,
     causal_conv,
     embed,
     fp8_block_linear,
@@ -56,6 +57,7 @@ OPS: tuple[Op, ...] = (
     gated_norm_quant.OP,
     gdn_decode.OP,
     paged_attention.OP,
+    attention_decode.OP,
     sigmoid_gate.OP,
     silu_mul.OP,
     act_quant.OP,

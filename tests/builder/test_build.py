@@ -79,7 +79,10 @@ def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None
     for family in ("decode", "prefill"):
         compiled = compile_graph(model, plan, family)
         decode = family == "decode"
-        assert compiled.rewritten.counts == expected | {"gdn_decode": 3 * decode}
+        assert compiled.rewritten.counts == expected | {
+            "gdn_decode": 3 * decode,
+            "attention_decode": int(decode),
+        }
         assert compiled.rewritten.refusals == ()
         ops = Counter(node.op for node in compiled.lowered.graph.nodes)
         assert not QUANTISERS & set(ops)
@@ -88,7 +91,8 @@ def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None
         mlp = 3 if moe else 4  # norm, router, experts; or norm, gate_up, act, down
         # the last layer ends in an Add: its sum meets last_rows before the final norm
         linear = (5 if decode else 7) + mlp  # conv, delta rule and gated norm are one launch
-        assert layers == {0: linear, 1: linear, 2: linear, 3: 6 + mlp}
+        full = (5 if decode else 6) + mlp  # attention and its gate are one launch
+        assert layers == {0: linear, 1: linear, 2: linear, 3: full}
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])

@@ -261,3 +261,51 @@ def test_the_input_scale_comes_out_of_alpha() -> None:
     assert without_input_scale(alpha).evaluate(store).tolist() == [0.5] * 4
     with pytest.raises(GraphError, match="no product"):
         without_input_scale(scale)
+
+
+def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[str, object]]:
+    """A bench, a merged projection of two heads of 32, attention's results and sizes."""
+    b = Bench()
+    rows = variable(TensorSpec("slots", DType.I32, ("tokens",)))
+    pages = [variable(TensorSpec(n, DType.F32, (5, 1, 16, 32))) for n in ("k_pages", "v_pages")]
+    table = variable(TensorSpec("page_table", DType.I32, (3, 2)))
+    b.scene.graph.inputs += [rows, *pages, table]
+    qkv = b.input("qkv", 2 * 3 * 32)
+    floats = [b.weight(n, DType.F32, k) for n, k in (("qn", 32), ("kn", 32), ("f", 4), ("s", 2))]
+    sizes: dict[str, object] = {"heads": 2, "kv_heads": 1, "head_dim": 32, "eps": 1e-6}
+    attrs = {"tile": tile, **sizes, "kv_dtype": "f32"}
+    operands = [qkv, *floats, *pages, table, rows, rows, rows]
+    results = b.op("paged_attention", operands, "o", "k_out", "v_out", **attrs)
+    return b, qkv, list(results), sizes
+
+
+def test_a_decode_layer_of_attention_is_one_launch() -> None:
+    b, qkv, (o, *pages), sizes = attention_bench(1)
+    y = b.op("sigmoid_gate", [o, qkv], "y", heads=2, head_dim=32)
+    codes = b.op("fp8_quant", [y, b.weight("y.scale", DType.F32)], "y.q")
+    done = b.done(codes, *pages)
+    assert done.counts["act_quant"] == done.counts["attention_decode"] == 1
+    node = b.node("attention_decode")
+    assert node.name == "y" and [t.name for t in node.outputs] == ["k_out", "v_out", "y.q"]
+    made = {"keep": 0, "quant": "fp8", "n": 1}
+    assert dict(node.attrs) == {**sizes, "kv_dtype": "f32", **made}
+    assert node.inputs[-1].name == "y.fp8_scales" and len(node.inputs) == 12
+
+
+def test_a_gate_without_quantiser_is_taken_too() -> None:
+    b, qkv, (o, *pages), _ = attention_bench(1)
+    b.done(b.op("sigmoid_gate", [o, qkv], "y", heads=2, head_dim=32), *pages)
+    assert b.ops == {"attention_decode": 1}
+    assert dict(b.node("attention_decode").attrs)["keep"] == 1
+
+
+@pytest.mark.parametrize("why", ["tiles", "read alone", "another projection"])
+def test_attention_that_stays_apart(why: str) -> None:
+    b, qkv, (o, *pages), _ = attention_bench(64 if why == "tiles" else 1)
+    gates = b.input("other", 2 * 3 * 32) if why == "another projection" else qkv
+    y = b.op("sigmoid_gate", [o, gates], "y", heads=2, head_dim=32)
+    done = b.done(y, *pages, *([o] if why == "read alone" else []))
+    assert done.counts["attention_decode"] == 0 and b.ops["sigmoid_gate"] == 1
+    reasons = {"tiles": [], "read alone": ["o is also read alone"]}
+    want = reasons.get(why, ["o and y read different projections"])
+    assert [r.reason for r in done.refusals if r.rule == "attention_decode"] == want

@@ -35,9 +35,12 @@ LIMITS: dict[str, cuda_node.Limits] = {
     # bf16 activations between the two products, which the reference keeps whole: a sum over few
     # inner columns then cancels to 2^-6 of its spread (numpy with that one rounding does the same)
     "grouped_moe": cuda_node.Limits(element=2.0**-5),
+    # Over bf16 pages q and the softmax's weights are bf16, as in every kernel on this matrix unit:
+    # in numpy those two roundings alone put one element of the cases 2.7 times 2^-7 off (relative
+    # L2 distance 3e-3). Over e4m3 pages both are f16; test_cuda_attention holds those to 2^-7.
+    "paged_attention": cuda_node.Limits(element=2.0**-5),
+    "attention_decode": cuda_node.Limits(element=2.0**-5, codes=0.05, blur=2.0**-7),
 }
-# Ops whose U8 outputs are e4m3 codes, one a byte, not pairs of e2m1 codes.
-BYTE_CODES = frozenset(("paged_attention",))
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +101,8 @@ def test_every_tactic_equals_the_reference(op: Op, case: Case, bench: cuda_node.
             case.ignore(got)
         for index, (g, w) in enumerate(zip(got, want, strict=True)):
             label = f"{op.name}/{work.tactic.name}/{case.label} output {index}"
-            note = cuda_node.compare(label, g, w, limits, op.name not in BYTE_CODES)
+            nibbles = index not in op.aliases  # pages hold one e4m3 code a byte
+            note = cuda_node.compare(label, g, w, limits, nibbles)
             if note:
                 print(note)
 

@@ -9,7 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins import formats, gdn_decode, grouped_moe, registry, samples
+from spark_engine.plugins import (
+    attention_decode,
+    formats,
+    gdn_decode,
+    grouped_moe,
+    registry,
+    samples,
+)
 from spark_engine.tensors import Array
 from tests.plugins.one_node import Node, run_graph
 
@@ -173,6 +180,36 @@ def test_gdn_decode(case: Case) -> None:
     if "scales" in values:
         fused = node("gdn_decode", [*fused.inputs, "scales"], got, attrs)
     fixed = [k for k in values if k.startswith("scale") or k.endswith("weight")]
+    same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
+
+
+@pytest.mark.parametrize("case", attention_decode.OP.cases, ids=lambda c: c.label)
+def test_attention_decode(case: Case) -> None:
+    """Decode attention with its gate and quantisers, pages included."""
+    attrs, arrays = case.attrs, case.inputs(rng_of(case.label))
+    values = dict(zip(attention_decode.OPERANDS, arrays, strict=False))
+    values["qkv"][values["counts"] == 0] = 0  # what such a row holds must not matter
+    values["kv_scale"] = np.nan_to_num(values["kv_scale"], nan=1.0)
+    for name in ("k_pages", "v_pages"):  # NaN is not equal to itself; a code of NaN is
+        if values[name].dtype != np.uint8:
+            values[name] = np.nan_to_num(values[name].astype(np.float32)).astype(values[name].dtype)
+    quant, n = str(attrs["quant"]), int(attrs["n"])
+    operands = list(values)
+    if len(arrays) > len(operands):
+        scales = arrays[-1]
+        values |= {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
+    sizes: Attrs = {"tile": 1, **{k: attrs[k] for k in attention_decode.SIZES}}
+    gate: Attrs = {k: attrs[k] for k in ("heads", "head_dim")}
+    plain = [
+        node("paged_attention", operands, ["o", "k_out", "v_out"], sizes),
+        node("sigmoid_gate", ["o", "qkv"], ["y"], gate),
+    ]
+    tail, outs = quantisers(quant, n, "y") if quant != "none" else ([], [])
+    want = ["k_out", "v_out", *(["y"] if attrs["keep"] else []), *outs]
+    got = names("r", len(want))
+    given = [*operands, "scales"] if "scales" in values else operands
+    fused = node("attention_decode", given, got, attrs)
+    fixed = [k for k in values if k.startswith("scale")]
     same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
 
 

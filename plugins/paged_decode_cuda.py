@@ -1,0 +1,193 @@
+"""The CUDA side of decode attention: `paged_attention` of one token a row, `attention_decode`.
+
+One launch for either. How it cuts a row into chunks depends on the tactic and on the row's length
+alone: with one tactic in every bucket, a row's bits do not depend on its company or its bucket.
+Sizes here mirror `struct Block` of paged_merge.cuh. Also what prefill shares: sizes, macros and
+refusals.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from spark_engine.kernel import (
+    Arg,
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Scratch,
+    Specs,
+    Tactic,
+    Target,
+)
+from spark_engine.plugins.paged_attention_nodes import Sizes, sizes_of
+from spark_engine.tensors import DType
+
+DIMS = (32, 64, 128, 256)
+COLUMNS = 8  # heads of a group, padded
+FAN = 8  # parts that are merged at once
+MOST_CHUNKS = FAN * FAN  # of one row
+CHUNKS = (64, 128, 256, 512, 1024)  # tokens of the smallest chunk, a tactic each
+TYPICAL = 1024  # tokens of a row that costs are predicted for
+QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
+COPIES = 2  # quantised copies that one launch writes at most
+OPERANDS = 11  # before the scales
+NULL = Scalar("i64", 0)
+
+
+def sizes(attrs: Attrs, specs: Specs) -> Sizes:
+    """The attributes and the pages' size; `attention_decode` has no tile but 1."""
+    return sizes_of({"tile": 1, **attrs}, specs[5])
+
+
+def token_bytes(s: Sizes) -> int:
+    """Bytes of one token of one kv head's keys."""
+    return s.dim * s.storage.itemsize
+
+
+def defines(attrs: Attrs, specs: Specs) -> tuple[tuple[str, str], ...]:
+    """The macros of paged_kv.cuh."""
+    s = sizes(attrs, specs)
+    values = {
+        "HEADS": s.heads,
+        "KV_HEADS": s.kv_heads,
+        "HEAD_DIM": s.dim,
+        "HALF": specs[3].dims[0],
+        "PAGE": s.page,
+        "KV_FP8": int(s.storage is DType.U8),
+        "EPS": float(attrs["eps"]),
+    }
+    return tuple((k, str(v)) for k, v in values.items())
+
+
+def refuse_any(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """What neither kernel can do."""
+    s, half = sizes(attrs, specs), specs[3].dims[0]
+    if specs[0].dtype is not DType.BF16:
+        return f"activations are {specs[0].dtype}, not bf16"
+    if s.storage not in (DType.BF16, DType.U8):
+        return f"pages hold {s.storage}, not bf16 or fp8 codes"
+    if s.dim not in DIMS:
+        return f"heads of {s.dim} are none of {', '.join(map(str, DIMS))}"
+    if s.page < 16 or s.page & (s.page - 1):
+        return f"pages of {s.page} tokens are no power of two from 16"
+    if half % (s.dim // 32) or 2 * half > s.dim:
+        return f"{half} rotary pairs do not fall on lanes of {s.dim // 32} dimensions"
+    return None
+
+
+def pointers(kind: Literal["input", "output", "scratch"], *indices: int) -> tuple[Pointer, ...]:
+    """One kind's arguments."""
+    return tuple(Pointer(kind, i) for i in indices)
+
+
+def refuse_decode(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses tiles, and groups that the matrix unit's eight columns do not hold."""
+    s = sizes(attrs, specs)
+    if s.tile != 1:
+        return f"rows are of {s.tile} tokens, not one"
+    if s.group > COLUMNS:
+        return f"{s.group} heads share a kv head, more than {COLUMNS}"
+    if attrs.get("quant") == "fp8_block" and s.dim % 128:
+        return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
+    if int(attrs.get("n", 1)) > COPIES:
+        return f"{attrs['n']} quantised copies; at most {COPIES} are written"
+    return refuse_any(attrs, specs, target)
+
+
+def _shape(s: Sizes) -> tuple[int, int, int]:
+    """(warps, stages, bytes of `struct Block` without its list of rows)."""
+    token = token_bytes(s)
+    warps = 2 if token > 256 else 4
+    stages = 2 if token >= 256 else 4
+    arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
+    rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
+    return warps, stages, warps * arena + rest + 128
+
+
+def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> Plan:
+    """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    warps, stages, shared = _shape(s)
+    blocks = min(3, target.shared_bytes // (shared + 12 * rows + 1024))
+    longest = specs[7].dims[1] * s.page
+    units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
+    quant = str(attrs.get("quant", "none"))
+    numbers = {
+        "WARPS": warps,
+        "STAGES": stages,
+        "CHUNK": chunk,
+        "BLOCKS": blocks,
+        "SHARED": shared,
+        "FUSED": int("quant" in attrs),
+        "KEEP": int(attrs.get("keep", 1)),
+        "QUANT": QUANTS.index(quant),
+        "COPIES": int(attrs.get("n", 1)),
+    }
+    launch = Launch(
+        "paged_decode",
+        (min(units, target.sms * blocks), 1, 1),
+        (32 * warps, 1, 1),
+        _args(attrs, specs, rows),
+        shared=shared + 12 * rows,
+        defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
+        overlaps=True,
+    )
+    sums = units * s.group
+    counters = rows * s.kv_heads * (FAN + 1)
+    scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
+    return Plan((launch,), scratch)
+
+
+def _args(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
+    if "quant" in attrs:
+        pages, y = pointers("output", 0, 1), Pointer("output", 2) if attrs["keep"] else NULL
+        copies = _copies(attrs)
+    else:
+        pages, y, copies = pointers("output", 1, 2), Pointer("output", 0), (NULL,) * 2 * COPIES
+    return (
+        *pointers("input", 0, 1, 2, 3, 4),
+        *pages,
+        *pointers("input", 7, 8, 9, 10),
+        y,
+        Pointer("input", OPERANDS) if len(specs) > OPERANDS else NULL,
+        *copies,
+        *pointers("scratch", 0, 1, 2),
+        Scalar("i32", rows),
+        Scalar("i32", specs[7].dims[1]),
+    )
+
+
+def _copies(attrs: Attrs) -> tuple[Arg, ...]:
+    """(codes, scales) of each copy; null where there are none."""
+    parts = (0, 1, 2, 2)[QUANTS.index(str(attrs["quant"]))]
+    first = 2 + int(attrs["keep"])
+    args: list[Arg] = []
+    for copy in range(COPIES):
+        for part in range(2):
+            there = copy < int(attrs["n"]) and part < parts
+            args.append(Pointer("output", first + copy * parts + part) if there else NULL)
+    return tuple(args)
+
+
+def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> float:
+    """Rows of a typical length: reading, a fixed time a round of blocks, and a chunk's own way."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    length = min(specs[7].dims[1] * s.page, TYPICAL)
+    units = rows * s.kv_heads * -(-length // chunk)
+    rounds = -(-units // (target.sms * 3)) if target.hopper else -(-units // target.sms)
+    read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
+    return 5e-6 + read + rounds * 4e-6 + min(chunk, length) * 1.5e-8
+
+
+def _tactic(chunk: int) -> Tactic:
+    plan, cost = partial(plan_decode, chunk=chunk), partial(cost_decode, chunk=chunk)
+    return Tactic(f"chunks_{chunk}", "paged_decode.cu", refuse_decode, plan, cost)
+
+
+DECODE = tuple(_tactic(chunk) for chunk in CHUNKS)
+FUSED = Cuda(tactics=DECODE)
