@@ -210,7 +210,7 @@ def _by_table(rng: np.random.Generator, count: int, table: Array) -> Array:
     out = np.empty(count, table.dtype)
     for start in range(0, count, _BLOCK):
         part = out[start : start + _BLOCK]
-        part[...] = table[_bytes(rng, len(part))]
+        part[...] = np.take(table, _bytes(rng, len(part)))
     return out
 
 

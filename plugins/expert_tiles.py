@@ -57,8 +57,8 @@ def pack_codes(rows: U8) -> U8:
     whole = _pad(rows, UNIT // 2)
     units = whole.shape[1] // (UNIT // 2)
     pairs = whole.view(np.uint16).reshape(-1, 4, 2, 8, units, 2, 4, 2)  # group strip r g unit p t
-    words = _WORDS[0][pairs[..., 0]]
-    words |= _WORDS[1][pairs[..., 1]]
+    words = np.take(_WORDS[0], pairs[..., 0])  # several times faster than indexing
+    words |= np.take(_WORDS[1], pairs[..., 1])
     packed = np.ascontiguousarray(words.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
     return packed.reshape(whole.shape)
 
@@ -72,7 +72,7 @@ def pack_scales(rows: U8) -> U8:
     """
     if (rows & 0x80).any():
         raise GraphError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
-    whole = _WIDE[_pad(rows, UNIT // 16)]
+    whole = np.take(_WIDE, _pad(rows, UNIT // 16))
     grid = whole.reshape(-1, 4, 2, 8, whole.shape[1] // 4, 4)
     return np.ascontiguousarray(grid.transpose(0, 4, 1, 3, 2, 5)).reshape(whole.shape)
 

@@ -81,10 +81,10 @@ def pack_fp4(codes: U8) -> U8:
     """
 
     def arrange(part: U8, strips: int) -> U8:
-        grid = part.reshape(len(part), -1, 2, 4, 4).swapaxes(-1, -2)  # row unit p t j
-        pairs = np.ascontiguousarray(grid).view(np.uint16)
-        words = _WORDS[0][pairs[..., 0]]
-        words |= _WORDS[1][pairs[..., 1]]
+        four = part.view(np.uint32).reshape(len(part), -1, 2, 4)  # row unit p j, of all t
+        # Several times faster than indexing.
+        words = np.take(_WORDS[0], _zip(four[..., 0], four[..., 1]))
+        words |= np.take(_WORDS[1], _zip(four[..., 2], four[..., 3]))
         lanes = words.reshape(-1, strips, 2, 8, words.shape[1], 2, 4)
         return np.ascontiguousarray(lanes.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
 
@@ -116,7 +116,9 @@ def pack_scales(scales: U8) -> U8:
         raise CheckpointError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
 
     def arrange(part: U8, strips: int) -> U8:
-        s0, s1, s2, s3 = np.moveaxis(_WIDE[part].reshape(len(part), -1, 4).astype(np.uint32), -1, 0)
+        s0, s1, s2, s3 = np.moveaxis(
+            np.take(_WIDE, part).reshape(len(part), -1, 4).astype(np.uint32), -1, 0
+        )
         words = s0 << 4 | s1 << 20 | s2 >> 4 | (s2 & 15) << 28 | (s3 >> 4) << 16 | (s3 & 15) << 12
         grid = words.reshape(-1, strips, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
         return np.ascontiguousarray(grid).view(np.uint8)
@@ -178,6 +180,17 @@ def _word_table(j: int) -> U32:
         for i, place in enumerate(places):
             word |= (byte >> np.uint32(4 * nibble + 3 - i) & np.uint32(1)) << np.uint32(place)
     return word
+
+
+def _zip(low: U32, high: U32) -> NDArray[np.uint16]:
+    """The bytes of two words in turn, [..., 4]."""
+    wide = []
+    for word in (low, high):
+        spread = word.astype(np.uint64)
+        spread = (spread | spread << np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF)
+        wide.append((spread | spread << np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
+    pairs = wide[0] | wide[1] << np.uint64(8)
+    return pairs.view(np.uint16).reshape(*low.shape, 4)
 
 
 def _both(low: U32, high: U32) -> U32:
