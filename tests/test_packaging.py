@@ -45,6 +45,7 @@ def _run(*command: str | Path, **env: str) -> str:
 
 CUDA = (
     *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
+    "builder/gpu_timer.py",
     *("runtime/device.py", "runtime/device_memory.py", "runtime/native.py", "runtime/upload.py"),
 )
 

@@ -82,9 +82,7 @@ def plans(launch: Launch, target: Target) -> list[cuda_node.Planned]:
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kv", [B16, F8])
 @pytest.mark.parametrize("model", ["27B", "35B"])
-def test_kernels_take_what_a_target_has(
-    target: Target, kv: DType, model: str, tmp_path: Path
-) -> None:
+def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, cache: Path) -> None:
     heads, kv_heads = SERVED[model]
     for launch in (
         decode((5, 300), kv, heads, kv_heads),
@@ -94,7 +92,7 @@ def test_kernels_take_what_a_target_has(
         assert len(found) == (len(CHUNKS) if launch.tile == 1 else 1)
         work = found[-1]
         (job,) = nvrtc.jobs_of([(work.tactic.source, work.plan)])
-        usage = nvrtc.compile(job, target, tmp_path).usage
+        usage = nvrtc.compile(job, target, cache).usage
         for made in work.plan.launches:
             assert made.shared <= target.shared_bytes
             spared = 16 if made.symbol == "paged_prefill" else 0  # sm_121a, bf16: two registers

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +19,8 @@ from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
 device = pytest.importorskip("spark_engine.runtime.device")
-from tests.plugins import gdn_gpu  # noqa: E402
+from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
+from tests.plugins.covering import covering  # noqa: E402
 
 HERE = device.architecture() == "sm_90a"
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
@@ -161,29 +165,30 @@ class TestCase:
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])
-def test_decode_kernels_compile_without_spills(target: Target, state: DType) -> None:
+def test_decode_kernels_compile_without_spills(target: Target, state: DType, cache: Path) -> None:
     case = fused("27B", 4, "fp8", state)
     specs = gdn_gpu.specs_of(gdn_decode.OP, case.inputs(np.random.default_rng(0)))
     accepted = [t for t in gdn_decode.OP.cuda.tactics if not t.refuse(case.attrs, specs, target)]
     assert accepted
     for tactic in accepted:
         (job,) = nvrtc.jobs_of([(tactic.source, tactic.plan(case.attrs, specs, target))])
-        usage = nvrtc.compile(job, target, gdn_gpu.CACHE).usage["gdn_decode"]
+        usage = nvrtc.compile(job, target, cache).usage["gdn_decode"]
         assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
-def test_other_kernels_compile(target: Target, op: Op) -> None:
+def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
+    works = []
     for case in op.cases:
-        arrays = as_bf16(op, arrays_of(op, case))
-        specs = gdn_gpu.specs_of(op, arrays)
-        for tactic in op.cuda.tactics:
-            assert tactic.refuse(case.attrs, specs, target) is None
-            plan = tactic.plan(case.attrs, specs, target)
-            for job in nvrtc.jobs_of([(tactic.source, plan)]):
-                usage = nvrtc.compile(job, target, gdn_gpu.CACHE).usage
-                assert all(u.spills == 0 for u in usage.values()), f"{case.label}: {usage}"
+        narrow = replace(case, inputs=partial(lambda c, rng: as_bf16(op, c.inputs(rng)), case))
+        found = list(cuda_node.planned(op, narrow, target))
+        assert len(found) == len(op.cuda.tactics), "a tactic refuses"
+        works += found
+    for work in covering(works):
+        for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+            usage = nvrtc.compile(job, target, cache).usage
+            assert all(u.spills == 0 for u in usage.values()), f"{work.case.label}: {usage}"
 
 
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])

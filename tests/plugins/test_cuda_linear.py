@@ -5,7 +5,6 @@ Knows `linear`, `fp8_linear` and `nvfp4_linear`; the cases of the ops run in `te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,7 +152,7 @@ def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> No
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", FORMS)
-def test_served_shapes_compile(op: str, target: Target) -> None:
+def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder import nvrtc
 
@@ -165,27 +164,12 @@ def test_served_shapes_compile(op: str, target: Target) -> None:
             launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
             jobs[nvrtc.Job(f"{op}.cu", launch.defines, (op,))] = m
     for job, m in jobs.items():
-        usage = nvrtc.compile(job, target).usage[op]
+        usage = nvrtc.compile(job, target, cache).usage[op]
         if target is H200 or (target is GB10 and m <= 64):
             assert usage.spills == 0, (job.defines, usage)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bench(pytestconfig: pytest.Config) -> Iterator[object]:
-    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.runtime import device
-    from tests.plugins import cuda_node
-
-    name = device.architecture()
-    if name is None:
-        pytest.skip("no CUDA device")
-    gpu = device.Gpu()
-    assert pytestconfig.cache is not None
-    yield cuda_node.Bench(gpu, TARGETS[name], Path(pytestconfig.cache.mkdir("cubins")))
-    gpu.close()
 
 
 def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins import grouped_moe, silu_mul  # noqa: E402
-from spark_engine.runtime import device  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
@@ -96,22 +95,6 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...]) -> Array:
         down = grouped_moe._project(kind, own, "w2", inner).astype(np.float64)
         y[rows] += weights.astype(np.float64)[rows, places][:, None] * down
     return y.astype(DType.BF16.numpy)
-
-
-@pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config) -> Path:
-    assert pytestconfig.cache is not None
-    return Path(pytestconfig.cache.mkdir("cubins"))
-
-
-@pytest.fixture(scope="session")
-def bench(cache: Path) -> Iterator[cuda_node.Bench]:
-    name = device.architecture()
-    if name is None:
-        pytest.skip("no CUDA device")
-    gpu = device.Gpu()
-    yield cuda_node.Bench(gpu, TARGETS[name], cache)
-    gpu.close()
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins import philox, sample, sample_cases  # noqa: E402
-from spark_engine.runtime import device  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 
@@ -45,22 +43,6 @@ def case_of(settings: dict[str, float], rows: int, width: int, spread: float) ->
         return tuple(arrays)
 
     return Case(f"{settings} {rows}x{width}", launch.attrs, make)
-
-
-@pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config) -> Path:
-    assert pytestconfig.cache is not None
-    return Path(pytestconfig.cache.mkdir("cubins"))
-
-
-@pytest.fixture(scope="session")
-def bench(cache: Path) -> Iterator[cuda_node.Bench]:
-    name = device.architecture()
-    if name is None:
-        pytest.skip("no CUDA device")
-    gpu = device.Gpu()
-    yield cuda_node.Bench(gpu, TARGETS[name], cache)
-    gpu.close()
 
 
 def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:

@@ -1,0 +1,35 @@
+"""What tests of CUDA kernels share: one folder of compiled kernels, and one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugins.cuda_node import Bench
+
+
+@pytest.fixture(scope="session")
+def cache(pytestconfig: pytest.Config) -> Path:
+    """Compiled kernels by content, of earlier runs too: nothing is compiled twice."""
+    assert pytestconfig.cache is not None
+    return Path(pytestconfig.cache.mkdir("cubins"))
+
+
+@pytest.fixture(scope="session")
+def bench(cache: Path) -> Iterator[Bench]:
+    """The GPU, or a skipped test."""
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.kernel import TARGETS
+    from spark_engine.runtime import device
+    from tests.plugins.cuda_node import Bench
+
+    name = device.architecture()
+    if name is None:
+        pytest.skip("no CUDA device")
+    gpu = device.Gpu()
+    yield Bench(gpu, TARGETS[name], cache)
+    gpu.close()

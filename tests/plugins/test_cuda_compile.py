@@ -1,0 +1,147 @@
+"""Every kernel compiles for every target and takes no more than the target has. Needs no GPU.
+
+The op's cases are many sizes of few forms; compiled are as many as show every form (covering.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache as once
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.errors import InternalError  # noqa: E402
+from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
+from spark_engine.op import Op  # noqa: E402
+from spark_engine.plugins import registry  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.covering import covering, forms  # noqa: E402
+
+WORKERS = 2
+OPS = [op for op in registry.OPS if op.cuda.tactics]
+LARGE = frozenset(("wide",))  # tactics of many tokens: a spill there costs a prefill little
+FP4 = {"fp4_mma.cuh": "OMMA"}  # header that holds the instruction -> what it is called in SASS
+
+
+def chosen(op: Op, target: Target) -> list[cuda_node.Planned]:
+    """What is compiled of an op."""
+    return _chosen(op.name, target)
+
+
+@once
+def _chosen(name: str, target: Target) -> list[cuda_node.Planned]:
+    op = registry.get(name)
+    works = (w for case in cuda_node.cases_of(op) for w in cuda_node.planned(op, case, target))
+    return covering(list(works))
+
+
+@pytest.fixture(scope="session")
+def compiled(cache: Path) -> Path:
+    """The cache with all of it, compiled side by side; a failure is left to its own test."""
+    for target in TARGETS.values():
+        pairs = [(w.tactic.source, w.plan) for op in OPS for w in chosen(op, target)]
+        try:
+            nvrtc.compile_all(nvrtc.jobs_of(pairs), target, cache, WORKERS)
+        except InternalError:
+            continue
+    return cache
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) -> None:
+    works = chosen(op, target)
+    assert works, "every tactic refuses every case"
+    for work in works:
+        for launch in work.plan.launches:
+            job = nvrtc.Job(work.tactic.source, launch.defines, (launch.symbol,))
+            usage = nvrtc.compile(job, target, compiled).usage[launch.symbol]
+            label = f"{op.name}/{work.tactic.name}/{launch.symbol} {work.case.label}: {usage}"
+            assert usage.shared + launch.shared <= target.shared_bytes, label
+            threads = launch.block[0] * launch.block[1] * launch.block[2]
+            assert threads <= 1024 and threads * usage.registers <= 65536, label
+            if work.case.attrs.get("tile", 1) == 1 and work.tactic.name not in LARGE:
+                assert usage.spills == 0, label
+
+
+def test_gb10_blocks_have_99_kib() -> None:
+    assert GB10.shared_bytes == 99 * 1024 and H200.shared_bytes == 227 * 1024
+
+
+def test_a_cover_leaves_no_form_out() -> None:
+    for op in OPS:
+        works = [w for c in cuda_node.cases_of(op) for w in cuda_node.planned(op, c, H200)]
+        few = covering(works)
+        assert set().union(*map(forms, few)) == set().union(*map(forms, works))
+        assert {w.tactic.name for w in few} == {w.tactic.name for w in works}
+
+
+def disassembler() -> Path | None:
+    """nvdisasm of its wheel, or of a toolkit."""
+    try:
+        files = metadata.files("nvidia-cuda-nvdisasm") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(f.locate())) for f in files if f.name == "nvdisasm"]
+    other = shutil.which("nvdisasm")
+    return found[0] if found else Path(other) if other else None
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_fp4_matrix_instructions_are_where_the_target_has_them(
+    target: Target, compiled: Path, tmp_path: Path
+) -> None:
+    tool = disassembler()
+    if tool is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    seen = 0
+    for op in OPS:
+        for work in chosen(op, target):
+            texts = nvrtc.sources(work.tactic.source)
+            for name in FP4.keys() & texts.keys():
+                for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+                    path = tmp_path / "kernel.cubin"
+                    path.write_bytes(nvrtc.compile(job, target, compiled).code)
+                    sass = subprocess.run(
+                        [tool, "-c", path], capture_output=True, text=True, check=True
+                    ).stdout
+                    assert (FP4[name] in sass) == target.fp4_mma, (job, target.name)
+                    seen += 1
+    assert seen, "no kernel has the instruction"
+
+
+def test_a_source_that_does_not_compile_says_so(tmp_path: Path) -> None:
+    (tmp_path / "bad.cu").write_text('extern "C" __global__ void k() { x = WIDTH; }')
+    job = nvrtc.Job("bad.cu", (("WIDTH", "7"),), ("k",))
+    with pytest.raises(nvrtc.InternalError, match=r"bad.cu -DWIDTH=7 for sm_90a does not compile"):
+        nvrtc.compile(job, TARGETS["sm_90a"], None, tmp_path)
+
+
+def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
+    (tmp_path / "one.cu").write_text('extern "C" __global__ void k() {}')
+    with pytest.raises(nvrtc.InternalError, match=r"has no extern \"C\" kernel \['other'\]"):
+        nvrtc.compile(nvrtc.Job("one.cu", (), ("other",)), TARGETS["sm_90a"], None, tmp_path)
+
+
+def test_cubins_are_kept_by_content(tmp_path: Path) -> None:
+    header, source = tmp_path / "h.cuh", tmp_path / "one.cu"
+    header.write_text("#define V 1.0f\n")
+    source.write_text('#include "h.cuh"\nextern "C" __global__ void k(float* p) { *p = V; }')
+    job, target = nvrtc.Job("one.cu", (), ("k",)), TARGETS["sm_121a"]
+    first = nvrtc.compile(job, target, tmp_path / "kept", tmp_path)
+    assert nvrtc.compile(job, target, tmp_path / "kept", tmp_path) == first
+    assert nvrtc.compile(job, target, None, tmp_path) == first, "compilation is deterministic"
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    assert nvrtc.compile(job, target, tmp_path / "kept", tmp_path) == first, "damage is seen"
+    header.write_text("#define V 2.0f\n")
+    assert nvrtc.compile(job, target, tmp_path / "kept", tmp_path).code != first.code
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert replace(first.usage["k"], registers=0) == nvrtc.Usage(0, 0, 0, 0)
