@@ -41,6 +41,7 @@ def predict(rows: Iterable[Row]) -> list[dict[str, Any]]:
                 "model": model,
                 "npl": row["npl"],
                 "gdn_state": row["gdn_state"],
+                "kv": row["kv"],
                 "floor_ms": round(floor, 1),
                 "fraction": round(fraction, 3),
                 "step_ms": round(floor / fraction, 1),
@@ -53,12 +54,12 @@ def predict(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def table(rows: Iterable[Row]) -> str:
     """The predictions as Markdown."""
     lines = [
-        "| model | npl | state | floor ms | of its floor (H200) | predicted ms | tok/s |",
-        "|---|---|---|---|---|---|---|",
+        "| model | npl | state | KV | floor ms | of its floor (H200) | predicted ms | tok/s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['model']} | {r['npl']} | {r['gdn_state']} | {r['floor_ms']} | {r['fraction']:.0%} "
-        f"| {r['step_ms']} | {r['decode_tok_s']} |"
+        f"| {r['model']} | {r['npl']} | {r['gdn_state']} | {r['kv']} | {r['floor_ms']} "
+        f"| {r['fraction']:.0%} | {r['step_ms']} | {r['decode_tok_s']} |"
         for r in rows
     ]
     return "\n".join(lines)
@@ -71,7 +72,9 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="?", default=default)
     rows = json.loads(parser.parse_args().results.read_text())["rows"]
     print("GB10, decode at 1,024 tokens of context: predicted, not run.\n")
-    print(table(predict(sorted(rows, key=lambda r: (r["model"], r["npl"])))))
+    print(
+        table(predict(sorted(rows, key=lambda r: (r["model"], r["gdn_state"], r["kv"], r["npl"]))))
+    )
 
 
 if __name__ == "__main__":
