@@ -1,4 +1,4 @@
-"""The CUDA side of `linear`: the packed weight and one streaming tactic, all bf16."""
+"""The CUDA side of `linear`: the packed weight, streamed or, of few rows, held; all bf16."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
+from spark_engine.plugins.linear_narrow_cuda import NARROW
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FORM = sg.Format("linear", weight_bits=16, scale_bytes=0, x_bytes=2)
@@ -36,8 +37,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """1.2 times the floor and a launch."""
-    return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 3e-6
+    """1.2 times the floor, and what start, meeting of blocks and end take."""
+    return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 7e-6
 
 
 def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
@@ -54,6 +55,6 @@ def _apply(attrs: Attrs, w: Array) -> Array:
 
 
 CUDA = Cuda(
-    tactics=order.streaming(Tactic("stream", "linear.cu", refuse, plan, cost)),
+    tactics=(NARROW, *order.streaming(Tactic("stream", "linear.cu", refuse, plan, cost))),
     packs={1: Pack(_infer, _apply)},
 )

@@ -1,0 +1,120 @@
+// bf16 weights of few rows: y[m, n] = Σ_k x[m, k] · w[n, k] for n up to 256, one strip of 16 rows of
+// w and 8 rows of x a cluster.
+//
+// Such a layer (the gates b and a of a gated delta net: 96 x 5120) moves a megabyte: it is all
+// latency. So k is cut over 8 blocks of a cluster and 8 warps of each, a warp fetches its whole
+// piece of the weights into registers before it waits for the launch before, and the sums meet in
+// shared memory, first of the block, then of the cluster. The order of sums is ascending k in a
+// warp, then warps, then blocks, whatever m is.
+//
+// Packed weights are those of `linear.cu` (`plugins/weight_tiles.py`), in one group of rows.
+// Macros: STEPS (steps of 16 k that a warp does), OUT_BF16.
+//
+// The ladder, one H200, 96 x 5120, microseconds at 1 / 8 / 32 / 128 rows (`linear.cu`: 7.4 / 7.5 /
+// 8.9 / 13.2):
+// 1. x fetched as it is used, up to 32 rows a cluster      2.8 / 3.2 / 7.5 / 12.4
+// 2. all of x asked for first                              3.3 / 3.5 / 6.3 /  7.7
+// 3. 8 rows a cluster                                      3.3 / 3.5 / 4.3 /  6.9
+#include "stream_ptx.cuh"
+
+#define BLOCKS 8
+#define WARPS 8
+
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The float4 at this shared-memory address in another block of the cluster.
+DEV float4 load_remote(u32 address, u32 block) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(there)
+               : "memory");
+  return v;
+}
+// Memory that nobody writes meanwhile, fetched here and not later.
+DEV uint4 fetch(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+// A word, or zero; where it stands, so that many are under way at once.
+DEV u32 load_if(bool there, const u32* from) {
+  u32 v;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.u32 %0, 0;\n@p ld.global.u32 %0, [%1];\n}"
+      : "=r"(v)
+      : "l"(from), "r"((u32)there));
+  return v;
+}
+DEV void add(float4& sum, const float4& part) {
+  sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+}
+DEV void put(void* y, u64 at, float value) {
+#if OUT_BF16
+  ((u16*)y)[at] = (u16)pack_bf16x2(value, 0);
+#else
+  ((float*)y)[at] = value;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    linear_narrow(const u8* x, const uint4* w, void* y, int m, int n, int k) {
+  __shared__ float4 parts[WARPS][32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+  const int rank = blockIdx.x, strip = blockIdx.y, strips = gridDim.y, m0 = blockIdx.z * 8;
+  const int steps = k / 16, first = (rank * WARPS + warp) * STEPS;
+  let_next_begin();
+  uint4 a[STEPS] = {};
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const int step = first + i;
+    if (step < steps) a[i] = fetch(w + ((step / 4 * strips + strip) * 4 + step % 4) * 32 + lane);
+  }
+  wait_for_previous();
+  const u32* mine = (const u32*)(x + (u64)(m0 + g) * k * 2) + first * 8 + t;
+  u32 b[STEPS][2];  // all of it is asked for before any of it is used
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const bool there = first + i < steps && m0 + g < m;
+    b[i][0] = load_if(there, mine + i * 8);
+    b[i][1] = load_if(there, mine + i * 8 + 4);
+  }
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const u32 fragment[4] = {a[i].x, a[i].y, a[i].z, a[i].w};
+    mma_bf16(sums, fragment, b[i][0], b[i][1]);
+  }
+  parts[warp][lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+  __syncthreads();
+  if (warp == 0) {  // the block's sum takes the place of its first warp's
+    float4 sum = parts[0][lane];
+#pragma unroll
+    for (int i = 1; i < WARPS; ++i) add(sum, parts[i][lane]);
+    parts[0][lane] = sum;
+  }
+  cluster_arrive();
+  cluster_wait();
+  constexpr int SHARE = 32 / BLOCKS;  // of the cluster's sums, each block's
+  if (threadIdx.x < SHARE) {
+    const int from = rank * SHARE + threadIdx.x;  // whose sums these are, as a lane
+    float4 other[BLOCKS];
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) other[i] = load_remote(shared_address(&parts[0][from]), i);
+#pragma unroll
+    for (int i = 1; i < BLOCKS; ++i) add(other[0], other[i]);
+    const float4& sum = other[0];
+    const int row = m0 + from % 4 * 2, column = strip * 16 + from / 4;
+    const u64 at = (u64)row * n + column;
+    if (row < m && column < n) put(y, at, sum.x);
+    if (row + 1 < m && column < n) put(y, at + n, sum.y);
+    if (row < m && column + 8 < n) put(y, at + 8, sum.z);
+    if (row + 1 < m && column + 8 < n) put(y, at + n + 8, sum.w);
+  }
+  cluster_arrive();  // nobody leaves while others read here
+  cluster_wait();
+}

@@ -1,0 +1,51 @@
+"""`linear` with few rows of weights: the cut of k over a cluster, and who may be asked for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_engine.kernel import H200, TARGETS, Target
+from spark_engine.plugins import linear, linear_narrow_cuda
+from spark_engine.plugins.linear_narrow_cuda import NARROW
+from spark_engine.tensors import DType, TensorSpec
+
+BF16 = {"dtype": "bf16"}
+
+
+def specs(m: int, n: int, k: int, dtype: DType = DType.BF16) -> tuple[TensorSpec, ...]:
+    return TensorSpec("x", dtype, (m, k)), TensorSpec("w", dtype, (n, k))
+
+
+@pytest.mark.parametrize("k", [16, 80, 2048, 5120, 6144])
+def test_the_slices_cover_k(k: int) -> None:
+    (launch,) = NARROW.plan(BF16, specs(3, 96, k), H200).launches
+    steps = int(dict(launch.defines)["STEPS"])
+    assert steps * linear_narrow_cuda.SLICES * 16 >= k
+    assert launch.grid == (8, 6, 1) and launch.cluster == (8, 1, 1)
+
+
+def test_what_it_refuses() -> None:
+    assert "257 rows" in str(NARROW.refuse(BF16, specs(1, 257, 64), H200))
+    assert "k = 6160" in str(NARROW.refuse(BF16, specs(1, 8, 6160), H200))
+    assert "only bf16" in str(NARROW.refuse(BF16, specs(1, 8, 64, DType.F32), H200))
+    assert NARROW.refuse(BF16, specs(1, 256, 6144), H200) is None
+
+
+def test_it_is_chosen_for_few_rows_and_left_for_a_prefill() -> None:
+    cheapest = [
+        min(linear.OP.cuda.tactics[:2], key=lambda t: t.cost(BF16, specs(m, 96, 5120), H200)).name
+        for m in (1, 8, 64, 128, 2048)
+    ]
+    assert cheapest == ["narrow"] * 4 + ["stream"]
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_compiles_without_spills(target: Target) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder import nvrtc
+
+    for k in (2048, 5120, 6144):
+        plan = NARROW.plan(BF16, specs(8, 96, k), target)
+        for job in nvrtc.jobs_of([(NARROW.source, plan)]):
+            usage = nvrtc.compile(job, target).usage["linear_narrow"]
+            assert (usage.spills, usage.stack) == (0, 0), usage
