@@ -18,6 +18,7 @@
 //                                    271 / 137 / 90 / 81 / 77 (81 %);  8.7 / 7.6 / 8.9 / 11.6 / 15.8
 //   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
 //   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
+//   The norms' weights brought to L1 before the wait: no change.
 // Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens of the
 // smallest chunk), BLOCKS (of an SM), SHARED (bytes).
 #include "paged_merge.cuh"
@@ -210,12 +211,6 @@ struct Constants {
   Turn turn;
 };
 
-// Brings a line to L1; nobody waits for it.
-DEVICE void touch(const float* p) {
-  float unused;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(unused) : "l"(p));
-}
-
 DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
                                 int position, int lane) {
   Constants c;
@@ -316,7 +311,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (index < units) {
     u = unit_at(index, b.rows, rows);
     walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
-    touch(q_norm + lane * VEC), touch(k_norm + lane * VEC), touch(inv_freq + min(lane, HALF - 1));
   }
   wait_for_previous();
   let_next_start();

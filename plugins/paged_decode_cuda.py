@@ -175,13 +175,14 @@ def _copies(attrs: Attrs) -> tuple[Arg, ...]:
 
 
 def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> float:
-    """Rows of a typical length: reading, a fixed time a round of blocks, and a chunk's own way."""
+    """Rows of a typical length: a chunk's own way, all bytes, or rounds of units, fitted."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     length = min(specs[7].dims[1] * s.page, TYPICAL)
-    units = rows * s.kv_heads * -(-length // chunk)
-    rounds = -(-units // (target.sms * 3)) if target.hopper else -(-units // target.sms)
+    chunks = -(-length // chunk)
+    way = 6.5e-6 + 9e-9 * min(chunk, length) + 1.2e-6 * (chunks > FAN)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    return 5e-6 + read + rounds * 4e-6 + min(chunk, length) * 1.5e-8
+    rounds = 13e-6 * rows * s.kv_heads * chunks / (target.sms * (3 if target.hopper else 1))
+    return max(way, read, rounds) + rounds / 5
 
 
 def _tactic(chunk: int) -> Tactic:

@@ -31,7 +31,8 @@ LIMITS: dict[str, cuda_node.Limits] = {
     # in numpy those two roundings alone put one element of the cases 2.7 times 2^-7 off (relative
     # L2 distance 3e-3). Over e4m3 pages both are f16; test_cuda_attention holds those to 2^-7.
     "paged_attention": cuda_node.Limits(element=2.0**-5),
-    "attention_decode": cuda_node.Limits(element=2.0**-5, codes=0.05, blur=2.0**-7),
+    # Its f32 outputs are scales: maxima of such elements.
+    "attention_decode": cuda_node.Limits(element=2.0**-5, state=5e-3, codes=0.05, blur=2.0**-7),
 }
 
 
