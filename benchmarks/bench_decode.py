@@ -88,7 +88,8 @@ class Bench:
         for _ in range(WARM):
             self.step(npl)
         rows = [self.step(npl) for _ in range(steps)]
-        times = [wall for wall, _ in rows]
+        times = [wall for wall, _, _ in rows]
+        tokens = [token for _, _, made in rows for token in made]
         median = statistics.median(times)
         return {
             "npl": npl,
@@ -97,19 +98,21 @@ class Bench:
             "decode_tok_s": round(npl / median, 1),
             "mean_ms": round(statistics.mean(times) * 1e3, 3),
             "prefill_tok_s": round(prefill, 1),
-            "host_ms": round(statistics.median(wall - b for wall, b in rows) * 1e3, 3),
+            "host_ms": round(statistics.median(wall - b for wall, b, _ in rows) * 1e3, 3),
+            # Near one: sequences differ, so that a mixture's tokens choose different experts.
+            "distinct_tokens": round(len(set(tokens)) / len(tokens), 3),
         }
 
-    def step(self, npl: int) -> tuple[float, float]:
-        """(wall, blocked) seconds of one step, which must bring every sequence a token."""
+    def step(self, npl: int) -> tuple[float, float, list[int]]:
+        """Wall and blocked seconds of one step, and its tokens: one of every sequence."""
         before = sum(e.blocked for e in self.executors.values())
         start = time.perf_counter()
         events = self.engine.step()
         wall = time.perf_counter() - start
-        made = len([e for e in checked(events) if e.token is not None])
-        if made != npl:
-            raise RuntimeError(f"a step made {made} tokens for {npl} sequences")
-        return wall, sum(e.blocked for e in self.executors.values()) - before
+        made = [e.token for e in checked(events) if e.token is not None]
+        if len(made) != npl:
+            raise RuntimeError(f"a step made {len(made)} tokens for {npl} sequences")
+        return wall, sum(e.blocked for e in self.executors.values()) - before, made
 
     def finish(self) -> None:
         """Runs every sequence to its end."""
@@ -184,7 +187,8 @@ def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         f"floor {row['floor_ms']:6.2f} ({row['floor_ms'] / row['step_ms']:4.0%})  "
         f"vLLM {theirs.get('step_ms', 0):7.3f} | "
         f"prefill {row['prefill_tok_s']:8.0f} tok/s, vLLM {theirs.get('prefill_tok_s', 0):8.0f} | "
-        f"host {row['host_ms']:.2f} ms, {row.get('launches', 0)} launches"
+        f"host {row['host_ms']:.2f} ms, {row.get('launches', 0)} launches, "
+        f"distinct tokens {row['distinct_tokens']:.0%}"
     )
 
 

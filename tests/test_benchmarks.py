@@ -90,6 +90,7 @@ def test_the_protocol_on_a_small_engine(tmp_path: Path, monkeypatch: pytest.Monk
         row = bench.run(npl, 100, 6)
         assert (row["npl"], row["ctx"]) == (npl, 100)
         assert 0 < row["host_ms"] <= row["step_ms"] and row["prefill_tok_s"] > 0
+        assert 0 < row["distinct_tokens"] <= 1
         bench.finish()
     counts = bench.engine.stats()
     assert counts["prefilled"] == 5 * 100 and counts["running"] == 0
