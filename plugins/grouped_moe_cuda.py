@@ -28,7 +28,7 @@ from spark_engine.tensors import DType
 WARPS = 8
 THREADS = WARPS * 32
 FEW = 4  # tokens that run pair by pair
-TILE = 80  # tokens of a tile of the wide kernels
+TILE = 64  # tokens of a tile of the wide kernels
 SORT_CLUSTER = 8  # blocks that sort
 WIDE_STATIC = 5120  # bytes of shared memory that the wide kernels take beside their ring
 
@@ -315,7 +315,7 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     def product(symbol: str, rows: Arg, weight: str, out: Arg, groups: int) -> Launch:
         blocks = min(target.sms, most_tiles(p) * -(-groups // 4))
         args = (rows, order, tiles, *_weights(p, weight), out)
-        return Launch(symbol, (blocks, 1, 1), (384, 1, 1), args, depth * stage, defines=defines,
+        return Launch(symbol, (blocks, 1, 1), (640, 1, 1), args, depth * stage, defines=defines,
                       overlaps=True)  # fmt: skip
 
     launches = (

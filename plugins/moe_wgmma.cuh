@@ -17,12 +17,11 @@ DEVICE void barrier_arrive_after_copies(u64* bar) {
                : "memory");
 }
 // Reads of d that follow stay behind the wait before.
-template <int M, int N> DEVICE void keep_order(float (&d)[M][N][4]) {
+template <int N> DEVICE void keep_order(float (&d)[N][4]) {
 #pragma unroll
-  for (int i = 0; i < M * N * 4; ++i)
-    asm volatile("" : "+f"(d[i / 4 / N][i / 4 % N][i % 4])::"memory");
+  for (int i = 0; i < N * 4; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
-// More or fewer registers for a warpgroup; the kernel has a register cap at entry.
+// More or fewer registers for a warpgroup. The block's sum may not exceed what it had at entry.
 template <int N> DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -58,12 +57,30 @@ DEVICE void wgmma_bf16<16>(float (&d)[2][4], const u32 (&a)[4], u64 b) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>
+DEVICE void wgmma_bf16<24>(float (&d)[3][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
+        "}, {%12,%13,%14,%15}, %16, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
 DEVICE void wgmma_bf16<32>(float (&d)[4][4], const u32 (&a)[4], u64 b) {
   asm volatile(
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
         "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
         : D4(0), D4(1), D4(2), D4(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
+DEVICE void wgmma_bf16<40>(float (&d)[5][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19"
+        "}, {%20,%21,%22,%23}, %24, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3), D4(4)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>
@@ -77,6 +94,16 @@ DEVICE void wgmma_bf16<48>(float (&d)[6][4], const u32 (&a)[4], u64 b) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>
+DEVICE void wgmma_bf16<56>(float (&d)[7][4], const u32 (&a)[4], u64 b) {
+  asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n56k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
+        "%22,%23,%24,%25,%26,%27"
+        "}, {%28,%29,%30,%31}, %32, 1, 1, 1, 0;"
+        : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5), D4(6)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <>
 DEVICE void wgmma_bf16<64>(float (&d)[8][4], const u32 (&a)[4], u64 b) {
   asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
@@ -84,16 +111,6 @@ DEVICE void wgmma_bf16<64>(float (&d)[8][4], const u32 (&a)[4], u64 b) {
         "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
         "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
         : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5), D4(6), D4(7)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-template <>
-DEVICE void wgmma_bf16<80>(float (&d)[10][4], const u32 (&a)[4], u64 b) {
-  asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
-        "}, {%40,%41,%42,%43}, %44, 1, 1, 1, 0;"
-        : D4(0), D4(1), D4(2), D4(3), D4(4), D4(5), D4(6), D4(7), D4(8), D4(9)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 #undef D4

@@ -6,9 +6,9 @@
 // (KU units in order of k, then the parts in order), hence the same bits.
 //
 // A block of work is a tile of tokens and four groups of 64 weight rows. Weights are the M side of
-// wgmma, decoded to registers; tokens are the N side (8 … TILE columns, rounded up to a width that
-// exists), in shared memory in 128-byte swizzle. Persistent blocks of three warpgroups: two
-// multiply, two groups each, the tensor cores busy with one while the other is decoded; the third
+// wgmma, decoded to registers; tokens are the N side (8 … TILE columns, whole
+// eights), in shared memory in 128-byte swizzle. Persistent blocks of four warpgroups that
+// multiply, a group each, three decoding while the tensor cores serve one, and a warp that
 // fills a ring of stages of one unit (64 k): weights and `h` by the copy engine, rows of x by
 // cp.async, since they are gathered. `h` is written as its tiles are read: tile, unit, token, k as
 // the fragments have it, swizzled.
@@ -23,9 +23,11 @@ constexpr int COLUMNS = TILE * 128;
 constexpr int GROUP = SPAN * 4 * STRIP, GROUP_SCALES = SPAN * 4 * SCALES;
 constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
 constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
-constexpr int COPIERS = 128;
-constexpr int WIDE_THREADS = 256 + COPIERS;
+constexpr int MULTIPLIERS = 4 * 128, COPIERS = 128;
+constexpr int ROUNDS = TILE / 16;  // rows that a thread copies
+constexpr int WIDE_THREADS = MULTIPLIERS + COPIERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
+static_assert(TILE == 64, "the widths below");
 
 template <bool UP>
 struct Wide {
@@ -52,7 +54,7 @@ struct Tokens {
   const int* order;
 };
 
-// The groups' weights of one stage: a warp's first lane fetches one group.
+// The weights of one stage: a warp's first lane fetches one group.
 template <bool UP>
 DEVICE void fetch_weights(const Ring& r, int slot, const u8* w, const u8* scales, u64 group,
                           bool there, int unit, u64 policy) {
@@ -73,16 +75,16 @@ DEVICE void fetch_weights(const Ring& r, int slot, const u8* w, const u8* scales
 // Rows of gathered tokens. Each thread's copies arrive at the barrier by themselves; who reads puts
 // the fence between them and wgmma. (A fence by who copied waits for the copies still under way as
 // well: 1200 clocks for every unit.)
-DEVICE void fetch_rows(const Ring& r, int slot, const u8* const (&from)[TILE / 16], int unit,
+DEVICE void fetch_rows(const Ring& r, int slot, const u8* x, const u32 (&from)[ROUNDS], int unit,
                        int count) {
-  const int thread = threadIdx.x - 256, chunk = thread & 7, row0 = thread >> 3;
+  const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
   u8* const to = r.memory + slot * STAGE + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
 #pragma unroll
-  for (int i = 0; i < TILE / 16; ++i)
+  for (int i = 0; i < ROUNDS; ++i)
     if (row0 + 16 * i < count)
 #pragma unroll
       for (int u = 0; u < SPAN; ++u)
-        copy_async(to + u * COLUMNS + i * 2048, from[i] + (unit + u) * 128);
+        copy_async(to + u * COLUMNS + i * 2048, x + from[i] + (unit + u) * 128);
   barrier_arrive_after_copies(r.full + slot);
 }
 
@@ -90,7 +92,7 @@ template <bool UP>
 DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
                  const u8* scales) {
   using S = Side<UP>;
-  const int thread = threadIdx.x - 256, chunk = thread & 7, row0 = thread >> 3;
+  const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   const u64 policy = evict_first_policy();
   Place here;
@@ -99,12 +101,12 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
     const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
     const int group = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
     const u64 at = (u64)tile.x * S::GROUPS + group;
-    const u8* from[TILE / 16];
+    u32 from[ROUNDS];  // bytes; x is below 4 GiB
     if (UP)
 #pragma unroll
-      for (int i = 0; i < TILE / 16; ++i) {
+      for (int i = 0; i < ROUNDS; ++i) {
         const int row = min(row0 + 16 * i, tile.z - 1) + tile.y;
-        from[i] = x.rows + (u64)(x.order[row] / K1) * Wide<UP>::ROW + chunk * 16;
+        from[i] = (u32)(x.order[row] / K1) * Wide<UP>::ROW + chunk * 16;
       }
 #pragma unroll 1
     for (int unit = 0; unit < S::UNITS; unit += SPAN, ++done, here.next()) {
@@ -112,7 +114,7 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
       if ((thread & 31) == 0)
         fetch_weights<UP>(r, here.slot, w, scales, at, group < S::GROUPS, unit, policy);
       if (UP) {
-        fetch_rows(r, here.slot, from, unit, tile.z);
+        fetch_rows(r, here.slot, x.rows, from, unit, tile.z);
       } else if (thread == 0) {  // rows of `h` lie as they are read: a unit of a tile is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)unit * piece;
@@ -169,78 +171,71 @@ DEVICE void write(const Out& out, const int* pair, int count, int first, int exp
   }
 }
 
-// One block of work by one warpgroup, N columns.
+// One group of a block of work by one warpgroup, N columns.
 template <bool UP, int N>
-DEVICE void multiply_tile(const Ring& r, Place& here, const int4& tile, int block, const int* pair,
+DEVICE void multiply_tile(const Ring& r, Place& here, const int4& tile, int group, const int* pair,
                           const Out& out) {
   using S = Side<UP>;
-  const int half = threadIdx.x >> 7, strip = (threadIdx.x >> 5) & 3;
-  float sums[2][N / 8][4] = {};
+  const int own = threadIdx.x >> 7, strip = (threadIdx.x >> 5) & 3;
+  float sums[N / 8][4] = {};
 #pragma unroll 1
   for (int part = 0; part < S::WK; ++part) {
-    float d[2][N / 8][4] = {};
-    keep_order(d);
-    // Straight code for a stage, then nothing is under way: in one loop over the units, or for more
-    // of them, the compiler runs out of registers and serialises the products.
+    float d[N / 8][4] = {};
 #pragma unroll 1
     for (int run = 0; run < S::KU / SPAN; ++run) {
       const u8* const stage = r.memory + here.slot * STAGE;
-      const u8* const w = stage + WEIGHTS_AT + half * 2 * GROUP + strip * STRIP;
-      const u8* const scales = stage + SCALES_AT + half * 2 * GROUP_SCALES + strip * SCALES;
-      u32 a[2][4][4];
+      const u8* const w = stage + WEIGHTS_AT + own * GROUP + strip * STRIP;
+      const u8* const scales = stage + SCALES_AT + own * GROUP_SCALES + strip * SCALES;
       barrier_wait(r.full + here.slot, here.phase);
       if (UP) fence_async();
       Raw raw = load_raw(w, scales);
 #pragma unroll
-      for (int q = 0; q < 2 * SPAN; ++q) {
-        const int i = q & 1, next = q + 1;
-        fragments(raw, a[i]);
-        if (next < 2 * SPAN)
-          raw = load_raw(w + (next & 1) * GROUP + next / 2 * 4 * STRIP,
-                         scales + (next & 1) * GROUP_SCALES + next / 2 * 4 * SCALES);
+      for (int unit = 0; unit < SPAN; ++unit) {
+        u32 a[4][4];
+        fragments(raw, a);
+        if (unit + 1 < SPAN)
+          raw = load_raw(w + (unit + 1) * 4 * STRIP, scales + (unit + 1) * 4 * SCALES);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-          wgmma_bf16<N>(d[i], a[i][step], wgmma_tile(stage + q / 2 * COLUMNS) + 2 * step);
+          wgmma_bf16<N>(d, a[step], wgmma_tile(stage + unit * COLUMNS) + 2 * step);
         wgmma_commit();
-        if (q + 1 < 2 * SPAN) wgmma_wait<1>();
+        wgmma_wait<0>();
       }
-      wgmma_wait<0>();
       keep_order(d);
       if (lane_id() == 0) barrier_arrive(r.empty + here.slot);
       here.next();
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-      sums[i / (N / 2)][i / 4 % (N / 8)][i % 4] += d[i / (N / 2)][i / 4 % (N / 8)][i % 4];
+    for (int i = 0; i < N / 2; ++i) sums[i / 4][i % 4] += d[i / 4][i % 4];
   }
-  meet(1 + half, 128);  // the warpgroup's list of pairs is written
+  meet(1 + own, 128);  // the warpgroup's list of pairs is written
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int group = block * 4 + half * 2 + i;
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j)
-      write<UP>(out, pair, tile.z, tile.y, tile.x, group, sums[i][j], j * 8);
-  }
+  for (int j = 0; j < N / 8; ++j)
+    write<UP>(out, pair, tile.z, tile.y, tile.x, group, sums[j], j * 8);
 }
 
 template <bool UP>
 DEVICE void multiply_all(const Ring& r, const int4* tiles, const int* order, int (*lists)[TILE],
                          const Out& out) {
-  const int items = tiles[0].x * Wide<UP>::BLOCKS, half = threadIdx.x >> 7;
+  const int items = tiles[0].x * Wide<UP>::BLOCKS, own = threadIdx.x >> 7;
   Place here;
   int turn = 0;
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
     const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
-    const int block = item % Wide<UP>::BLOCKS, column = threadIdx.x & 127;
-    int* pair = lists[half * 2 + turn];
+    const int group = item % Wide<UP>::BLOCKS * 4 + own, column = threadIdx.x & 127;
+    int* pair = lists[own * 2 + turn];
     if (!UP && column < tile.z) pair[column] = order[tile.y + column];
-    if (tile.z <= 8) multiply_tile<UP, 8>(r, here, tile, block, pair, out);
-    else if (tile.z <= 16) multiply_tile<UP, 16>(r, here, tile, block, pair, out);
-    else if (tile.z <= 32) multiply_tile<UP, 32>(r, here, tile, block, pair, out);
-    else if (tile.z <= 48) multiply_tile<UP, 48>(r, here, tile, block, pair, out);
-    else if (tile.z <= 64) multiply_tile<UP, 64>(r, here, tile, block, pair, out);
-    else multiply_tile<UP, TILE>(r, here, tile, block, pair, out);
+    switch ((tile.z + 7) / 8) {
+      case 1: multiply_tile<UP, 8>(r, here, tile, group, pair, out); break;
+      case 2: multiply_tile<UP, 16>(r, here, tile, group, pair, out); break;
+      case 3: multiply_tile<UP, 24>(r, here, tile, group, pair, out); break;
+      case 4: multiply_tile<UP, 32>(r, here, tile, group, pair, out); break;
+      case 5: multiply_tile<UP, 40>(r, here, tile, group, pair, out); break;
+      case 6: multiply_tile<UP, 48>(r, here, tile, group, pair, out); break;
+      case 7: multiply_tile<UP, 56>(r, here, tile, group, pair, out); break;
+      default: multiply_tile<UP, 64>(r, here, tile, group, pair, out);
+    }
   }
 }
 
@@ -249,23 +244,23 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
                  const Out& out) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
-  __shared__ int lists[4][TILE];
+  __shared__ int lists[8][TILE];
   const Ring r = {memory, barriers, barriers + DEPTH};
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; ++i) {
       barrier_init(r.full + i, 4 + (UP ? COPIERS : 1));
-      barrier_init(r.empty + i, 8);
+      barrier_init(r.empty + i, MULTIPLIERS / 32);
     }
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_previous();
   let_next_start();
-  if (threadIdx.x >= 256) {
-    fewer_registers<40>();
+  if (threadIdx.x >= MULTIPLIERS) {
+    fewer_registers<32>();
     fill<UP>(r, x, tiles, w, scales);
   } else {
-    more_registers<232>();
+    more_registers<112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
     multiply_all<UP>(r, tiles, x.order, lists, out);
   }
 }
