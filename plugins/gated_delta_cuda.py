@@ -34,7 +34,7 @@ def columns(h: Heads) -> int:
 
 def prepare_bytes(h: Heads) -> int:
     """Shared memory of `Prepare`."""
-    floats = h.repeat * TILE * (TILE + 3) + 2 * TILE
+    floats = h.repeat * TILE * (TILE + 4 + 3) + 2 * TILE
     return 2 * TILE * h.key_dim * 2 + 4 * floats + 2 * ALIGNMENT
 
 

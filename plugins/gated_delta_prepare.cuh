@@ -1,7 +1,9 @@
 // gated_delta_prepare: what of a tile needs no state (see gated_delta.cu), for all tiles at once.
 //
-// 246 us for 128 tiles of the 27B's heads on an H200, 80 % of the shared memory's rate: the decays
-// are read again for each element of A and P, and A once a column in the substitution.
+// T comes from the inverses T0, T1 of A's diagonal blocks of 32 rows, by forward substitution in
+// f32, a thread a column, and the block below, -T1 (A10 T0).
+// 128 tiles of the 27B's (35B's) heads on an H200: substitution over all 64 rows, decays read anew
+// for each element of A and P, zeros computed: 260 (201) us. As it is: LADDER.
 #pragma once
 #include "gdn_tiles.cuh"
 
@@ -15,16 +17,83 @@
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
 enum { QUERY, KEY, BETA, TAIL, LAST };
 
+#define HALF (TILE / 2)
+typedef float Square[TILE][TILE + 4];  // rows of f32, padded against bank conflicts
+
 struct Prepare {
   alignas(128) char q[TILE * KD * 2];
   char k[TILE * KD * 2];
-  float a[R][TILE][TILE];
-  float high[R][TILE], low[R][TILE];  // G in two floats: small differences of large sums
+  alignas(16) Square a[R];
+  float high[R][TILE], low[R][TILE];  // G / ln 2 in two floats: small differences of large sums
   float beta[R][TILE];
   float q_norm[TILE], k_norm[TILE];
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+
+// One element of T as high and low bf16 parts.
+DEVICE void store_split(u16* t, int i, int column, float x) {
+  u16 high = to_bf16(x);
+  t[i * TILE + column] = high;
+  t[TILE * TILE + i * TILE + column] = to_bf16(x - from_bf16(high));
+}
+// sum[i] = rows first.. of a block of `a` (from column `left`) times column `c` of another block
+// (rows from `top`): 16 rows by HALF.
+DEVICE void block_product(float (&sum)[16], const Square& a, int first, int left, int top, int c) {
+#pragma unroll 1
+  for (int j = 0; j < HALF; j += 4) {
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[e] = a[top + j + e][c];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+      float4 y = *(const float4*)&a[first + i][left + j];
+      sum[i] = fmaf(y.x, x[0], sum[i]), sum[i] = fmaf(y.y, x[1], sum[i]);
+      sum[i] = fmaf(y.z, x[2], sum[i]), sum[i] = fmaf(y.w, x[3], sum[i]);
+    }
+  }
+}
+// T = (I + a)^-1 by the 64 threads that own a head; a is overwritten: T0 and T1 stand where their
+// blocks were, A10 T0 in the corner that was zeros.
+DEVICE void invert(Square& a, u16* t) {
+  const int half = threadIdx.x / HALF % 2, c = threadIdx.x % HALF, base = half * HALF;
+  const u32 barrier = 1 + threadIdx.x / TILE;
+  float x[HALF];
+#pragma unroll
+  for (int i = 0; i < HALF; i++) {  // column c of a diagonal block: (I + A) x = e_c
+    float sum[4] = {};
+#pragma unroll
+    for (int j = 0; j < i; j += 4) {
+      float4 y = *(const float4*)&a[base + i][base + j];
+      sum[0] = fmaf(y.x, x[j], sum[0]);
+      if (j + 1 < i) sum[1] = fmaf(y.y, x[j + 1], sum[1]);
+      if (j + 2 < i) sum[2] = fmaf(y.z, x[j + 2], sum[2]);
+      if (j + 3 < i) sum[3] = fmaf(y.w, x[j + 3], sum[3]);
+    }
+    x[i] = (i == c ? 1.f : 0.f) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  }
+  __syncwarp();  // a warp has the whole block
+#pragma unroll
+  for (int i = 0; i < HALF; i++) {
+    a[base + i][base + c] = x[i];
+    store_split(t, base + i, base + c, x[i]);
+  }
+  meet(barrier, TILE);
+  const int first = 16 * half;
+  float sum[16] = {};
+  block_product(sum, a, HALF + first, 0, 0, c);  // A10 T0
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    a[first + i][HALF + c] = sum[i];
+    store_split(t, first + i, HALF + c, 0.f);
+    sum[i] = 0.f;
+  }
+  meet(barrier, TILE);
+  block_product(sum, a, HALF + first, HALF, 0, HALF + c);  // T1 (A10 T0)
+#pragma unroll
+  for (int i = 0; i < 16; i++) store_split(t, HALF + first + i, c, -sum[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
 gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
                     const int* slots, const int* counts, u16* t_out, u16* p_out, float* factors) {
   extern __shared__ char memory[];
@@ -60,6 +129,7 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
     sum[0] += before, sum[1] += sum[0];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      sum[i] *= 1.4426950408889634;
       float high = (float)sum[i];
       s.high[warp][lane * 2 + i] = high, s.low[warp][lane * 2 + i] = (float)(sum[i] - high);
     }
@@ -91,67 +161,60 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
     for (int n = 0; n < 4; n++) load_b<KP>(b, s.k, i, n * 16, lane), mma_pair(d[n], a, b);
   }
   __syncthreads();
+#pragma unroll 1
   for (int r = 0; r < R; r++) {
     const long long unit = (long long)row * HV + head * R + r;
+    const int top = first + lane / 4;  // this lane's rows: top, top + 8
+    float high[2], low[2], factor[2];
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int half = 0; half < 2; half++) {
+      const int i = top + half * 8;
+      high[half] = s.high[r][i], low[half] = s.low[r][i];
+      factor[half] = warp < 4 ? s.q_norm[i] : s.k_norm[i] * s.beta[r][i];
+    }
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int i = first + lane / 4 + half * 8, j = n * 8 + lane % 4 * 2;
-        float v[2];
+    for (int n = 0; n < 8; n++) {
+      const int j = n * 8 + lane % 4 * 2;
+      float v[2][2] = {};
+      if (n * 8 < first + 16) {  // else above the diagonal
+        float2 h = *(float2*)&s.high[r][j], l = *(float2*)&s.low[r][j], k = *(float2*)&s.k_norm[j];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int gap_ok = warp < 4 ? j + e <= i : j + e < i;
-          float gap = s.high[r][i] - s.high[r][j + e] + (s.low[r][i] - s.low[r][j + e]);
-          float row_factor = warp < 4 ? s.q_norm[i] : s.k_norm[i] * s.beta[r][i];
-          v[e] = gap_ok ? d[n / 2][n % 2][half * 2 + e] * row_factor * s.k_norm[j + e] * expf(gap)
-                        : 0.f;
-        }
-        if (warp < 4) {
-          u32 high, low;
-          split(v[0], v[1], high, low);
-          u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
-          *(u32*)to = high, *(u32*)(to + TILE * TILE) = low;
-        } else {
-          *(float2*)&s.a[r][i][j] = {v[0], v[1]};
+        for (int half = 0; half < 2; half++) {
+          const int last = top + half * 8 - (warp < 4 ? 0 : 1);  // the last column that counts
+          const float* x = &d[n / 2][n % 2][half * 2];
+          float left = exp2_fast(high[half] - h.x + (low[half] - l.x)) * factor[half] * k.x;
+          float right = exp2_fast(high[half] - h.y + (low[half] - l.y)) * factor[half] * k.y;
+          v[half][0] = j <= last ? x[0] * left : 0.f;
+          v[half][1] = j + 1 <= last ? x[1] * right : 0.f;
         }
       }
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int i = top + half * 8;
+        if (warp < 4) {
+          u32 upper, lower;
+          split(v[half][0], v[half][1], upper, lower);
+          u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
+          *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
+        } else {
+          *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
+        }
+      }
+    }
     if (threadIdx.x < TILE) {
       const int t = threadIdx.x;
       float* f = factors + unit * FACTORS * TILE + t;
-      float grown = expf(s.high[r][t]), beta = s.beta[r][t];
+      float grown = exp2_fast(s.high[r][t]), beta = s.beta[r][t];
       float last = s.high[r][TILE - 1];
       float gap = last - s.high[r][t] + (s.low[r][TILE - 1] - s.low[r][t]);
       f[QUERY * TILE] = grown * s.q_norm[t];
       f[KEY * TILE] = grown * s.k_norm[t] * beta;
       f[BETA * TILE] = beta;
-      f[TAIL * TILE] = expf(gap) * s.k_norm[t];
-      f[LAST * TILE] = expf(last);
+      f[TAIL * TILE] = exp2_fast(gap) * s.k_norm[t];
+      f[LAST * TILE] = exp2_fast(last);
     }
   }
   __syncthreads();
-  const int r = threadIdx.x / TILE, column = threadIdx.x % TILE;
-  for (int mine = r; mine < R; mine += 4) {  // (I + A) x = e_column
-    float x[TILE];
-#pragma unroll
-    for (int i = 0; i < TILE; i++) {
-      float sum[4] = {};
-#pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        float4 a = *(float4*)&s.a[mine][i][j];
-        sum[0] = fmaf(a.x, x[j], sum[0]);
-        if (j + 1 < i) sum[1] = fmaf(a.y, x[j + 1], sum[1]);
-        if (j + 2 < i) sum[2] = fmaf(a.z, x[j + 2], sum[2]);
-        if (j + 3 < i) sum[3] = fmaf(a.w, x[j + 3], sum[3]);
-      }
-      x[i] = (i == column ? 1.f : 0.f) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    }
-    u16* to = t_out + ((long long)row * HV + head * R + mine) * 2 * TILE * TILE + column;
-#pragma unroll
-    for (int i = 0; i < TILE; i++) {
-      u16 high = to_bf16(x[i]);
-      to[i * TILE] = high;
-      to[TILE * TILE + i * TILE] = to_bf16(x[i] - from_bf16(high));
-    }
-  }
+  for (int r = threadIdx.x / TILE; r < R; r += 4)
+    invert(s.a[r], t_out + ((long long)row * HV + head * R + r) * 2 * TILE * TILE);
 }
