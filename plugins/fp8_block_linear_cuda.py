@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.plugins import strip_gemm as sg
 
-FORM = sg.Form("fp8_block_linear", 128, {8: (1, 2), 16: (1, 2), 32: (2, 1), 64: (1, 1)})
+FORM = sg.Form("fp8_block_linear", 128, {8: (2, 1), 16: (1, 2), 32: (2, 1), 64: (1, 1)})
 # Of a strip's unit: bytes [r][g][t][step][half][4], to four loads (steps) of lanes 4g + t with
 # registers (half, r).
 CODES = sg.pack(128, 1, (3, 1, 2, 4, 0, 5), (2, 8, 4, 4, 2, 4))

@@ -93,11 +93,13 @@ DEVICE float divide(float x, float by, float reciprocal) {
   return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
 }
 // The code of x / scale without the division: scale has four significant bits, so that the
-// thresholds times scale are exact. A scale of 0 gives code 0 (its thresholds would all be met).
+// thresholds times scale are exact. A bit at a time, so three comparisons instead of seven. Not for
+// a scale of 0.
 DEVICE u32 to_e2m1(float x, float scale) {
-  if (scale == 0.0f) return 0;
   const float a = fabsf(x);
-  u32 code = (a > 0.25f * scale) + (a >= 0.75f * scale) + (a > 1.25f * scale) +
-             (a >= 1.75f * scale) + (a > 2.5f * scale) + (a >= 3.5f * scale) + (a > 5.0f * scale);
-  return code | (x < 0.0f ? 8u : 0u);
+  const bool two = a >= 1.75f * scale;
+  const bool one = a >= (two ? 3.5f * scale : 0.75f * scale);
+  const float low = one ? 1.25f * scale : 0.25f * scale, high = one ? 5.0f * scale : 2.5f * scale;
+  return (two ? 4u : 0u) | (one ? 2u : 0u) | (a > (two ? high : low) ? 1u : 0u) |
+         (x < 0.0f ? 8u : 0u);
 }

@@ -35,9 +35,9 @@ struct A4 {
     const u8* scales = x_scale + (i64)row * (k / 16) + unit * 4;
     there &= row < m;
     Inputs in = {0, 0, 0};
-    if (there && first < k) in.low = *(const u32*)codes;
-    if (there && first + 32 < k) in.high = *(const u32*)(codes + 16);
-    if (k % 64 == 0) {
+    if (there && (WHOLE || first < k)) in.low = *(const u32*)codes;
+    if (there && (WHOLE || first + 32 < k)) in.high = *(const u32*)(codes + 16);
+    if (WHOLE) {
       if (there) in.scale = *(const u32*)scales;
     } else {
 #pragma unroll

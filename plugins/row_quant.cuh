@@ -57,7 +57,7 @@ DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8
   u32 word = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) word |= to_e2m1(y[i] * gain, scale) << (4 * i);
-  if (live) *(u32*)(q + at / 2) = word;
+  if (live) *(u32*)(q + at / 2) = scale == 0.0f ? 0 : word;
   if (live && at % 16 == 0) s[at / 16] = code;
 }
 

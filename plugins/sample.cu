@@ -82,6 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   const float* f = sampling_f + (u64)slot * 8;
   const int* i4 = sampling_i + (u64)slot * 4;
+  const u32 position = (u32)(starts[row] + counts[row]), seed0 = i4[1], seed1 = i4[2];
+  const bool emits = emit[row] > 0;
   Rule rule = {f[0], f[1], f[2], i4[0], 0.0};
   raw_most = __reduce_max_sync(~0u, raw_most), most = __reduce_max_sync(~0u, most);
   if (lane_id() == 0) tops[0][threadIdx.x / 32] = raw_most, tops[1][threadIdx.x / 32] = most;
@@ -102,18 +104,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     top_ids[threadIdx.x] = there ? id_of(pair) : 0;
     top_logprobs[threadIdx.x] = there ? unorder(key_of(pair)) - peak - log_sum : 0.0f;
   }
+  const u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
   __syncthreads();
 
   int token = 0;
   if (fine) {
-    rule.u = uniform((u32)(starts[row] + counts[row]), (u32)i4[1], (u32)i4[2]);
+    rule.u = uniform(position, seed0, seed1);
     const bool plain = plain_heat(f, rule.top_k) > 0.0f;
     token = choose(w, r, rule, n_top, most, plain ? weights + cells : nullptr);
   }
-  if (threadIdx.x == 0) {
+  // The token's raw logit: mostly one of the greatest, else it is read.
+  const bool mine = candidate && id_of(candidate) == token;
+  const bool known = __syncthreads_or(mine);
+  if (known ? mine : threadIdx.x == 0) {
+    const float logit = known ? unorder(key_of(candidate)) : clean(r.logits[token]);
     tokens[row] = token;
-    logprobs[row] = clean(r.logits[token]) - peak - log_sum;
+    logprobs[row] = logit - peak - log_sum;
     ok[row] = fine;
-    if (emit[row] > 0) last_tokens[slot] = token;
+    if (emits) last_tokens[slot] = token;
   }
 }

@@ -133,6 +133,9 @@ CASES = (
     _case("top_p, hot", Launch(8.0, 0.97)),
     _case("top_p 0", Launch(1.0, 0.0)),
     _case("top_p, ties", Launch(2.0, 0.5, edit=_ties)),
+    _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=_flat)),
+    _case("top_p, nearly flat and wide", Launch(1.0, 0.9, width=8192, vocab=8190, spread=1e-3)),
+    _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=_flat)),
     _case("min_p", Launch(1.0, min_p=0.1)),
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
     _case(

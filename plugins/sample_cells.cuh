@@ -50,57 +50,45 @@ DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32
   if (heat > 0.0f) weights[at] = s.weight;
 }
 
-// A warp reads PER cells; blockIdx = (part of the row, row). Where they need neither cleaning nor
-// bias nor penalties they are summed up side by side, at some eight instructions a logit.
-extern "C" __global__ void __launch_bounds__(256, 4)
-    sample_cells(const float* logits, const int* seen, const float* sampling_f,
-                 const int* sampling_i, const int* bias_ids, const float* bias_values,
-                 const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
-  __shared__ int found_ids[NB];
-  __shared__ float found_values[NB];
-  __shared__ int found;
-  wait_for_previous();
-  let_next_start();
-  const int row = blockIdx.y, slot = slots[row];
-  const int first = (blockIdx.x * 8 + (threadIdx.x >> 5)) * PER;
-  float x[PER][8], top[PER];
-#pragma unroll
-  for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
-  if (slot < 0) return;
-  Row r = row_of(logits, seen, sampling_f, row, slot);
-  const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
-  if (r.penalised)
-#pragma unroll
-    for (int i = 0; i < PER; ++i)  // a sector of 32 bytes a lane
-      if ((first + i) * CELL + (int)lane_id() * 8 < WIDTH)
-        prefetch(r.seen + (first + i) * CELL + lane_id() * 8);
-  const int begin = blockIdx.x * 8 * PER * CELL;
-  find_biases(r, bias_ids, bias_values, slot, begin, begin + 8 * PER * CELL, found_ids,
-              found_values, &found);
-  const u64 at = (u64)row * CELLS + first;
-  u32 size = 0;
+// Bit c: cell first + c wants `summarise`: a logit that is not finite, an id that is never chosen, a
+// bias, or, in a row with penalties, an id that was seen. Elsewhere raw and penalised are the same.
+DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
+  u32 hard = 0;
 #pragma unroll
   for (int c = 0; c < PER; ++c) {
-    top[c] = x[c][0];
+    u32 size = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      top[c] = fmaxf(top[c], x[c][i]);
-      size = max(size, __float_as_uint(x[c][i]) & 0x7fffffffu);
-    }
+    for (int i = 0; i < 8; ++i) size = max(size, __float_as_uint(x[c][i]) & 0x7fffffffu);
+    if (size > 0x7f7fffffu || (first + c + 1) * CELL > VOCAB) hard |= 1u << c;
   }
-  const bool easy = !r.penalised && !r.biases && (first + PER) * CELL <= VOCAB;
-  if (!easy || __any_sync(~0u, size > 0x7f7fffffu)) {
-#pragma unroll 1
-    for (int c = 0; c < PER && first + c < CELLS; ++c) {
-      bool bad;
-      const Cell s = summarise(r, first + c, heat, bad);
-      if (lane_id() == 0) keep(s, bad, heat, at + c, raw_keys, keys, sums, weights);
+  if (r.penalised)
+#pragma unroll 2
+    for (int c = 0; c < PER; ++c) {
+      int seen[8];
+      load8(r.seen, first + c, seen);
+#pragma unroll
+      for (int i = 1; i < 8; ++i) seen[0] |= seen[i];
+      if (seen[0]) hard |= 1u << c;
     }
-    return;
+  for (int i = 0; i < r.biases; ++i) {
+    const int c = r.bias_ids[i] / CELL - first;
+    if (c >= 0 && c < PER) hard |= 1u << c;
   }
+  return __reduce_or_sync(~0u, hard);
+}
+
+// Of PER cells, those that need neither cleaning nor bias nor penalties: side by side, at some
+// eight instructions a logit. Lane c stores cell c, if it is not `hard`.
+DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 at, u32* raw_keys,
+                           u32* keys, float* sums, float* weights) {
   Cell s[PER];
 #pragma unroll
-  for (int c = 0; c < PER; ++c) s[c].raw = s[c].key = __reduce_max_sync(~0u, order(top[c]));
+  for (int c = 0; c < PER; ++c) {
+    float top = x[c][0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) top = fmaxf(top, x[c][i]);
+    s[c].raw = __reduce_max_sync(~0u, order(top));
+  }
 #pragma unroll
   for (int c = 0; c < PER; ++c) {
     const float peak = unorder(s[c].raw);
@@ -119,13 +107,48 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   if (heat > 0.0f)
 #pragma unroll
     for (int c = 0; c < PER; ++c) s[c].weight = warp_sum(s[c].weight);
-  Cell mine = s[0];  // lane c stores cell c
+  Cell mine = s[0];
 #pragma unroll
   for (int c = 1; c < PER; ++c) {
     const bool its = lane_id() == c;
-    mine.raw = its ? s[c].raw : mine.raw, mine.key = mine.raw;
+    mine.raw = its ? s[c].raw : mine.raw;
     mine.sum = its ? s[c].sum : mine.sum;
     mine.weight = its ? s[c].weight : mine.weight;
   }
-  if (lane_id() < PER) keep(mine, false, heat, at + lane_id(), raw_keys, keys, sums, weights);
+  mine.key = mine.raw;
+  const u32 c = lane_id();
+  if (c < PER && !(hard >> c & 1)) keep(mine, false, heat, at + c, raw_keys, keys, sums, weights);
+}
+
+// A warp reads PER cells; blockIdx = (part of the row, row).
+extern "C" __global__ void __launch_bounds__(256, 4)
+    sample_cells(const float* logits, const int* seen, const float* sampling_f,
+                 const int* sampling_i, const int* bias_ids, const float* bias_values,
+                 const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
+  __shared__ int found_ids[NB];
+  __shared__ float found_values[NB];
+  __shared__ int found;
+  constexpr int BLOCK = 8 * PER;
+  wait_for_previous();
+  let_next_start();
+  const int row = blockIdx.y, slot = slots[row];
+  const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
+  float x[PER][8];
+#pragma unroll
+  for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
+  if (slot < 0) return;
+  Row r = row_of(logits, seen, sampling_f, row, slot);
+  const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
+  find_biases(r, bias_ids, bias_values, slot, begin * CELL, (begin + BLOCK) * CELL, found_ids,
+              found_values, &found);
+  const u64 at = (u64)row * CELLS + first;
+  const u32 hard = hard_cells(r, first, x);
+  summarise_easy(x, hard, heat, at, raw_keys, keys, sums, weights);
+#pragma unroll 1
+  for (int c = 0; c < PER && first + c < CELLS; ++c) {
+    if (!(hard >> c & 1)) continue;
+    bool bad;
+    const Cell s = summarise(r, first + c, heat, bad);
+    if (lane_id() == 0) keep(s, bad, heat, at + c, raw_keys, keys, sums, weights);
+  }
 }

@@ -23,11 +23,11 @@ DEVICE u32 order(float x) {
 DEVICE float unorder(u32 key) {
   return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
-DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
 DEVICE float penalise(const Row& r, int id, float z, int seen) {
+#pragma unroll 1  // inlined in many places
   for (int i = 0; i < r.biases; ++i)
     if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
   if (!r.penalised) return z;

@@ -14,7 +14,7 @@
 // The including file defines a format F: F::Weights (what a lane holds of a strip's unit), F::Inputs
 // (of eight batch rows' unit), weights(strip, unit), inputs(row, unit, there) with zeros where not
 // there, and multiply(sums, weights, inputs).
-// Macros: NB (8, 16, 32 or 64), STRIPS, DEPTH, OUT_BF16.
+// Macros: NB (8, 16, 32 or 64), STRIPS, DEPTH, WHOLE (k has whole units alone), OUT_BF16.
 #pragma once
 #include "numeric.cuh"
 
@@ -77,12 +77,15 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
       const int u = u0 + d * WARPS, next = u + DEPTH * WARPS;
+      typename F::Inputs x[NJ];
 #pragma unroll
-      for (int j = 0; j < NJ; ++j) {
-        const typename F::Inputs x = f.inputs(m0 + j * 8, u, u < units);
+      for (int j = 0; j < NJ; ++j) x[j] = f.inputs(m0 + j * 8, u, u < units);
 #pragma unroll
-        for (int s = 0; s < STRIPS; ++s)
-          F::multiply((float(&)[4])sums[(s * NJ + j) * 4], w[d][s], x);
+      for (int s = 0; s < STRIPS; ++s) {  // one strip after another, lest both are decoded at once
+#pragma unroll
+        for (int j = 0; j < NJ; ++j)
+          F::multiply((float(&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
+        asm volatile("" ::: "memory");
       }
 #pragma unroll
       for (int s = 0; s < STRIPS; ++s)

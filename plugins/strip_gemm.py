@@ -85,7 +85,13 @@ def plan(form: Form, m: int, n: int, k: int, operands: int, dtype: str) -> Plan:
     """One launch: the operands' pointers, y, m, n, k."""
     batch = next((b for b in sorted(form.tiles) if m <= b), max(form.tiles))
     strips, depth = form.tiles[batch]
-    macros = {"NB": batch, "STRIPS": strips, "DEPTH": depth, "OUT_BF16": int(dtype == "bf16")}
+    macros = {
+        "NB": batch,
+        "STRIPS": strips,
+        "DEPTH": depth,
+        "WHOLE": int(k % form.unit == 0),
+        "OUT_BF16": int(dtype == "bf16"),
+    }
     args = (
         *(Pointer("input", i) for i in range(operands)),
         Pointer("output", 0),
