@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_engine.kernel import Arg, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
 from spark_engine.plugins import row_quant_cuda as rq
+from spark_engine.plugins.concat_cuda import CONCAT
 from spark_engine.tensors import DType
 
 SOURCE = "rows.cu"
@@ -71,4 +72,4 @@ EMBED = Cuda((Tactic("rows", SOURCE, _refuse_embed, _plan_embed, _cost_embed),))
 LAST_ROWS = Cuda((Tactic("rows", SOURCE, _refuse_last, _plan_last, _cost_last),))
 ADD = Cuda((Tactic("rows", SOURCE, _refuse_add, _plan_add, _cost_add),))
 # Standard ONNX ops that have tactics, by op_type.
-STANDARD = {"Add": ADD}
+STANDARD = {"Add": ADD, "Concat": CONCAT}

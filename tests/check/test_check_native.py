@@ -46,5 +46,17 @@ def test_a_native_engine_agrees_with_references_and_with_the_cpu(tmp_path: Path)
         assert _figures(report.levels[1], "greedy text")["tokens"] > 100
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(HERE is None, reason="no CUDA device")
+def test_a_graph_left_unfused_agrees_too(tmp_path: Path) -> None:
+    """Stand-alone quantisers, norms, gates and joins have kernels as well."""
+    assert HERE is not None
+    checkpoint = tmp_path / "checkpoint"
+    write_checkpoint(checkpoint, format="modelopt_mixed")
+    build(checkpoint, tmp_path / "plain", Options(target=HERE, fuse=False, **SIZES), print)  # type: ignore[arg-type]
+    report = run_check(tmp_path / "plain", checkpoint, LEVELS, lambda text: None)
+    assert report.passed, report.first
+
+
 def _figures(level: Level, name: str) -> dict[str, float]:
     return next(f.figures for f in level.findings if f.name == name)

@@ -21,6 +21,8 @@ from spark_engine.errors import InternalError  # noqa: E402
 from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
+from spark_engine.plugins.rows_cuda import STANDARD  # noqa: E402
+from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering import covering, forms  # noqa: E402
 
@@ -69,6 +71,37 @@ def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) 
             assert threads <= 1024 and threads * usage.registers <= 65536, label
             if work.case.attrs.get("tile", 1) == 1 and work.tactic.name not in LARGE:
                 assert usage.spills == 0, label
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("columns", [(64, 64), (8, 128, 40), (4, 4), (2, 6, 10, 30), (1, 3)])
+def test_standard_operators_compile(
+    columns: tuple[int, ...], target: Target, compiled: Path
+) -> None:
+    for name, cuda in STANDARD.items():
+        specs = tuple(TensorSpec("x", DType.BF16, (5, n)) for n in columns)
+        (tactic,) = cuda.tactics
+        if name == "Add":
+            specs = (specs[0],) * 2 if columns[0] % 8 == 0 else (replace(specs[0], shape=(5, 8)),) * 2
+        assert tactic.refuse({"axis": 1}, specs, target) is None
+        (launch,) = tactic.plan({"axis": 1}, specs, target).launches
+        job = nvrtc.Job(tactic.source, launch.defines, (launch.symbol,))
+        assert nvrtc.compile(job, target, compiled).usage[launch.symbol].spills == 0
+
+
+def test_what_concat_refuses_is_named() -> None:
+    (tactic,) = STANDARD["Concat"].tactics
+
+    def refusal(*shapes: tuple[int, ...], axis: int = 1, dtype: DType = DType.BF16) -> str:
+        specs = tuple(TensorSpec("x", dtype, s) for s in shapes)
+        return tactic.refuse({"axis": axis}, specs, H200) or ""
+
+    assert refusal((5, 8), (5, 8)) == refusal((5, 8), (5, 8), axis=-1) == ""
+    assert "axis 0 of [[5, 8], [5, 8]]" in refusal((5, 8), (5, 8), axis=0)
+    assert "5 parts; up to 4" in refusal(*[(5, 8)] * 5)
+    assert "rows and dtype must agree" in refusal((5, 8), (4, 8))
+    assert "pairs of bytes" in refusal((5, 8), (5, 3), dtype=DType.U8)
+    assert "up to 4 bytes" in refusal((5, 8), (5, 8), dtype=DType.I64)
 
 
 def test_gb10_blocks_have_99_kib() -> None:
