@@ -129,54 +129,60 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
 
 // --- Multiplying -----------------------------------------------------------------------------
 
-struct Out {
-  const float* scale2;
+// What a warpgroup makes of a tile: a group of rows. A lane's rows of weights have factors a and b.
+struct Work {
+  int4 tile;
+  int group;
+  float a, b;
   void* to;
+  const int* pair;  // by column
+
+  DEVICE int strip() const { return (threadIdx.x >> 5) & 3; }
+  template <bool UP> DEVICE void load_factors(const float* scale2) {
+    a = b = 1.0f;
+    if (WEIGHTS != 1) return;
+    const int g = lane_id() >> 2;
+    const int row = UP ? group * 32 + strip() * 8 + g : group * 64 + strip() * 16 + g;
+    const float* two = scale2 + (u64)tile.x * (UP ? 2 * INNER : HIDDEN) + row;
+    a = row < (UP ? INNER : HIDDEN) ? two[0] : 0.0f;
+    b = row + (UP ? 0 : 8) < (UP ? INNER : HIDDEN) ? two[UP ? INNER : 8] : 0.0f;
+  }
 };
 
-// Four values of a strip: rows g and g + 8, columns 2t and 2t + 1. `pair`: by column.
-template <bool UP>
-DEVICE void write(const Out& out, const int* pair, int count, int first, int expert, int group,
-                  const float (&v)[4], int column) {
-  const int lane = lane_id(), g = lane >> 2, strip = (threadIdx.x >> 5) & 3;
+// Four values of a strip: rows g and g + 8, columns 2t and 2t + 1.
+template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int column) {
+  const int lane = lane_id(), g = lane >> 2, strip = work.strip(), count = work.tile.z;
   column += (lane & 3) * 2;
   if (UP) {
-    const int row = group * 32 + strip * 8 + g, unit = group >> 1;
+    const int row = work.group * 32 + strip * 8 + g, unit = work.group >> 1;
     if (unit >= Side<false>::UNITS) return;
-    const bool real = row < INNER;
-    const float* two = out.scale2 + (u64)expert * 2 * INNER + row;
-    const float a = WEIGHTS != 1 ? 1.0f : real ? two[0] : 0.0f;
-    const float b = WEIGHTS != 1 ? 1.0f : real ? two[INNER] : 0.0f;
-    u8* const h = (u8*)out.to + (u64)first * Wide<false>::ROW + (u64)unit * count * 128;
+    u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)unit * count * 128;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = column + i, chunk = (group & 1) * 4 + (g >> 1);
+      const int c = column + i, chunk = (work.group & 1) * 4 + (g >> 1);
       if (c < count)
         *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + strip * 4 + (g & 1) * 2) =
-            real ? to_bf16(silu_mul(scaled(v[i], a), scaled(v[2 + i], b))) : 0;
+            INNER % 32 == 0 || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
     }
   } else {
-    const int row = group * 64 + strip * 16 + g;
-    if (row >= HIDDEN) return;
-    const bool more = row + 8 < HIDDEN;
-    const float* two = out.scale2 + (u64)expert * HIDDEN + row;
-    const float a = WEIGHTS != 1 ? 1.0f : two[0], b = WEIGHTS != 1 || !more ? 1.0f : two[8];
+    const int row = work.group * 64 + strip * 16 + g;
+    constexpr bool WHOLE = HIDDEN % 64 == 0;  // no rows of padding
+    if (!WHOLE && row >= HIDDEN) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (column + i >= count) continue;
-      float* y = (float*)out.to + (u64)pair[column + i] * HIDDEN + row;
-      y[0] = scaled(v[i], a);
-      if (more) y[8] = scaled(v[2 + i], b);
+      float* y = (float*)work.to + (u64)work.pair[column + i] * HIDDEN + row;
+      y[0] = scaled(v[i], work.a);
+      if (WHOLE || row + 8 < HIDDEN) y[8] = scaled(v[2 + i], work.b);
     }
   }
 }
 
 // One group of a block of work by one warpgroup, N columns.
 template <bool UP, int N>
-DEVICE void multiply_tile(const Ring& r, Place& here, const int4& tile, int group, const int* pair,
-                          const Out& out) {
+DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
   using S = Side<UP>;
-  const int own = threadIdx.x >> 7, strip = (threadIdx.x >> 5) & 3;
+  const int own = threadIdx.x >> 7, strip = work.strip();
   float sums[N / 8][4] = {};
 #pragma unroll 1
   for (int part = 0; part < S::WK; ++part) {
@@ -212,36 +218,41 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const int4& tile, int grou
   meet(1 + own, 128);  // the warpgroup's list of pairs is written
 #pragma unroll
   for (int j = 0; j < N / 8; ++j)
-    write<UP>(out, pair, tile.z, tile.y, tile.x, group, sums[j], j * 8);
+    write<UP>(work, sums[j], j * 8);
 }
 
 template <bool UP>
 DEVICE void multiply_all(const Ring& r, const int4* tiles, const int* order, int (*lists)[TILE],
-                         const Out& out) {
+                         const float* scale2, void* to) {
   const int items = tiles[0].x * Wide<UP>::BLOCKS, own = threadIdx.x >> 7;
   Place here;
   int turn = 0;
+  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
-    const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
-    const int group = item % Wide<UP>::BLOCKS * 4 + own, column = threadIdx.x & 127;
-    int* pair = lists[own * 2 + turn];
-    if (!UP && column < tile.z) pair[column] = order[tile.y + column];
-    switch ((tile.z + 7) / 8) {
-      case 1: multiply_tile<UP, 8>(r, here, tile, group, pair, out); break;
-      case 2: multiply_tile<UP, 16>(r, here, tile, group, pair, out); break;
-      case 3: multiply_tile<UP, 24>(r, here, tile, group, pair, out); break;
-      case 4: multiply_tile<UP, 32>(r, here, tile, group, pair, out); break;
-      case 5: multiply_tile<UP, 40>(r, here, tile, group, pair, out); break;
-      case 6: multiply_tile<UP, 48>(r, here, tile, group, pair, out); break;
-      case 7: multiply_tile<UP, 56>(r, here, tile, group, pair, out); break;
-      default: multiply_tile<UP, 64>(r, here, tile, group, pair, out);
+    Work work;
+    work.tile = next, work.group = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
+    work.load_factors<UP>(scale2);
+    next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
+    int* const pair = lists[own * 2 + turn];
+    const int column = threadIdx.x & 127;
+    if (!UP && column < work.tile.z) pair[column] = order[work.tile.y + column];
+    work.pair = pair;
+    switch ((work.tile.z + 7) / 8) {
+      case 1: multiply_tile<UP, 8>(r, here, work); break;
+      case 2: multiply_tile<UP, 16>(r, here, work); break;
+      case 3: multiply_tile<UP, 24>(r, here, work); break;
+      case 4: multiply_tile<UP, 32>(r, here, work); break;
+      case 5: multiply_tile<UP, 40>(r, here, work); break;
+      case 6: multiply_tile<UP, 48>(r, here, work); break;
+      case 7: multiply_tile<UP, 56>(r, here, work); break;
+      default: multiply_tile<UP, 64>(r, here, work);
     }
   }
 }
 
 template <bool UP>
 DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scales,
-                 const Out& out) {
+                 const float* scale2, void* to) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
   __shared__ int lists[8][TILE];
@@ -261,18 +272,18 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
     fill<UP>(r, x, tiles, w, scales);
   } else {
     more_registers<112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
-    multiply_all<UP>(r, tiles, x.order, lists, out);
+    multiply_all<UP>(r, tiles, x.order, lists, scale2, to);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     wide_up(const u8* x, const int* order, const int4* tiles, const u8* w13, const u8* scale,
             const float* scale2, void* h) {
-  wide<true>({x, order}, tiles, w13, scale, {scale2, h});
+  wide<true>({x, order}, tiles, w13, scale, scale2, h);
 }
 
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     wide_down(const u8* h, const int* order, const int4* tiles, const u8* w2, const u8* scale,
               const float* scale2, void* parts) {
-  wide<false>({h, order}, tiles, w2, scale, {scale2, parts});
+  wide<false>({h, order}, tiles, w2, scale, scale2, parts);
 }
