@@ -19,9 +19,11 @@
 // whose codes are exact in bf16, as are those of the weights.
 //
 // One layer of 256 experts and a shared one, H 2048, I 512, top 8, NVFP4, on an H200, us, weights
-// cold (tokens 8 / 32 / 128 / 256; floors 24.5 / 67 / 104 / 106):
-//   each block searching its first expert one by one: 47.5 / 71.5 / 124 / 180 / 308 (from 1 on)
-//   a warp searching 32 at once, decoding on the multiplier: 44.5 / 99.5 / 157 / 300
+// cold (tokens 8 / 32 / 128 / 256; floors 25 / 68 / 104 / 106):
+//   each block searching its first expert one by one: 71.5 / 124 / 180 / 308, weights all alike
+//   a warp searching 32 at once, decoding on the multiplier: 44.5 / 99.5 / 157 / 300, alike
+//   the same, random weights: 47.4 / 106 / 166 / 286; cut to the step or the strip, one or two
+//   buffers of sums: no difference. Left out at 32: block scales, 100; decoding, 83.
 //
 // Macros: those of moe_common.cuh, NT (columns / 8), DEPTH (stages of a warp's ring), BUFFERS (of
 // partial sums), RESIDENT (blocks of an SM), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
@@ -234,13 +236,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   if (UP) wait_for_previous(), let_next_start();
   count_blocks(s, ids, pairs);
   const u64 total = (u64)first[EXPERTS] * S::STEPS * 4;
-#ifdef WHOLE
-  const int begin = (int)(total / 4 * blockIdx.x / gridDim.x) * 4;
-  const int end = (int)(total / 4 * (blockIdx.x + 1) / gridDim.x) * 4;
-#else
   const int begin = (int)(total * blockIdx.x / gridDim.x);
   const int end = (int)(total * (blockIdx.x + 1) / gridDim.x);
-#endif
   Feed<UP> feed;
   feed.w = w, feed.scales = block_scales, feed.end = end, feed.policy = evict_first_policy();
   feed.ring = memory + warp * DEPTH * STAGE;

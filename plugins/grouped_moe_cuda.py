@@ -28,7 +28,7 @@ from spark_engine.tensors import DType
 WARPS = 8
 THREADS = WARPS * 32
 FEW = 4  # tokens that run pair by pair
-TILE = 64  # tokens of a tile of the wide kernels
+TILE = 64  # tokens of a tile of the wide kernels, which have no other width
 SORT_CLUSTER = 8  # blocks that sort
 WIDE_STATIC = 5120  # bytes of shared memory that the wide kernels take beside their ring
 
@@ -339,10 +339,11 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 
 
 def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """Experts hit, read once; again for every so many tokens, from cache; three launches."""
+    """Experts hit, read once for every so many tokens; three launches. Fitted to measurements."""
     p = problem(attrs, specs)
-    blocks = p.hit + p.pairs / (8 * _columns(p))
-    return (1.15 * p.hit + 0.35 * blocks) * p.expert_bytes / target.bandwidth + 9e-6
+    columns = _columns(p)
+    blocks = max(p.hit, p.pairs / (8 * columns) + p.hit / 2)
+    return (1.42 if columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
 def cost_each(attrs: Attrs, specs: Specs, target: Target) -> float:
@@ -352,11 +353,11 @@ def cost_each(attrs: Attrs, specs: Specs, target: Target) -> float:
 
 
 def cost_wide(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """The longer of bytes and mathematics; rows written and added; four launches."""
+    """Bytes and mathematics; rows written and added; four launches. Fitted to measurements."""
     p = problem(attrs, specs)
-    read = 1.15 * p.hit * p.expert_bytes / target.bandwidth
-    multiply = 6 * p.pairs * p.hidden * p.inner / (0.55 * target.bf16_flops)
-    return max(read, multiply) + 8 * p.pairs * p.hidden / target.bandwidth + 15e-6
+    read = 1.5 * p.hit * p.expert_bytes / target.bandwidth
+    multiply = 1.8 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
+    return read + multiply + 4 * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 
 CUDA = Cuda(
