@@ -17,7 +17,7 @@ from spark_engine.kernel import (
 from spark_engine.tensors import DType
 
 CHANNELS = 512  # of one block
-SEGMENT = 16  # tokens that one thread slides over
+SEGMENT = 8  # tokens that one thread slides over
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -43,9 +43,16 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         Pointer("output", 0),
         Scalar("i32", rows),
     )
-    grid = (-(-channels // CHANNELS), rows, max(1, tile // SEGMENT))
+    segment = min(tile, SEGMENT)
+    grid = (-(-channels // CHANNELS), rows, tile // segment)
     single = int(specs[0].dtype is DType.F32)
-    numbers = {"ACT_F32": single, "ALIGNED": int(width % 4 == 0), "TAPS": taps, "TILE": tile}
+    numbers = {
+        "ACT_F32": single,
+        "ALIGNED": int(width % 4 == 0),
+        "SEGMENT": segment,
+        "TAPS": taps,
+        "TILE": tile,
+    }
     defines = tuple((name, str(value)) for name, value in numbers.items())
     return Plan((Launch("causal_conv", grid, (128, 1, 1), args, defines=defines, overlaps=True),))
 

@@ -277,8 +277,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
                  const int* starts, const int* counts, const u16* t_in, const u16* p_in,
                  const float* factors, u16* o, int rows) {
-  extern __shared__ char memory[];
-  Scan& s = *(Scan*)(((u64)memory + 127) & ~127ull);
+  extern __shared__ __align__(128) char memory[];
+  Scan& s = *(Scan*)memory;
   wait_for_previous();
   let_next_start();
 #pragma unroll 1

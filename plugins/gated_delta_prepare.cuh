@@ -96,8 +96,8 @@ DEVICE void invert(Square& a, u16* t) {
 extern "C" __global__ void __launch_bounds__(256, 2)
 gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
                     const int* slots, const int* counts, u16* t_out, u16* p_out, float* factors) {
-  extern __shared__ char memory[];
-  Prepare& s = *(Prepare*)(((u64)memory + 127) & ~127ull);
+  extern __shared__ __align__(128) char memory[];
+  Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();

@@ -188,8 +188,8 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
            const char* state_in, char* state_out, const float* norm_weight, const int* slots,
            const int* starts, const int* counts, const float* scales, act* y_out, u8* q0, u8* s0,
            u8* q1, u8* s1, int* readers, float eps, int offset) {
-  extern __shared__ char memory[];
-  Shared& s = *(Shared*)(((u64)memory + 127) & ~127ull);
+  extern __shared__ __align__(128) char memory[];
+  Shared& s = *(Shared*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int slot = slots[token], start = starts[token];
