@@ -1,8 +1,8 @@
 // The block-scaled FP4 matrix instruction m16n8k64: native on sm_12xa, emulated elsewhere.
 //
 // Operands are those of the instruction: of lane 4g + t, a[0…3] hold eight codes each of (row g,
-// k 8t…), (row g + 8, k 8t…), (row g, k 32 + 8t…), (row g + 8, k 32 + 8t…); b[0…1] those of column g;
-// `scale_a` is row g's four e4m3 scales in lane t = 0 and row g + 8's in lane t = 1, `scale_b`
+// k 8t…), (row g + 8, k 8t…), (row g, k 32 + 8t…), (row g + 8, k 32 + 8t…); b[0…1] those of column
+// g; `scale_a` is row g's four e4m3 scales in lane t = 0 and row g + 8's in lane t = 1, `scale_b`
 // column g's in lane t = 0; d as of any m16n8 product.
 //
 // The emulation is exact but for the f32 order of the four block sums: a block's products are

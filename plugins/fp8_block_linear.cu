@@ -5,12 +5,12 @@
 // their own, which the two scales then bring into the whole. k is permuted within a unit so that a
 // lane's activations are 32 neighbouring bytes.
 //
-// Microseconds, H200, cold weights, 16384 x 5120 at 1 / 8 / 32 / 128 rows (floor 20 / 20 / 20 / 21):
-//   1 strip a block, 1 unit ahead                                 22.7 / 23.3 / 43.2 / 143.9
-//   1 strip, 2 units ahead                                        24.0 / 25.2 / 54.7 / -
-//   2 strips, 1 unit ahead (at 128 rows it spills)                21.1 / 21.6 / 35.1 / 128.7
-// 5120 x 6144: 9.7 us at 1 and 8 rows (floor 7.3). From 32 rows on the conversions of e4m3 to f16,
-// which sm_90a's instruction consists of, take over.
+// Microseconds, H200, cold weights, 16384 x 5120 at 1 / 8 / 16 / 32 / 64 / 128 rows (floor 20):
+//   1 strip a block, 1 unit ahead                         22.7 / 23.3 /   -  / 43.2 / 73.0 / 141.2
+//   1 strip, 2 units ahead                                24.0 / 25.2 / 30.6 / 54.7
+//   2 strips, 1 unit ahead                                21.2 / 21.7 /  *   / 36.0 /   -  / 159.0
+// (* 26.0, but it spills). 5120 x 6144: 9.6 at 1 row, 9.4 at 8 (floor 7.3), 21.4 at 32. From 16
+// rows on the conversions of e4m3 to f16, of which sm_90a's instruction consists, presumably take over.
 #include "strip_gemm.cuh"
 
 struct Fp8Block {
@@ -45,7 +45,8 @@ struct Fp8Block {
     for (int i = 0; i < 2; ++i) {
       if (there && row + g < m && (WHOLE || first + i * 16 < k))
         in.codes[i] = *(const uint4*)(x + (i64)(row + g) * k + first + i * 16);
-      if (there && row + 2 * t + i < m) in.scale[i] = x_scale[(i64)(row + 2 * t + i) * units + unit];
+      const int other = row + 2 * t + i;
+      if (there && other < m) in.scale[i] = x_scale[(i64)other * units + unit];
     }
     return in;
   }
@@ -65,8 +66,8 @@ struct Fp8Block {
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NB <= 16 ? 2 : 1)
-    fp8_block_linear(const u8* x, const float* x_scale, const uint4* w, const float* w_scale, void* y,
-                     int m, int n, int k) {
+    fp8_block_linear(const u8* x, const float* x_scale, const uint4* w, const float* w_scale,
+                     void* y, int m, int n, int k) {
   const int units = (k + 127) / 128;
   const Fp8Block f = {x, x_scale, w, w_scale, m, k, units, evict_first_policy()};
   strip_gemm(f, y, m, n, units, [](int) { return 1.0f; });

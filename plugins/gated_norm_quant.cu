@@ -5,10 +5,12 @@
 // neighbouring columns a thread; a head's sum goes through shared memory in the order of its
 // columns. Z_ALIGNED: z's rows start on 16-byte boundaries, so that one load reads eight.
 //
-// Ladder (H200, in a graph, data in L2; 1 / 32 / 128 / 1024 rows of 48 x 128):
-//   256 threads a chunk of whole heads, IEEE divisions and expf: fp8 1.7 / 2.1 / 3.3 / 14.3 us,
-//   nvfp4 2.3 / 3.0 / 4.4 / 20.7.
-//   Division by reciprocal and correction, e2m1 by scaled thresholds, __expf: not timed yet.
+// Ladder (H200, in a graph, data in L2, us; 1 / 32 / 128 / 1024 rows of 48 x 128):
+//   256 threads a chunk of whole heads, IEEE divisions and expf: fp8 1.7 / 2.1 / 3.3 / 14.3,
+//                                                              nvfp4 2.3 / 3.0 / 4.4 / 20.7
+//   division by reciprocal and correction, __expf                fp8 1.1 / 1.5 / 2.5 / 11.1
+//   e2m1 by seven scaled thresholds                            nvfp4 1.6 / 2.2 / 3.4 / -
+//   e2m1 a bit at a time, three of them                        nvfp4 1.3 / 2.0 / 3.0 / 14.2
 #include "row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

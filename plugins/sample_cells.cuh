@@ -50,8 +50,9 @@ DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32
   if (heat > 0.0f) weights[at] = s.weight;
 }
 
-// Bit c: cell first + c wants `summarise`: a logit that is not finite, an id that is never chosen, a
-// bias, or, in a row with penalties, an id that was seen. Elsewhere raw and penalised are the same.
+// Bit c: cell first + c wants `summarise`: a logit that is not finite, an id that is never chosen,
+// a bias, or, in a row with penalties, an id that was seen. Elsewhere raw and penalised are the
+// same.
 DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
   u32 hard = 0;
 #pragma unroll

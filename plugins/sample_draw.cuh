@@ -60,7 +60,8 @@ DEVICE auto beyond(double u) {
   return [=](u64 total) { return [=](u64 upto) { return (double)upto > u * (double)total; }; };
 }
 
-// w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's greatest.
+// w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's
+// greatest.
 DEVICE void weigh_cells(Work& w, const Scale& scale, const float* weights) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
     w.sums[c] = w.keys[c]

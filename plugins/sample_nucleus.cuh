@@ -3,7 +3,8 @@
 // Counting is cheaper than weighing. The first pass counts the logits in steps of z, which bounds
 // the weight down to any step; the end of top_p lies where the bounds allow it, a few steps wide.
 // The second pass weighs what lies above those and holds what lies among them, to be sorted out
-// exactly in shared memory. Where too many would be held, the steps in question are divided once more.
+// exactly in shared memory. Where too many would be held, the steps in question are divided once
+// more.
 #pragma once
 #include "sample_select.cuh"
 

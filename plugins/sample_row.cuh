@@ -37,7 +37,8 @@ DEVICE float penalise(const Row& r, int id, float z, int seen) {
   return generated > 0 ? __fsub_rn(z, r.presence) : z;
 }
 
-DEVICE Row row_of(const float* logits, const int* seen, const float* sampling_f, int row, int slot) {
+DEVICE Row row_of(const float* logits, const int* seen, const float* sampling_f, int row,
+                  int slot) {
   const float* f = sampling_f + (u64)slot * 8;
   Row r;
   r.logits = logits + (u64)row * WIDTH;

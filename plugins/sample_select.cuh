@@ -1,7 +1,8 @@
 // Thresholds of one row by histograms, and the k greatest.
 //
-// A threshold (the k-th logit, the end of top_p) is found by a histogram of the logits in BINS steps,
-// by another, finer one while more than FEW lie in the deciding bin, then among those directly.
+// A threshold (the k-th logit, the end of top_p) is found by a histogram of the logits in BINS
+// steps, by another, finer one while more than FEW lie in the deciding bin, then among those
+// directly.
 #pragma once
 #include "sample_work.cuh"
 

@@ -96,8 +96,8 @@ DEVICE Found locate(Work& w, u64 base, const Value& value, const Reached& reache
   return found;
 }
 
-// each(cell, the lane's eight raw logits) for the warp's share of the cells whose greatest is `least`
-// or more. The next cell is on its way meanwhile.
+// each(cell, the lane's eight raw logits) for the warp's share of the cells whose greatest is
+// `least` or more. The next cell is on its way meanwhile.
 template <bool RAW, class Each>
 DEVICE void for_cells(const Work& w, const Row& r, u32 least, const Each& each) {
   const u32* cells = RAW ? w.raw : w.keys;

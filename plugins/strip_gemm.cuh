@@ -1,20 +1,21 @@
 // y[m, n] = finish(n) · Σ_k x[m, k] · w[n, k] in blocks of k with scales of their own: the body of
 // nvfp4_linear_a4 and fp8_block_linear.
 //
-// Weights are the M side of the matrix instructions: a block has STRIPS strips of 16 rows and NB rows
-// of the batch. Its warps share out k unit by unit (warp w takes w, w + WARPS, ...), each reading its
-// fragments of weights straight into registers, DEPTH units ahead, 512 bytes of memory a load, and
-// its fragments of activations from L1. At the end the warps' sums are added in a fixed order, so a
-// row's bits depend neither on timing nor on the rows beside it nor on the tile. Weights do not
-// depend on the launch before this one: the first are fetched before the wait for it.
+// Weights are the M side of the matrix instructions: a block has STRIPS strips of 16 rows and NB
+// rows of the batch. Its warps share out k unit by unit (warp w takes w, w + WARPS, ...), each
+// reading its fragments of weights straight into registers, DEPTH units ahead, 512 bytes of memory
+// a load, and its fragments of activations from L1. At the end the warps' sums are added in a fixed
+// order, so a row's bits depend neither on timing nor on the rows beside it nor on the tile.
+// Weights do not depend on the launch before this one: the first are fetched before the wait for
+// it.
 //
 // Packed weights (plugins/strip_gemm.py): strips of 16 rows, in each the units in order of k, in
 // each what a lane loads at once in lane order, lane 4g + t.
 //
-// The including file defines a format F: F::Weights (what a lane holds of a strip's unit), F::Inputs
-// (of eight batch rows' unit), weights(strip, unit), inputs(row, unit, there) with zeros where not
-// there, and multiply(sums, weights, inputs).
-// Macros: NB (8, 16, 32 or 64), STRIPS, DEPTH, WHOLE (k has whole units alone), OUT_BF16.
+// The including file defines a format F: F::Weights (what a lane holds of a strip's unit),
+// F::Inputs (of eight batch rows' unit), weights(strip, unit), inputs(row, unit, there) with zeros
+// where not there, and multiply(sums, weights, inputs). Macros: NB (8, 16, 32 or 64), STRIPS,
+// DEPTH, WHOLE (k has whole units alone), OUT_BF16.
 #pragma once
 #include "numeric.cuh"
 
