@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spark_engine.op import Case, Inputs
 from spark_engine.plugins import samples
-from spark_engine.tensors import Array, DType
+from spark_engine.tensors import DType
 
 
 def case(
@@ -22,7 +23,9 @@ def case(
     return Case(label, {"dtype": dtype.value}, operands, rtol, slack * rtol, bench=bench)
 
 
-def activations(rng: np.random.Generator, m: int, k: int, scale: float = 1.0) -> Array:
+def activations(
+    rng: np.random.Generator, m: int, k: int, scale: float = 1.0
+) -> NDArray[np.float32]:
     """Normal f32 [m, k]; of three rows or more, row 1 is zeros and row 2 NaN."""
     x = samples.normal(rng, m, k, scale=scale).astype(np.float32)
     if m > 2:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
+from spark_engine.kernel import (
+    Arg,
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Specs,
+    Tactic,
+    Target,
+)
 from spark_engine.plugins import row_quant_cuda as rq
 
 BLOCK = 256
@@ -17,7 +28,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     vocab, rows, tile = specs[0].dims[1], specs[3].dims[0], int(attrs["tile"])
     parts = DECODE_PARTS if tile == 1 else PREFILL_PARTS
     macros = {"VOCAB": vocab, "TILE": tile, "THREADS": BLOCK, "PARTS": parts}
-    args = (
+    args: tuple[Arg, ...] = (
         Pointer("output", 0),
         *(Pointer("input", i) for i in range(1, 7)),
         Scalar("i32", rows),

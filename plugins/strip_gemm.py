@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.kernel import Launch, Pack, Plan, Pointer, Scalar, Specs, Target
+from spark_engine.kernel import Arg, Launch, Pack, Plan, Pointer, Scalar, Specs, Target
 from spark_engine.tensors import DType, TensorSpec
 
 STRIP = 16
@@ -92,7 +92,7 @@ def plan(form: Form, m: int, n: int, k: int, operands: int, dtype: str) -> Plan:
         "WHOLE": int(k % form.unit == 0),
         "OUT_BF16": int(dtype == "bf16"),
     }
-    args = (
+    args: tuple[Arg, ...] = (
         *(Pointer("input", i) for i in range(operands)),
         Pointer("output", 0),
         *(Scalar("i32", size) for size in (m, n, k)),
