@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from spark_engine.kernel import TARGETS
-from spark_engine.op import Case
+from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import (
+    act_quant,
     fp8_linear,
     fp8_linear_cuda,
     linear,
@@ -33,6 +34,9 @@ from tests.plugins import cuda_node
 
 COLD = 512_000_000  # bytes of weights in a graph, at least
 BATCHES = (1, 8, 32, 64, 128)
+BF16 = DType.BF16.numpy
+NVFP4 = "nvfp4_linear"
+ACT: Attrs = {"act": "silu_mul", "heads": 0, "head_dim": 0, "keep": 1, "quant": "none", "n": 1}
 
 
 @dataclass(frozen=True)
@@ -92,29 +96,50 @@ class Row:
     of_floor: float
 
 
-def packed(op: str, m: int, n: int, k: int) -> list[Array]:
-    """Random operands as the kernel sees them; the first is x."""
+def activations(op: str, m: int, k: int) -> Array:
+    """Random x as the kernel sees it."""
+    x = np.random.default_rng(m + k).standard_normal((m, k), dtype=np.float32)
+    return (x * 50).astype(DType.F8E4M3.numpy) if op == "fp8_linear" else x.astype(BF16)
+
+
+def weights(op: str, n: int, k: int) -> list[Array]:
+    """Random weights and scales as the kernel sees them."""
     rng = np.random.default_rng(n + k)
-    x = rng.standard_normal((m, k), dtype=np.float32)
     units = wt.padded(k, FORMS[op].unit)
     code = np.frombuffer(rng.bytes(n * units * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
     if op == "linear":
-        return [x.astype(DType.BF16.numpy), code.view(DType.BF16.numpy).reshape(n, units)]
+        return [code.view(BF16).reshape(n, units)]
     scale = rng.uniform(0.5, 2, n).astype(np.float32)
     if op == "fp8_linear":
-        w = code.view(DType.F8E4M3.numpy).reshape(n, units)
-        return [(x * 100).astype(w.dtype), w, np.asarray(0.01, np.float32), scale]
-    blocks = rng.integers(180, 240, (n, units // 16), dtype=np.uint8)
-    return [x.astype(DType.BF16.numpy), code.reshape(n, units // 2), blocks, scale]
+        return [
+            code.view(DType.F8E4M3.numpy).reshape(n, units),
+            np.asarray(0.01, np.float32),
+            scale,
+        ]
+    # A byte's low half is the high part of some scale's exponent: near 1, whatever the rest.
+    blocks = rng.integers(0, 16, (n, units // 16), dtype=np.uint8) << 4
+    return [
+        code.reshape(n, units // 2),
+        blocks | rng.integers(9, 12, blocks.shape, np.uint8),
+        scale,
+    ]
 
 
-def measure(bench: cuda_node.Bench, layer: Layer, m: int) -> Row:
-    """Median time of a launch among cold ones in a replayed graph."""
-    arrays = packed(layer.op, m, layer.n, layer.k)
+def planned(
+    bench: cuda_node.Bench, op: Op, attrs: Attrs, arrays: Sequence[Array]
+) -> cuda_node.Planned:
+    """The op's first tactic that takes these operands, which stand as the kernel sees them."""
     specs = tuple(TensorSpec("", DType.of(a.dtype), a.shape) for a in arrays)
-    tactic, attrs = OPS[layer.op].cuda.tactics[0], {"dtype": "bf16"}
+    tactic = next(t for t in op.cuda.tactics if t.refuse(attrs, specs, bench.target) is None)
     plan = tactic.plan(attrs, specs, bench.target)
-    work = cuda_node.Planned(OPS[layer.op], Case("", attrs, lambda rng: ()), tactic, plan)
+    return cuda_node.Planned(op, Case("", attrs, lambda rng: ()), tactic, plan)
+
+
+def measure(bench: cuda_node.Bench, layer: Layer, m: int, w: Sequence[Array]) -> Row:
+    """Median time of a launch among cold ones in a replayed graph."""
+    arrays = [activations(layer.op, m, layer.k), *w]
+    work = planned(bench, OPS[layer.op], {"dtype": "bf16"}, arrays)
+    plan = work.plan
     weight = sum(a.nbytes for a in arrays[1:])
     copies = min(300, max(2, -(-COLD // weight)))
     sizes = [a.nbytes for a in arrays] * copies
@@ -141,14 +166,73 @@ def replays(
     times: int = 7,
 ) -> float:
     """The median seconds of a graph of one launch for each copy of the operands."""
-    gpu, functions = bench.gpu, bench.functions(work.tactic.source, work.plan)
+    functions = bench.functions(work.tactic.source, work.plan)
     rest = list(at[copies * operands :])
+
+    def queue() -> None:
+        for i in range(copies):
+            inputs = list(at[i * operands : (i + 1) * operands])
+            places = {"input": inputs, "output": rest[:1], "scratch": rest[1:]}
+            bench.launch(work.plan, functions, places)
+
+    return timed(bench.gpu, queue, times)
+
+
+def mlp(bench: cuda_node.Bench, batches: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Batch and seconds of gate_up, SiLU and down of the 27B in a row, weights cold."""
+    inner, hidden, copies = 17408, 5120, 4
+    up, down = weights(NVFP4, 2 * inner, hidden), weights(NVFP4, hidden, inner)
+    with bench.buffers([a.nbytes for a in (*up, *down)] * copies) as held:
+        for i, buffer in enumerate(held):
+            bench.put(buffer, (*up, *down)[i % 6])
+        for m in batches:
+            x = activations(NVFP4, m, hidden)
+            wide = np.ones((m, 2 * inner), BF16)
+            dtype: Attrs = {"dtype": "bf16"}
+            works = (
+                planned(bench, nvfp4_linear.OP, dtype, [x, *up]),
+                planned(bench, act_quant.OP, ACT, [wide]),
+                planned(bench, nvfp4_linear.OP, dtype, [wide[:, :inner], *down]),
+            )
+            sizes = [x.nbytes, wide.nbytes, wide.nbytes // 2, x.nbytes]
+            with bench.buffers(sizes + [s.nbytes for w in works for s in w.plan.scratch]) as made:
+                for buffer in made:
+                    bench.gpu.fill(buffer.address, 0, buffer.nbytes)
+                bench.put(made[0], x)
+                queue = chain(bench, works, held, made)
+                yield m, timed(bench.gpu, queue) / copies
+
+
+def chain(
+    bench: cuda_node.Bench,
+    works: Sequence[cuda_node.Planned],
+    held: Sequence[cuda_node.Buffer],
+    made: Sequence[cuda_node.Buffer],
+) -> Callable[[], None]:
+    """Queues gate_up, SiLU and down for each copy of the weights `held` (three and three).
+
+    `made`: x, gate_up, act, y and the scratch memory of each of `works` in turn.
+    """
+    functions = [bench.functions(w.tactic.source, w.plan) for w in works]
+    x, wide, act, y, *scratch = [b.address for b in made]
+
+    def queue() -> None:
+        for i in range(0, len(held), 6):
+            w = [b.address for b in held[i : i + 6]]
+            operands = (([x, *w[:3]], wide), ([wide], act), ([act, *w[3:]], y))
+            free = iter(scratch)
+            for work, found, (given, out) in zip(works, functions, operands, strict=True):
+                own = [next(free) for _ in work.plan.scratch]
+                bench.launch(work.plan, found, {"input": given, "output": [out], "scratch": own})
+
+    return queue
+
+
+def timed(gpu: device.Gpu, queue: Callable[[], None], times: int = 7) -> float:
+    """The median seconds of a replayed graph of what `queue` queues."""
     gpu.wait()
     gpu.begin_capture()
-    for i in range(copies):
-        inputs = list(at[i * operands : (i + 1) * operands])
-        places = {"input": inputs, "output": rest[:1], "scratch": rest[1:]}
-        bench.launch(work.plan, functions, places)
+    queue()
     graph = gpu.end_capture()
     events = [gpu.event(timed=True) for _ in range(times + 1)]
     gpu.replay(graph)
@@ -185,8 +269,9 @@ def main() -> None:
     bench = cuda_node.Bench(gpu, TARGETS[name], Path(tempfile.mkdtemp()))
     rows = []
     for layer in LAYERS:
+        w = weights(layer.op, layer.n, layer.k)
         for m in BATCHES:
-            rows.append(row := measure(bench, layer, m))
+            rows.append(row := measure(bench, layer, m, w))
             print(
                 f"{row.model} {row.layer:8} {m:4} x {row.n:6} x {row.k:5} "
                 f"{row.microseconds:8.2f} us "
@@ -194,6 +279,8 @@ def main() -> None:
                 flush=True,
             )
     print("\n".join(totals(rows)))
+    for m, seconds in mlp(bench, BATCHES):
+        print(f"27b gate_up, SiLU, down in one graph, batch {m:4}: {seconds * 1e6:7.1f} us")
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
     gpu.close()

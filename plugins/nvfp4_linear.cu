@@ -41,12 +41,20 @@ DEV void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& o2)
   o2 = mul_bf16x2((rotate(word, 1 << 12) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
 }
 
+// (word & keep) | add in one instruction: the constants must come from registers.
+DEV u32 masked_or(u32 word, u32 keep, u32 add) {
+  u32 r;
+  asm volatile("" : "+r"(keep), "+r"(add));
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
+  return r;
+}
+
 // Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
 // mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
 // byte off.
 DEV void decode_scales(u32 word, u32 (&s)[4]) {
-  const u32 first = (word & 0x0FF00FF0) | 0x70007000;
-  const u32 second = (__byte_perm(word, 0, 0x2103) & 0x0FF00FF0) | 0x70007000;
+  const u32 first = masked_or(word, 0x0FF00FF0, 0x70007000);
+  const u32 second = masked_or(__byte_perm(word, 0, 0x2103), 0x0FF00FF0, 0x70007000);
   s[0] = low_twice(first), s[1] = high_twice(first);
   s[2] = low_twice(second), s[3] = high_twice(second);
 }

@@ -26,13 +26,21 @@ struct Problem {
   const u8* w;
   const u8* scales;
   float* partial;  // 2 x gridDim.x slots of ROWS x NB
-  u32* arrived;    // a counter a tile and warp, zero between launches
+  u32* arrived;    // a counter a slot and consumer warp, zero between launches
   int m, n, k;
   int rows;         // n, filled up to whole strips
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
 
+  // Works out the fields after `k`.
+  DEV void divide() {
+    const int units = (k + UNIT_K - 1) / UNIT_K;
+    rows = (n + 15) / 16 * 16;
+    stages = units / KSUB;
+    batch_tiles = (m + NB - 1) / NB;
+    line = (n + ROWS - 1) / ROWS * batch_tiles * (units / CUT);
+  }
   DEV u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / KSUB); }
   DEV u32 owner(u32 stage) const { return ((stage / (CUT / KSUB) + 1) * gridDim.x - 1) / line; }
 };

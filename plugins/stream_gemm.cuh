@@ -3,8 +3,9 @@
 // Weights are the M side of the matrix instructions and the batch is the N side, so one row of
 // batch costs a column of 8. Persistent blocks, one a multiprocessor; the work, tiles x stages
 // of k, is one line cut into `gridDim.x` equal pieces (stream-K). A piece that holds only part
-// of a tile leaves f32 partial sums; whoever arrives last at that tile adds them in ascending k,
-// so a result does not depend on timing, nor the cut on the number of rows.
+// of a tile leaves f32 partial sums; the blocks of that tile wait for one another and share the
+// work of adding them in ascending k, so a result does not depend on timing, nor the cut on the
+// number of rows.
 //
 // Four producer warps fill a ring in shared memory: one has the copy engine bring packed weights,
 // three bring activations by cp.async with the 128-byte swizzle. Consumer warps own 16 rows of
@@ -21,9 +22,16 @@
 // 2. three warps bring activations                                       38 / 47 /  95
 // 3. rotations by the multiplier, mma.sync at up to 8 rows               34 / 46 /  93
 // 4. parts of tiles added warp by warp; at 8 rows a ring of three        33 / 46 /  92
-// Tried and left: 128-row tiles (+6 / +3 / +5), two blocks a multiprocessor (+14 at 1 row), more
-// and shorter stages (+6), 16 consumer warps at 128 rows (+1). From 34816 to 69632 rows the time
-// grows at 3.97 TB/s (1 row) and 620 TFLOP/s (128): what is left is start and end, 7 to 15 us.
+// 5. a tile of two parts ends where its first is, in registers; more
+//    parts are added by all their blocks, eight loads at a time          31 / 43 /  85
+// Step 5 took 5120 x 17408 from 63 to 58 us at 128 rows, 96 x 5120 of bf16 from 17 to 9.
+// Tried and left: 128-row tiles (+6 / +3 / +5), two blocks a multiprocessor that begin early (+1 at
+// 8 rows; +16 where they begin late and fall on one multiprocessor), prefetches into L2 before the
+// wait (+1 to +2), more and shorter stages (+1 to +6), 16 consumer warps at 128 rows (+1), mma.sync
+// at 16 / 32 / 64 rows (-3 / +1 / +13), raw weights a part ahead, two parts before a commit (0).
+// What is left at 8 rows: 0.5 us until the launch before is seen to have ended, 0.5 until the first
+// activations are there, 3 for the end of the tiles. At 32 rows and more the card is at its power
+// limit (690 W) in a loop of these launches: from there on only less work an element helps.
 //
 // The including file sets ELEMENT_BITS, SCALE_BYTES (per unit of a strip), X_BYTES (of one
 // activation), FP8_MMA, and defines `Raw` (what a lane loads of a strip's unit), `load`, `decode`
@@ -156,7 +164,7 @@ DEV float4* slot(const Problem& p, u32 block, u32 which) {
 }
 
 // Leaves this warp's part of a tile in a slot; nothing is waited for.
-DEV void leave(const Problem& p, u32 which, int columns, const Sums& sums) {
+DEV void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
   float4* mine = slot(p, blockIdx.x, which);
 #pragma unroll
   for (int i = 0; i < MT * NJ; ++i)
@@ -166,69 +174,131 @@ DEV void leave(const Problem& p, u32 which, int columns, const Sums& sums) {
     }
 }
 
-// Announces this warp's part of a tile; true if it is the last to arrive. Warps do this each on
-// their own: none waits for another. (Announcing both of a block's tiles at its end was 2 us
-// better at one row of 34816 x 5120, and 10 us worse at 128 rows of 5120 x 17408.)
-DEV bool arrive(const Problem& p, u32 tile) {
-  bool last = false;
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) {
-    u32* arrived = p.arrived + tile * WARPS + threadIdx.x / 32;
-    const u32 start = tile * p.stages;
-    __threadfence();
-    last = atomicAdd(arrived, 1) == p.owner(start + p.stages - 1) - p.owner(start);
-    if (last) *arrived = 0;
-    __threadfence();
-  }
-  last = __shfl_sync(~0u, last, 0);
-  __syncwarp();
-  return last;
+// The blocks that have a part of a tile.
+struct Parts {
+  u32 start, first, last;
+  DEV Parts(const Problem& p, u32 tile)
+      : start(tile * p.stages), first(p.owner(start)), last(p.owner(start + p.stages - 1)) {}
+  DEV u32 count() const { return last - first + 1; }
+  // Two parts are added by the block of the first, which has it at hand.
+  DEV bool two() const { return last == first + 1; }
+  // Which of a block's two tiles this is.
+  DEV u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
+};
+
+// What this warp of a block has been told of one of the block's tiles: how many parts are there.
+DEV u32* counter(const Problem& p, u32 block, u32 which) {
+  return p.arrived + (2 * block + which) * WARPS + threadIdx.x / 32;
 }
 
-// The sum of all blocks' parts of this warp's share of `tile`, in ascending k.
-DEV void add_parts(const Problem& p, u32 tile, int columns, Sums& sums) {
-  const u32 start = tile * p.stages;
-  const u32 first = p.owner(start), last = p.owner(start + p.stages - 1);
-  const float4* first_slot = slot(p, first, p.begin(first) < start);
-  constexpr int TOGETHER = MT * NJ < 8 ? MT * NJ : 8;  // loads in flight for one block's part
+// Tells the same warp of the first so many blocks of a tile that this part is there. Warps do this
+// each on their own: none waits for another.
+DEV void announce_part(const Problem& p, const Parts& parts, u32 readers) {
+  __threadfence();
+  __syncwarp();
+  for (u32 i = threadIdx.x & 31; i < readers; i += 32)
+    atomicAdd(counter(p, parts.first + i, i == 0 && parts.which(p, parts.first)), 1);
+}
+
+// Waits until this warp has been told of so many parts. All blocks run at once, at most one a
+// multiprocessor, so that none waits for one that cannot begin.
+DEV void await_parts(const Problem& p, u32 which, u32 parts) {
+  u32* told = counter(p, blockIdx.x, which);
+  wait_until_equal(told, parts);
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) *told = 0;
+}
+
+// Adds the second part of a tile of two to the first.
+DEV void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
+  await_parts(p, parts.which(p, parts.first), 1);
+  const float4* from = slot(p, parts.last, 0);
 #pragma unroll
-  for (int i0 = 0; i0 < MT * NJ; i0 += TOGETHER) {
-    if (i0 % NJ >= columns) continue;
-#pragma unroll
-    for (int i = i0; i < i0 + TOGETHER; ++i) {
-      const float4 part = __ldcg(first_slot + i * THREADS);
-      float(&s)[4] = sums[i / NJ][i % NJ];
-      s[0] = part.x, s[1] = part.y, s[2] = part.z, s[3] = part.w;
-    }
-#pragma unroll(8 / TOGETHER)
-    for (u32 c = first + 1; c <= last; ++c) {
-      const float4* from = slot(p, c, 0);
-#pragma unroll
-      for (int i = i0; i < i0 + TOGETHER; ++i) {
-        const float4 part = __ldcg(from + i * THREADS);
-        float(&s)[4] = sums[i / NJ][i % NJ];
-        s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
-      }
-    }
+  for (int i = 0; i < MT * NJ; ++i) {
+    if (i % NJ >= columns) continue;
+    const float4 part = __ldcg(from + i * THREADS);
+    float(&s)[4] = sums[i / NJ][i % NJ];
+    s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
   }
+}
+
+// Where a tile lies in the result.
+struct Corner {
+  int n, m;
+  DEV Corner(const Problem& p, u32 tile)
+      : n((int)(tile / p.batch_tiles) * ROWS), m((int)(tile % p.batch_tiles) * NB) {}
+};
+
+// Groups of 8 activation rows of a tile that are there.
+DEV u32 columns_of(const Problem& p, u32 tile) {
+  return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
+}
+
+// The factors of the two rows that a lane holds of a strip.
+template <class Finish>
+DEV float2 factors(const Problem& p, int n0, const Finish& finish) {
+  const int n = n0 + ((threadIdx.x & 31) >> 2);
+  return make_float2(RAGGED && n >= p.n ? 0 : finish(n), RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
 }
 
 template <class Finish>
 DEV void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Finish& finish) {
-  const int n_tile = (int)(tile / p.batch_tiles) * ROWS;
-  const int m_tile = (int)(tile % p.batch_tiles) * NB;
-  const int g = (threadIdx.x & 31) >> 2;
+  const Corner at(p, tile);
 #pragma unroll
   for (int mt = 0; mt < MT; ++mt) {
-    const int n0 = n_tile + strip_of(mt) * 16;
+    const int n0 = at.n + strip_of(mt) * 16;
     if (n0 >= p.n) continue;
-    const float low = RAGGED && n0 + g >= p.n ? 0 : finish(n0 + g);
-    const float high = RAGGED && n0 + g + 8 >= p.n ? 0 : finish(n0 + g + 8);
+    const float2 factor = factors(p, n0, finish);
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
       float(&s)[4] = sums[mt][j];
-      s[0] *= low, s[1] *= low, s[2] *= high, s[3] *= high;
-      if (m_tile + j * 8 < p.m) store(p, out, n0, m_tile + j * 8, s);
+      s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
+      if (at.m + j * 8 < p.m) store(p, out, n0, at.m + j * 8, s);
+    }
+  }
+}
+
+// The end of a tile of three or more parts: each of its blocks adds the parts, in ascending k, of
+// every so-many-th 8 columns of each warp's share, and writes them.
+template <class Finish>
+DEV void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
+  const Parts at_work(p, tile);
+  const u32 first = at_work.first, parts = at_work.count();
+  const Corner at(p, tile);
+  const u32 columns = columns_of(p, tile), count = MT * columns, mine = blockIdx.x - first;
+  if (mine >= count || at_work.two()) return;
+  await_parts(p, at_work.which(p, blockIdx.x), parts);
+  const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
+  const float4* head = slot(p, first, at_work.which(p, first));
+  const float4* others = slot(p, first, 0);
+  constexpr int TOGETHER = 8;  // loads in flight
+  u32 next = mine, next_part = 0;  // to be loaded
+  float4 sum;
+#pragma unroll 1
+  for (u32 i = mine, part = 0; i < count;) {
+    float4 got[TOGETHER];
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) {
+      if (next >= count) continue;
+      const u32 at_sum = next < columns ? next : next - columns + NJ;
+      got[t] = __ldcg((next_part ? others + next_part * skip : head) + at_sum * THREADS);
+      if (++next_part == parts) next_part = 0, next += parts;
+    }
+#pragma unroll
+    for (int t = 0; t < TOGETHER; ++t) {
+      if (i >= count) continue;
+      if (part == 0) sum = make_float4(0, 0, 0, 0);
+      sum.x += got[t].x, sum.y += got[t].y, sum.z += got[t].z, sum.w += got[t].w;
+      if (++part < parts) continue;
+      const u32 mt = i >= columns;
+      const int n0 = at.n + strip_of(mt) * 16;
+      if (n0 < p.n) {
+        const float2 factor = factors(p, n0, finish);
+        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y,
+                            sum.w * factor.y};
+        store(p, out, n0, at.m + (i - mt * columns) * 8, s);
+      }
+      part = 0, i += parts;
     }
   }
 }
@@ -259,15 +329,34 @@ DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& f
       consume(r, here.index, mine, sums);
     }
 #endif
-    const bool whole = stop - from == p.stages;
-    if (!whole) {
-      const int columns = (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8;  // of 8 rows, used
-      leave(p, from != begin, columns, sums);
-      if (!arrive(p, tile)) continue;
-      add_parts(p, tile, columns, sums);
+    if (stop - from == p.stages) {
+      write_tile(p, tile, out, sums, finish);
+      continue;
     }
-    write_tile(p, tile, out, sums, finish);
+    const Parts parts(p, tile);
+    const u32 columns = columns_of(p, tile);
+    if (parts.two() && parts.first == blockIdx.x) {
+      add_second(p, parts, columns, sums);
+      write_tile(p, tile, out, sums, finish);
+      continue;
+    }
+    leave(p, from != begin, columns, sums);
+    announce_part(p, parts, parts.two() ? 1 : min(MT * columns, parts.count()));
   }
+}
+
+// The tiles of which this block had a part, at most two.
+template <class Finish>
+DEV void share_all(Problem p, void* out, const Finish& finish) {
+  p.k = forget(p.k);  // or what is computed here is held all along
+  p.divide();
+  const u32 block = forget(blockIdx.x);
+  const u32 begin = p.begin(block), end = p.begin(block + 1);
+  if (begin == end) return;
+  const u32 low = begin / p.stages, high = (end - 1) / p.stages;
+#pragma unroll 1
+  for (u32 tile = low; tile <= high; tile += max(1, high - low))
+    if (begin > tile * p.stages || end < (tile + 1) * p.stages) share(p, tile, out, finish);
 }
 
 // What a kernel runs: `finish(n)` is the factor of column n.
@@ -275,11 +364,7 @@ template <class Finish>
 DEV void stream_gemm(Problem p, void* out, const Finish& finish) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
-  const int units = (p.k + UNIT_K - 1) / UNIT_K;
-  p.rows = (p.n + 15) / 16 * 16;
-  p.stages = units / KSUB;
-  p.batch_tiles = (p.m + NB - 1) / NB;
-  p.line = (p.n + ROWS - 1) / ROWS * p.batch_tiles * (units / CUT);
+  p.divide();
   const u32 full = shared_address(barriers);
   const Ring ring = {shared_address(memory), full, full + 8 * STAGES};
   if (threadIdx.x == 0) {
@@ -291,13 +376,14 @@ DEV void stream_gemm(Problem p, void* out, const Finish& finish) {
   }
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    if (MOVE_REGISTERS) fewer_registers<MT == 1 ? 24 : 40>();
+    if (MOVE_REGISTERS) fewer_registers<MT == 1 ? 24 : 56>();
     if (threadIdx.x == THREADS)
       produce_all_weights(p, ring);
     else if (threadIdx.x >= THREADS + 32)
       produce_all_activations(p, ring);
   } else {
-    if (MOVE_REGISTERS) more_registers<MT == 1 ? 112 : 232>();
+    if (MOVE_REGISTERS) more_registers<MT == 1 ? 112 : 224>();
     consume_all(p, ring, out, finish);
+    share_all(p, out, finish);
   }
 }

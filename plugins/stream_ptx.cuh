@@ -119,6 +119,26 @@ DEV void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// --- Between blocks ------------------------------------------------------------------------
+
+// Returns once the word is `value`, and with it what was written before that. After 2^26 looks it
+// writes to address 0, so that a launch that cannot go on fails. (A trap costs registers.)
+DEV void wait_until_equal(const u32* word, u32 value) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 seen, tries;\n.reg .u64 nowhere;\n"
+      "mov.u32 tries, 0;\nmov.u64 nowhere, 0;\n"
+      "look: ld.acquire.gpu.global.u32 seen, [%0];\nadd.u32 tries, tries, 1;\n"
+      "setp.eq.u32 p, tries, 0x4000000;\n@p st.global.u32 [nowhere], tries;\n"
+      "setp.ne.u32 p, seen, %1;\n@p bra look;\n}" ::"l"(word),
+      "r"(value)
+      : "memory");
+}
+// The value, of which the compiler knows nothing.
+DEV u32 forget(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // --- Numbers -------------------------------------------------------------------------------
 
 DEV u32 mul_bf16x2(u32 a, u32 b) {

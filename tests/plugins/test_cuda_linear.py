@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.kernel import GB10, H200, TARGETS, Target
+from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins import (
     formats,
@@ -165,8 +165,7 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
             jobs[nvrtc.Job(f"{op}.cu", launch.defines, (op,))] = m
     for job, m in jobs.items():
         usage = nvrtc.compile(job, target, cache).usage[op]
-        if target is H200 or (target is GB10 and m <= 64):
-            assert usage.spills == 0, (job.defines, usage)
+        assert usage.spills == 0, (m, job.defines, usage)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------
@@ -231,7 +230,8 @@ def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -
     for tactic, bits in run(bench, op, arrays).items():
         got = bits.astype(np.float64)
         assert np.isfinite(got).all(), tactic
-        assert np.linalg.norm(got[:, rows] - want) <= 3e-3 * np.linalg.norm(want), tactic
+        # 2^-8: one bf16 rounding, should a single output outweigh the others.
+        assert np.linalg.norm(got[:, rows] - want) <= 2**-8 * np.linalg.norm(want), tactic
 
 
 @pytest.mark.gpu
@@ -257,5 +257,5 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
             return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
-        results += [run(bench, "nvfp4_linear", arrays).tobytes() for _ in range(15)]
+        results += [run(bench, "nvfp4_linear", arrays)["stream"].tobytes() for _ in range(15)]
     assert len(set(results)) == 1
