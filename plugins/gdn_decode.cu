@@ -23,6 +23,7 @@
 //   through registers, 8 warps                            5.3 / 56.7 / 220.1; 4: 7.1 / 57.4 / 216.7
 //   G = R, registers, 4 warps                            14.5 / 57.8 / 220.3
 //     but best for a bf16 state, 128 rows: 117.6 (WHOLE 132.9, registers 135.2, 4 warps 122.7)
+//   shared memory addressed as such, not by generic pointers, WHOLE    4.5 / 56.6 / 210.2
 //   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
 //   the delta rule alone (gated_delta_step), 128 rows: WHOLE 204.0, registers 205.9.
 // At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.

@@ -232,8 +232,9 @@ def bits(attrs: Attrs, specs: Specs, target: Target) -> str:
 
 
 def _tactic(name: str, shape: Shape) -> Tactic:
-    parts = (partial(f, shape) for f in (refuse, plan, cost))
-    return Tactic(name, SOURCE, *parts, bits)
+    return Tactic(
+        name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape), bits
+    )
 
 
 CUDA = Cuda(

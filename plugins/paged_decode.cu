@@ -15,7 +15,7 @@
 //   (2000 instructions a warp where a tile has 400; contiguous pages, three stages: no gain)
 //   next unit's tiles during merge   278 / 143 / 113 / 84;  a row: 8.4 / 8.1 / 11.2 / 12.7
 //   merges by eights, one ordered atomic, no divisions
-//                                    271 / 137 / 90 / 81 / 77 (81 %);  8.7 / 7.6 / 8.9 / 11.6 / 15.8
+//                                  271 / 137 / 90 / 81 / 77 (81 %); 8.7 / 7.6 / 8.9 / 11.6 / 15.8
 //   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
 //   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
 //   The norms' weights brought to L1 before the wait: no change.
@@ -294,9 +294,9 @@ DEVICE void spill(Block& b, Softmax& x, int warp, int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
-                 const int* slots, const int* starts, const int* counts, u16* o, const float* scales,
-                 u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies, int* arrivals,
-                 int rows, int most_pages) {
+                 const int* slots, const int* starts, const int* counts, u16* o,
+                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
+                 float2* tallies, int* arrivals, int rows, int most_pages) {
   const Out out{o, qkv, scales, {q0, q1}, {s0, s1}};
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
