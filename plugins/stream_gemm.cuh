@@ -238,7 +238,8 @@ DEV u32 columns_of(const Problem& p, u32 tile) {
 template <class Finish>
 DEV float2 factors(const Problem& p, int n0, const Finish& finish) {
   const int n = n0 + ((threadIdx.x & 31) >> 2);
-  return make_float2(RAGGED && n >= p.n ? 0 : finish(n), RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
+  const float low = RAGGED && n >= p.n ? 0 : finish(n);
+  return make_float2(low, RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
 }
 
 template <class Finish>
