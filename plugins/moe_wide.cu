@@ -166,6 +166,7 @@ template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int 
   column += (lane & 3) * 2;
   if (UP) {
     const int row = work.group * 32 + strip * 8 + g, unit = work.group >> 1;
+    constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a unit
     if (unit >= Side<false>::UNITS) return;
     u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)unit * count * 128;
 #pragma unroll
@@ -173,11 +174,11 @@ template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int 
       const int c = column + i, chunk = (work.group & 1) * 4 + (g >> 1);
       if (c < count)
         *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + strip * 4 + (g & 1) * 2) =
-            INNER % 32 == 0 || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
+            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
     }
   } else {
     const int row = work.group * 64 + strip * 16 + g;
-    constexpr bool WHOLE = HIDDEN % 64 == 0;  // no rows of padding
+    constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four groups
     if (!WHOLE && row >= HIDDEN) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -106,6 +106,13 @@ def _flat(rng: np.random.Generator, logits: Array) -> None:
     logits[...] = 0.25
 
 
+def _plateau(rng: np.random.Generator, logits: Array) -> None:
+    """A few logits above, a third of them equal, the rest out of reach."""
+    place = rng.random(logits.shape)
+    logits[place > 0.05] = 0.25
+    logits[place > 0.35] = -40.0
+
+
 def _case(label: str, launch: Launch) -> Case:
     return Case(label, launch.attrs, launch.inputs, 1e-5, 2e-5, ignore=launch.ignore)
 
@@ -135,6 +142,7 @@ CASES = (
     _case("top_p, ties", Launch(2.0, 0.5, edit=_ties)),
     _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=_flat)),
     _case("top_p, nearly flat and wide", Launch(1.0, 0.9, width=8192, vocab=8190, spread=1e-3)),
+    _case("top_p, ends on a plateau", Launch(1.0, 0.7, width=8192, vocab=8190, edit=_plateau)),
     _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=_flat)),
     _case("min_p", Launch(1.0, min_p=0.1)),
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),

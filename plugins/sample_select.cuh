@@ -75,11 +75,11 @@ struct OfHeld {
   }
 };
 
-// The id of the n-th logit equal to `key` that `given` has, ascending; w.sums counts them by cell.
+// The id of the n-th logit equal to `key` that `given` has, ascending; w.visit counts them by cell.
 template <class Source>
 DEVICE int nth_of(Work& w, const Source& source, const Kept& given, u32 key, u64 n) {
   const Found cell = locate<CELLS>(
-      w, 0, [&](int c) { return w.sums[c]; },
+      w, 0, [&](int c) { return (u64)w.visit[c]; },
       [=](u64) { return [=](u64 upto) { return upto >= n; }; });
   u32* there = w.low;  // a bit for each id of the cell
   if (threadIdx.x < CELL / 32) there[threadIdx.x] = 0;
@@ -117,7 +117,7 @@ DEVICE Kept last_of_few(Work& w, int count, u64 above, const Enough& enough) {
 
 // Of the source's logits that `given` has, in descending order (ties by ascending id), the last one
 // before which `above` and the measures so far are not yet reached(all). Measures depend on keys
-// alone and are 0 outside `bins`.
+// alone and are 0 outside `bins`. Leaves w.sums as they are.
 template <class Source, class Measure, class Reached>
 DEVICE Kept select(Work& w, const Source& source, const Kept& given, Bins bins, u64 above,
                    const Measure& measure, const Reached& reached) {
@@ -153,10 +153,10 @@ DEVICE Kept select(Work& w, const Source& source, const Kept& given, Bins bins, 
       u64 n = 1;
       for (u64 step = 1ull << 20; step; step >>= 1)
         if (!enough(above + (n + step - 1) * each)) n += step;
-      for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
+      for (int c = threadIdx.x; c < CELLS; c += THREADS) w.visit[c] = 0;
       __syncthreads();
       source(w, bins.low, [&](u32 key, int id) {
-        if (key == bins.low && given.has(key, id)) atomicAdd((u32*)&w.sums[id / CELL], 1u);
+        if (key == bins.low && given.has(key, id)) atomicAdd(&w.visit[id / CELL], 1);
       });
       __syncthreads();
       return {bins.low, nth_of(w, source, given, bins.low, n)};
@@ -225,6 +225,7 @@ DEVICE int greatest(Work& w, const Row& r, int k, u32 most) {
   }
   __syncthreads();
   if (w.count > FEW) {  // few groups, or many equal, or all in one cell
+    __syncthreads();  // everybody has looked before `select` begins to count anew
     const auto one = [](u32) { return (u64)1; };
     const auto reached = [=](u64) { return [=](u64 upto) { return upto >= (u64)k; }; };
     const Bins bins = {least, most, -1, unorder(most), BINS / Scale::DEPTH};
