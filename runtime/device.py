@@ -79,6 +79,12 @@ class Gpu:
         """Major and minor compute capability."""
         return _capability(self._device)
 
+    @property
+    def multiprocessors(self) -> int:
+        """Streaming multiprocessors that a launch may use."""
+        name = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return int(_do(driver.cuDeviceGetAttribute(name, self._device)))
+
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
         return int(_do(driver.cuMemAlloc(max(nbytes, 1))))

@@ -19,7 +19,7 @@ import numpy as np
 
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.kernel import Arg, Launch, Pointer, Scalar
+from spark_engine.kernel import TARGETS, Arg, Launch, Pointer, Scalar
 from spark_engine.runtime.device import Event, Function, Gpu
 from spark_engine.runtime.device_memory import (
     Bytes,
@@ -43,7 +43,7 @@ class NativeEngine:
 
     `check` is given the free bytes of the device before anything is allocated, and raises when
     the engine does not fit. The weights are verified while they are copied. Raises EngineError
-    when a byte of them is not the manifest's.
+    when a byte of them is not the manifest's, or the GPU is smaller than the engine's launches.
     """
 
     def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
@@ -52,6 +52,7 @@ class NativeEngine:
         self._kernels = _Kernels(self.gpu)
         self._open = 0
         try:
+            _check_size(manifest.target, self.gpu.multiprocessors)
             check(self.gpu.free_bytes)
             mark("device")
             digests = partial(folder.check_chunk, WEIGHTS)
@@ -98,6 +99,17 @@ class NativeEngine:
         for address in (*shared, *self.states.addresses.values(), *self.tables.addresses.values()):
             self.gpu.free(address)
         self.gpu.close()
+
+
+def _check_size(target: str, multiprocessors: int) -> None:
+    """Blocks of one launch wait for one another, so all of them must run at once."""
+    wanted = TARGETS[target].sms if target in TARGETS else 0
+    if multiprocessors < wanted:
+        raise EngineError(
+            f"an engine for {target} launches {wanted} blocks that wait for one another, and this "
+            f"GPU has {multiprocessors} multiprocessors: use a whole GPU of that kind (no MIG "
+            "slice), or rebuild with --target cpu"
+        )
 
 
 class _Kernels:

@@ -82,8 +82,11 @@ class Launch:
         args: in the kernel's order.
         defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
             compiled once.
-        overlaps: launched with programmatic stream serialisation: the kernel itself waits
-            (griddepcontrol.wait) before it touches what the launch before it writes.
+        overlaps: launched with programmatic stream serialisation: it may begin while launches
+            before it still run. The kernel waits (griddepcontrol.wait) before it touches what any
+            earlier launch of the graph writes, or writes what one reads. A kernel that lets the
+            next begin (griddepcontrol.launch_dependents) before its own wait may only be followed
+            by one that reads nothing early but weights and what older graphs have written.
     """
 
     symbol: str

@@ -24,6 +24,7 @@ class FakeGpu:
     """`kernels` by symbol; every cubin holds all of them."""
 
     free_bytes = 1 << 30
+    multiprocessors = 132
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
         self.kernels = kernels

@@ -105,7 +105,10 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> native.NativeEngi
     arrays = [np.array([7, 8], np.float32), np.arange(100, dtype=np.float32)]
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
     manifest = SimpleNamespace(
-        states=STATES, tables=tables(LIMITS), buckets=[SimpleNamespace(arena_bytes=1024)]
+        target="sm_90a",
+        states=STATES,
+        tables=tables(LIMITS),
+        buckets=[SimpleNamespace(arena_bytes=1024)],
     )
     folder = SimpleNamespace(
         manifest=manifest,
@@ -235,11 +238,21 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(), weights_path=tmp_path / "w", check_chunk=check
+        manifest=SimpleNamespace(target="sm_90a"),
+        weights_path=tmp_path / "w",
+        check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
         native.NativeEngine(folder, lambda free: None, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
+
+
+def test_a_gpu_with_fewer_multiprocessors_than_the_target_is_refused(gpu: FakeGpu) -> None:
+    gpu.multiprocessors = 114
+    folder: Any = SimpleNamespace(manifest=SimpleNamespace(target="sm_90a"), weights_path=None)
+    with pytest.raises(EngineError, match="launches 132 blocks .* this GPU has 114"):
+        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+    assert gpu.closed and not gpu.blocks
 
 
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:

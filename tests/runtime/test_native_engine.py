@@ -93,6 +93,7 @@ def make(
     spec = TensorSpec("w", DType.F32, (4,))
     write_weights(folder / "w", plan_weights([spec]), [np.zeros(4, np.float32)])
     manifest = SimpleNamespace(
+        target="sm_90a",
         states=fake_states(LIMITS),
         tables=tables(LIMITS),
         buckets=[SimpleNamespace(arena_bytes=256)],
