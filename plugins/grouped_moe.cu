@@ -1,4 +1,4 @@
-// The experts of a mixture: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)), any format, few tokens.
+// The experts of a mixture: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)), any format.
 //
 // Two launches stream the weights of every expert that was hit, once: `up` (gate and up rows
 // interleaved by eights, so that a lane holds both and applies SiLU·mul) and `down`; a third adds
@@ -14,6 +14,9 @@
 // into gridDim.x equal pieces, to the strip. Every block counts the pairs of each expert itself,
 // which saves a launch. A dot product is always KU units in order of k, then the WK
 // parts in order: the bits of a token do not depend on its company nor on the path.
+//
+// The ids of all pairs lie in shared memory. More tokens than fit run in chunks (CHUNKED), each with
+// launches of its own, over the same scratch memory; each reads its experts' weights again.
 //
 // Formats that quantise activations (QUANT) have a launch before each product (moe_quantise.cuh),
 // whose codes are exact in bf16, as are those of the weights.
@@ -295,12 +298,14 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
-           const float* given, const float* x_scales, void* h, int tokens) {
+           const float* given, const float* x_scales, void* h, int tokens CHUNK_ARG) {
+  ids += (u64)chunk_start * K1;
+  if (!QUANT) x += (u64)chunk_start * HIDDEN * 2;  // quantised, it is scratch memory
   stream<true>(x, ids, tokens, w13, scale, {scale2, given, x_scales}, h);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_down(const u8* h, const int* ids, const u8* w2, const u8* scale, const float* scale2,
-             const float* given, const float* h_scales, void* parts, int tokens) {
-  stream<false>(h, ids, tokens, w2, scale, {scale2, given, h_scales}, parts);
+             const float* given, const float* h_scales, void* parts, int tokens CHUNK_ARG) {
+  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales}, parts);
 }

@@ -3,8 +3,17 @@
 //
 // Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product),
 // WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: plugins/expert_tiles.py.
+// CHUNKED, if given: a node's tokens run in chunks, and each kernel takes its chunk's first token
+// last. What the node reads and writes is indexed from there, scratch memory from the chunk.
 #pragma once
 #include "nvfp4.cuh"
+
+#ifdef CHUNKED
+#define CHUNK_ARG , int chunk_start
+#else
+#define CHUNK_ARG
+enum { chunk_start = 0 };  // no symbol: plans of one chunk keep their cubins
+#endif
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
@@ -91,8 +100,10 @@ DEVICE void sort_experts(const int* ids, int* order) {
 
 // A block a token: the weighted sum of its experts.
 extern "C" __global__ void __launch_bounds__(256)
-    moe_combine(const int* ids, const float* weights, const float* parts, u32* y) {
+    moe_combine(const int* ids, const float* weights, const float* parts, u32* y CHUNK_ARG) {
   __shared__ int order[K1];
+  ids += (u64)chunk_start * K1, weights += (u64)chunk_start * K1;
+  y += (u64)chunk_start * (HIDDEN / 2);
   const u64 pair = (u64)blockIdx.x * K1;
   sort_experts(ids + pair, order);
   __syncthreads();

@@ -74,11 +74,14 @@ DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* 
 
 #if QUANT
 extern "C" __global__ void __launch_bounds__(256)
-    quantise_x(const void* x, const int* ids, const float* given, uint4* out, float* scales) {
+    quantise_x(const u16* x, const int* ids, const float* given, uint4* out,
+               float* scales CHUNK_ARG) {
+  x += (u64)chunk_start * HIDDEN, ids += (u64)chunk_start * K1;
   quantise<true>(x, ids, given, out, scales);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    quantise_h(const void* h, const int* ids, const float* given, uint4* out, float* scales) {
-  quantise<false>(h, ids, given, out, scales);
+    quantise_h(const void* h, const int* ids, const float* given, uint4* out,
+               float* scales CHUNK_ARG) {
+  quantise<false>(h, ids + (u64)chunk_start * K1, given, out, scales);
 }
 #endif

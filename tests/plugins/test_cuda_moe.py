@@ -16,6 +16,7 @@ from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins import grouped_moe, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.test_moe_grouped import squeezed  # noqa: E402
 
 OP = grouped_moe.OP
 Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, H, I
@@ -98,7 +99,7 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...]) -> Array:
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize("tokens", [1, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
 def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
     sizes: Sizes = (3, 9, 2048, 512)
     some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
@@ -149,3 +150,19 @@ def _run_first(bench: cuda_node.Bench, arrays: tuple[Array, ...], tokens: int) -
     one = Case("", {"format": "nvfp4", "dtype": "bf16"}, lambda rng: arrays)
     work = next(cuda_node.planned(OP, one, bench.target))
     return cuda_node.run(bench, work, arrays)[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["nvfp4", "dense", *QUANTISED])
+def test_chunks_give_the_bits_of_one_launch(kind: str, bench: cuda_node.Bench) -> None:
+    one = case(140, TINY, crowded, kind)
+    arrays = one.inputs(np.random.default_rng(8))
+    specs = cuda_node.packed_specs(OP, one.attrs, cuda_node.specs_of(OP, one.attrs, arrays))
+    found = []
+    for tokens, chunks in ((140, 1), (70, 2), (48, 3), (3, 47)):
+        target = squeezed(one.attrs, specs, bench.target, tokens)
+        works = cuda_node.planned(OP, one, target)
+        (work,) = (w for w in works if w.tactic.name == "grouped")
+        assert [n.symbol for n in work.plan.launches].count("moe_up") == chunks
+        found.append(cuda_node.run(bench, work, arrays)[0].tobytes())
+    assert len(set(found)) == 1
