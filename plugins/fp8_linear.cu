@@ -2,34 +2,15 @@
 //
 // A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is decoded. H200, 16384 x
 // 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile; cut into 132
-// pieces 22.9, 24.3 and 30.4; tiles of 256 rows took 23.2, 25.8 and 36.0. wgmma adds e4m3 products to some 13 bits (2e-4 of the result), mma.sync exactly.
+// pieces 22.9, 24.3 and 30.4; tiles of 256 rows took 23.2, 25.8 and 36.0. wgmma adds e4m3 products
+// to some 13 bits (2e-4 of the result), mma.sync exactly.
 #define ELEMENT_BITS 8
 #define SCALE_BYTES 0
 #define X_BYTES 1
 #define FP8_MMA true
-#include "stream_ptx.cuh"
+#include "stream_plain.cuh"
 
-struct Raw {
-  uint4 steps[4];
-};
-
-DEV Raw load(u32 w, u32) {
-  Raw raw;
-#pragma unroll
-  for (int step = 0; step < 4; ++step)
-    raw.steps[step] = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
-  return raw;
-}
-
-DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const uint4& v = raw.steps[step];
-    a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
-  }
-}
-
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
 
 #include "stream_gemm.cuh"
 

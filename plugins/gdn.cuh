@@ -20,12 +20,6 @@ struct alignas(4 * sizeof(act)) act4 {
 
 DEVICE float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }
 
-DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Sum over groups of LANES neighbouring lanes; every lane gets it.
 template <int LANES>
 DEVICE float lane_sum(float x) {

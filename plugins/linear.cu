@@ -6,29 +6,9 @@
 #define SCALE_BYTES 0
 #define X_BYTES 2
 #define FP8_MMA false
-#include "stream_ptx.cuh"
+#include "stream_plain.cuh"
 
-struct Raw {
-  uint4 steps[4];
-};
-
-DEV Raw load(u32 w, u32) {
-  Raw raw;
-#pragma unroll
-  for (int step = 0; step < 4; ++step)
-    raw.steps[step] = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
-  return raw;
-}
-
-DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const uint4& v = raw.steps[step];
-    a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
-  }
-}
-
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
 
 #include "stream_gemm.cuh"
 

@@ -15,47 +15,17 @@
 // 1. x fetched as it is used, up to 32 rows a cluster      2.8 / 3.2 / 7.5 / 12.4
 // 2. all of x asked for first                              3.3 / 3.5 / 6.3 /  7.7
 // 3. 8 rows a cluster                                      3.3 / 3.5 / 4.3 /  6.9
-#include "stream_ptx.cuh"
+#include "numeric.cuh"
 
 #define BLOCKS 8
 #define WARPS 8
 
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The float4 at this shared-memory address in another block of the cluster.
-DEV float4 load_remote(u32 address, u32 block) {
-  u32 there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(there)
-               : "memory");
-  return v;
-}
-// Memory that nobody writes meanwhile, fetched here and not later.
-DEV uint4 fetch(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
-// A word, or zero; where it stands, so that many are under way at once.
-DEV u32 load_if(bool there, const u32* from) {
-  u32 v;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\nmov.u32 %0, 0;\n@p ld.global.u32 %0, [%1];\n}"
-      : "=r"(v)
-      : "l"(from), "r"((u32)there));
-  return v;
-}
-DEV void add(float4& sum, const float4& part) {
+DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
 }
-DEV void put(void* y, u64 at, float value) {
+DEVICE void put(void* y, u64 at, float value) {
 #if OUT_BF16
-  ((u16*)y)[at] = (u16)pack_bf16x2(value, 0);
+  ((u16*)y)[at] = (u16)pack_bf16(value, 0);
 #else
   ((float*)y)[at] = value;
 #endif
@@ -67,12 +37,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int rank = blockIdx.x, strip = blockIdx.y, strips = gridDim.y, m0 = blockIdx.z * 8;
   const int steps = k / 16, first = (rank * WARPS + warp) * STEPS;
-  let_next_begin();
+  let_next_start();
   uint4 a[STEPS] = {};
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     const int step = first + i;
-    if (step < steps) a[i] = fetch(w + ((step / 4 * strips + strip) * 4 + step % 4) * 32 + lane);
+    if (step >= steps) continue;
+    a[i] = load_once(w + ((step / 4 * strips + strip) * 4 + step % 4) * 32 + lane);
   }
   wait_for_previous();
   const u32* mine = (const u32*)(x + (u64)(m0 + g) * k * 2) + first * 8 + t;
@@ -97,14 +68,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     for (int i = 1; i < WARPS; ++i) add(sum, parts[i][lane]);
     parts[0][lane] = sum;
   }
-  cluster_arrive();
-  cluster_wait();
+  cluster_meet();
   constexpr int SHARE = 32 / BLOCKS;  // of the cluster's sums, each block's
   if (threadIdx.x < SHARE) {
     const int from = rank * SHARE + threadIdx.x;  // whose sums these are, as a lane
     float4 other[BLOCKS];
 #pragma unroll
-    for (int i = 0; i < BLOCKS; ++i) other[i] = load_remote(shared_address(&parts[0][from]), i);
+    for (int i = 0; i < BLOCKS; ++i) other[i] = load_of_block(&parts[0][from], i);
 #pragma unroll
     for (int i = 1; i < BLOCKS; ++i) add(other[0], other[i]);
     const float4& sum = other[0];
@@ -115,6 +85,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (row < m && column + 8 < n) put(y, at + 8, sum.z);
     if (row + 1 < m && column + 8 < n) put(y, at + n + 8, sum.w);
   }
-  cluster_arrive();  // nobody leaves while others read here
-  cluster_wait();
+  cluster_meet();  // nobody leaves while others read here
 }

@@ -8,18 +8,6 @@
 // Macros: those of moe_common.cuh.
 #include "moe_common.cuh"
 
-DEVICE uint4 load_words(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-DEVICE uint2 load_scales(const void* p) {
-  uint2 v;
-  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-  return v;
-}
 // Two strips of WN groups for one pair; blockIdx = (half group, pair).
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     each_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
@@ -43,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u64 strip = (at + u) * 4 + half * 2 + i;
-        words[u][i] = load_words(w13 + strip * STRIP + lane * 16);
-        scales[u][i] = load_scales(scale + strip * SCALES + (lane >> 2) * 8);
+        words[u][i] = load_once(w13 + strip * STRIP + lane * 16);
+        scales[u][i] = load_once8(scale + strip * SCALES + (lane >> 2) * 8);
       }
   }
   const u8* from = x + (u64)(pair / K1) * HIDDEN * 2;
@@ -107,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int u = 0; u < S::KU; ++u) {
       const u64 strip = (at + u) * 4 + (blockIdx.x & 3);
-      words[i][u] = load_words(w2 + strip * STRIP + lane * 16);
-      scales[i][u] = load_scales(scale + strip * SCALES + (lane >> 2) * 8);
+      words[i][u] = load_once(w2 + strip * STRIP + lane * 16);
+      scales[i][u] = load_once8(scale + strip * SCALES + (lane >> 2) * 8);
     }
   }
   sort_experts(ids, order);

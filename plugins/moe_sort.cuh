@@ -11,21 +11,6 @@ constexpr int SORT_THREADS = 1024;
 constexpr int SORT_BLOCKS = 8;  // a cluster: atomics of one SM take a clock a pair
 constexpr int TOGETHER = 4;     // ids in flight for a thread
 
-DEVICE void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
-               ::: "memory");
-}
-// A word of another block's shared memory.
-DEVICE int load_of_block(const int* p, int block) {
-  int value;
-  asm volatile("{.reg .u32 a;\nmapa.shared::cluster.u32 a, %1, %2;\n"
-               "ld.shared::cluster.u32 %0, [a];}"
-               : "=r"(value)
-               : "r"(shared_address(p)), "r"(block)
-               : "memory");
-  return value;
-}
-
 // Calls `each(pair)` for this block's pairs, TOGETHER at a time.
 template <class Each>
 DEVICE void for_pairs(int pairs, const Each& each) {

@@ -26,7 +26,7 @@
 //
 // Macros: those of moe_common.cuh, TILE (tokens of a tile), DEPTH (stages). sm_90a only.
 #include "moe_sort.cuh"
-#include "moe_wgmma.cuh"
+#include "wgmma.cuh"
 
 // A stage is SPAN units: the tokens' rows of each, then the weights of four groups, then their scales.
 constexpr int SPAN = Side<true>::KU % 2 || Side<false>::KU % 2 ? 1 : 2;
@@ -216,7 +216,7 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-          wgmma_bf16<N>(d, a[step], wgmma_tile(stage + unit * COLUMNS) + 2 * step);
+          Wgmma<false, N>::run(d, a[step], wgmma_tile(stage + unit * COLUMNS) + 2 * step);
         wgmma_commit();
         wgmma_wait<0>();
       }

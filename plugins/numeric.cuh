@@ -17,6 +17,11 @@ DEVICE u32 pack_bf16(float low, float high) {
 }
 DEVICE u16 to_bf16(float x) { return (u16)pack_bf16(x, 0.0f); }
 DEVICE float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.0f)); }
+DEVICE u32 pack_f16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 DEVICE float from_f16(u16 bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -29,6 +34,12 @@ DEVICE void unpack8(const uint4& v, float (&x)[8]) {
 DEVICE uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
                     pack_bf16(x[6], x[7]));
+}
+
+DEVICE u32 mul_bf16x2(u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
 
 // ---- e4m3: saturating at ±448; NaN stays NaN ---------------------------------------------------
@@ -76,6 +87,13 @@ template <int N_THREADS> DEVICE float block_sum(float x, float* room) {
 #pragma unroll
   for (int w = 0; w < N_THREADS / 32; w++) total += room[w];
   return total;
+}
+
+// ---- powers ------------------------------------------------------------------------------------
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // ---- activations, in f32 -------------------------------------------------------------------------

@@ -13,11 +13,6 @@
 
 #define NVFP4_REST 128.0f
 
-DEVICE u32 mul_bf16x2(u32 a, u32 b) {
-  u32 product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
 // A rotation to the left by SHIFT. WIDE: on the multiplier, since the shifter shares its
 // pipe with the masks, for kernels that decode all the time; else on the shifter, for latency.
 template <bool WIDE, int SHIFT>

@@ -10,39 +10,30 @@
 #define SCALE_BYTES 64
 #define X_BYTES 2
 #define FP8_MMA false
-#include "stream_ptx.cuh"
+#include "nvfp4.cuh"
 
-DEV u32 low_twice(u32 pair) {
+DEVICE u32 low_twice(u32 pair) {
   u32 r;
   asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};}" : "=r"(r) : "r"(pair));
   return r;
 }
-DEV u32 high_twice(u32 pair) {
+DEVICE u32 high_twice(u32 pair) {
   u32 r;
   asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};}" : "=r"(r) : "r"(pair));
   return r;
 }
-// A rotation to the left less its mask: the multiplier is not what decoding waits for, the shifter
-// is.
-DEV u32 rotate(u32 word, u32 factor) {
-  u32 low, high;
-  asm("{.reg .b64 w;\nmul.wide.u32 w, %2, %3;\nmov.b64 {%0, %1}, w;}"
-      : "=r"(low), "=r"(high)
-      : "r"(word), "r"(factor));
-  return low | high;
-}
 
 // a0, a2 of an even step and of the odd step after it, times the row's two block scales.
-DEV void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& o2) {
+DEVICE void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& o2) {
   const u32 all = 0x81C081C0;
   e0 = mul_bf16x2(word & all, even);
   e2 = mul_bf16x2((word << 6) & all, even);
-  o0 = mul_bf16x2(rotate(word, 1 << 10) & all, odd);
-  o2 = mul_bf16x2((rotate(word, 1 << 12) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
+  o0 = mul_bf16x2(turn<true, 10>(word) & all, odd);
+  o2 = mul_bf16x2((turn<true, 12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
 }
 
 // (word & keep) | add in one instruction: the constants must come from registers.
-DEV u32 masked_or(u32 word, u32 keep, u32 add) {
+DEVICE u32 masked_or(u32 word, u32 keep, u32 add) {
   u32 r;
   asm volatile("" : "+r"(keep), "+r"(add));
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(word), "r"(keep), "r"(add));
@@ -52,7 +43,7 @@ DEV u32 masked_or(u32 word, u32 keep, u32 add) {
 // Four block scales -> bf16 pairs of each, · 2^119. A scale is held as 5 bits of exponent and 3 of
 // mantissa such that the exponent of w_scale · 2^119 is 224 more; two stand in place, two are a
 // byte off.
-DEV void decode_scales(u32 word, u32 (&s)[4]) {
+DEVICE void decode_scales(u32 word, u32 (&s)[4]) {
   const u32 first = masked_or(word, 0x0FF00FF0, 0x70007000);
   const u32 second = masked_or(__byte_perm(word, 0, 0x2103), 0x0FF00FF0, 0x70007000);
   s[0] = low_twice(first), s[1] = high_twice(first);
@@ -64,12 +55,12 @@ struct Raw {
   uint2 scales;  // of rows g and g + 8
 };
 
-DEV Raw load(u32 w, u32 scales) {
+DEVICE Raw load(u32 w, u32 scales) {
   const int lane = threadIdx.x & 31;
   return {load_shared16(w + lane * 16), load_shared8(scales + (lane >> 2) * 8)};
 }
 
-DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
+DEVICE void decode(const Raw& raw, u32 (&a)[4][4]) {
   u32 low[4], high[4];
   decode_scales(raw.scales.x, low);
   decode_scales(raw.scales.y, high);
@@ -79,7 +70,7 @@ DEV void decode(const Raw& raw, u32 (&a)[4][4]) {
   decode(raw.words.w, high[2], high[3], a[2][1], a[2][3], a[3][1], a[3][3]);
 }
 
-DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
 
 #include "stream_gemm.cuh"
 
@@ -87,5 +78,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
-  stream_gemm(p, y, [=](int row) { return w_scale2[row] * 128.0f; });
+  stream_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
 }

@@ -94,8 +94,8 @@ struct Walk {
     for (int n = 0; n < ROW / 32; n++) {
       int at = n * 32 + lane, r = at / (ROW / 16), c = at % (ROW / 16);
       bool there = position(i) + r < stored;
-      copy16(to + swizzled<ROW>(r, c), keys + from + at * 16, there);
-      copy16(to + TILE + swizzled<ROW>(r, c), values + from + at * 16, there);
+      copy_async(to + swizzled<ROW>(r, c), keys + from + at * 16, there ? 16 : 0);
+      copy_async(to + TILE + swizzled<ROW>(r, c), values + from + at * 16, there ? 16 : 0);
     }
   }
   // Puts the new token into tile i if that is its place; cp.async left zeros there.
@@ -140,7 +140,7 @@ DEVICE void scores(float (&s)[2][4], u32 keys, const u32 (&q)[STEPS][2], int lan
 #pragma unroll
   for (int c = 0; c < ROW / 32; c++) {
     u32 r[4];
-    load_matrices(r, keys + swizzled<ROW>(row, 2 * c + half));
+    load_matrix(r, keys + swizzled<ROW>(row, 2 * c + half));
     if constexpr (KV_FP8) {
       u32 a[4], b[4];
       widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
@@ -158,7 +158,7 @@ DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
 #pragma unroll
   for (int c = 0; c < ROW / 32; c++) {
     u32 r[4];
-    load_matrices_trans(r, values + swizzled<ROW>(row, 2 * c + half));
+    load_matrix_transposed(r, values + swizzled<ROW>(row, 2 * c + half));
     if constexpr (KV_FP8) {
       u32 a[4], b[4];
       widen_trans(r[0], a[0], a[1]), widen_trans(r[2], a[2], a[3]);

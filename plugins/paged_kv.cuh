@@ -18,36 +18,9 @@ static_assert(D % 32 == 0 && HALF % VEC == 0 && 2 * HALF <= D, "rotary pairs spl
 
 // --- Instructions ----------------------------------------------------------------------------
 
-// 16 bytes, global to shared; zeros, and no read, where not `there`.
-DEVICE void copy16(u32 to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-// Four 8x8 matrices of b16; lanes 8i…8i+7 give the row addresses of matrix i.
-DEVICE void load_matrices(u32 (&r)[4], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row)
-               : "memory");
-}
-DEVICE void load_matrices_trans(u32 (&r)[4], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row)
-               : "memory");
-}
-DEVICE u32 pack_bf16x2(float low, float high) {
-  u32 r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
 // Two f32 as the products' 16-bit type, `low` in the low half.
 DEVICE u32 pack16(float low, float high) {
-  if constexpr (!KV_FP8) return pack_bf16x2(low, high);
-  u32 r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
+  return KV_FP8 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 // D[16, 8] += A[16, 16] · B[16, 8] in the products' type.
 DEVICE void mma16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -67,11 +40,6 @@ DEVICE void widen(u32 codes, u32& low, u32& high) {
 // The same after a transposing load: codes of (token, token + 1) by (d, d + 1), pairs by token.
 DEVICE void widen_trans(u32 codes, u32& even, u32& odd) {
   widen(__byte_perm(codes, 0, 0x3120), even, odd);
-}
-DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 
@@ -172,11 +140,9 @@ DEVICE Stored encode(const Head& h, float scale) {
   for (int e = 0; e < VEC; e++) {
     if constexpr (KV_FP8) {
       float x = divide(h.x[e], scale, reciprocal) + 0.0f;  // −0 becomes +0
-      u16 code;
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(0.0f), "f"(x));
-      s.words[0] |= (u64)code << 8 * e;
+      s.words[0] |= (u64)to_e4m3(x) << 8 * e;
     } else {
-      s.words[e / 4] |= (u64)(u16)pack_bf16x2(h.x[e], 0.0f) << 16 * (e % 4);
+      s.words[e / 4] |= (u64)(u16)pack_bf16(h.x[e], 0.0f) << 16 * (e % 4);
     }
   }
   return s;

@@ -50,8 +50,8 @@ struct Out {
 // Four dimensions of one head's o = x * scale. All lanes of a warp call together.
 DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, bool live) {
   int column = (u.head * GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
-  uint2 bits = make_uint2(pack_bf16x2(x.x * scale, x.y * scale),
-                          pack_bf16x2(x.z * scale, x.w * scale));
+  uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale),
+                          pack_bf16(x.z * scale, x.w * scale));
   if constexpr (FUSED) {
     const u16* gates = out.qkv + (long long)u.row * WIDTH + column + (column / D + 1) * D;
     uint2 g = live ? *reinterpret_cast<const uint2*>(gates) : uint2{};
@@ -59,7 +59,7 @@ DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float s
                   high_bf16(bits.x) * fast_sigmoid(high_bf16(g.x)),
                   low_bf16(bits.y) * fast_sigmoid(low_bf16(g.y)),
                   high_bf16(bits.y) * fast_sigmoid(high_bf16(g.y))};
-    bits = make_uint2(pack_bf16x2(y[0], y[1]), pack_bf16x2(y[2], y[3]));
+    bits = make_uint2(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]));
     y[0] = low_bf16(bits.x), y[1] = high_bf16(bits.x);
     y[2] = low_bf16(bits.y), y[3] = high_bf16(bits.y);
     float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
@@ -146,10 +146,7 @@ DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const O
 DEVICE bool arrive_last(Block& b, int* counter, int expected) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-                 : "=r"(before) : "l"(counter) : "memory");
-    b.last = before == expected - 1;
+    b.last = count_up(counter) == expected - 1;
     if (b.last) *counter = 0;
   }
   __syncthreads();

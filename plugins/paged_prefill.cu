@@ -69,8 +69,8 @@ DEVICE void load_tile(const Source& s, u32 to, int position, int2 ids) {
     if (KV_TILE / 16 < THREADS && r >= KEYS) break;
     bool there = position + r < s.end;
     long long from = (r < 16 ? low : high) + at * 16;
-    copy16(to + swizzled<ROW>(r, c), s.keys + from, there);
-    copy16(to + KV_TILE + swizzled<ROW>(r, c), s.values + from, there);
+    copy_async(to + swizzled<ROW>(r, c), s.keys + from, there ? 16 : 0);
+    copy_async(to + KV_TILE + swizzled<ROW>(r, c), s.values + from, there ? 16 : 0);
   }
 }
 
@@ -89,12 +89,12 @@ DEVICE void scores(float (&s)[KEYS / 8][4], u32 queries, u32 keys, int lane) {
 #pragma unroll
     for (int i = 0; i < (KV_FP8 ? 2 : 1); i++) {
       int step = KV_FP8 ? 2 * c + i : c;
-      load_matrices(a[i], queries + swizzled<Q_ROW>(q_row, 2 * step + q_half));
+      load_matrix(a[i], queries + swizzled<Q_ROW>(q_row, 2 * step + q_half));
     }
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) {
       u32 r[4];
-      load_matrices(r, keys + swizzled<ROW>(16 * n + k_row, 2 * c + k_half));
+      load_matrix(r, keys + swizzled<ROW>(16 * n + k_row, 2 * c + k_half));
       if constexpr (KV_FP8) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // (step 0, keys 0), (1, 0), (0, 8), (1, 8)
@@ -124,7 +124,7 @@ DEVICE void weigh(float (&o)[D / 8][4], const float (&p)[KEYS / 8][4], u32 value
 #pragma unroll
     for (int c = 0; c < ROW / 32; c++) {
       u32 r[4];
-      load_matrices_trans(r, values + swizzled<ROW>(16 * n + row, 2 * c + half));
+      load_matrix_transposed(r, values + swizzled<ROW>(16 * n + row, 2 * c + half));
       if constexpr (KV_FP8) {
         u32 e0, e1, o0, o1;
         widen_trans(r[0], e0, o0), widen_trans(r[1], e1, o1);
@@ -180,13 +180,13 @@ DEVICE void store_row(u16* o, const Softmax& x, int j, float scale, int t) {
     for (int c = 0; c < D / 16; c++) {  // even and odd dimensions in neighbouring tiles
       const float *e = &x.o[2 * c][2 * j], *f = &x.o[2 * c + 1][2 * j];
       *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) = make_uint2(
-          pack_bf16x2(e[0] * scale, f[0] * scale), pack_bf16x2(e[1] * scale, f[1] * scale));
+          pack_bf16(e[0] * scale, f[0] * scale), pack_bf16(e[1] * scale, f[1] * scale));
     }
   } else {
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
       *reinterpret_cast<u32*>(o + 8 * n + 2 * t) =
-          pack_bf16x2(x.o[n][2 * j] * scale, x.o[n][2 * j + 1] * scale);
+          pack_bf16(x.o[n][2 * j] * scale, x.o[n][2 * j + 1] * scale);
     }
   }
 }
@@ -205,7 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const u16* first = queries + ((long long)row * QUERIES * HEADS + head) * D;
   for (int at = threadIdx.x; at < Q_TILE / 16; at += THREADS) {
     int r = at / (Q_ROW / 16), c = at % (Q_ROW / 16);
-    copy16(q_tile + swizzled<Q_ROW>(r, c), first + (long long)r * HEADS * D + c * 8, r < count);
+    copy_async(q_tile + swizzled<Q_ROW>(r, c), first + (long long)r * HEADS * D + c * 8,
+               r < count ? 16 : 0);
   }
   Source source{keys, values, page_table + (long long)max(slot, 0) * most_pages, head / GROUP,
                 start + count};

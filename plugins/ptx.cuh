@@ -1,7 +1,8 @@
-// PTX instructions by name: async copies, barriers, matrix instructions, dependent launches.
+// PTX instructions by name: addresses, copies, barriers, clusters, matrix instructions, launches.
 //
 // One function is one instruction (or the loop that waits on it); no maths lives here. Everything
-// compiles for sm_90a and sm_121a unless its comment says otherwise.
+// compiles for sm_90a and sm_121a unless its comment says otherwise. wgmma is in wgmma.cuh, the
+// block-scaled FP4 product in fp4_mma.cuh, conversions and bf16 arithmetic in numeric.cuh.
 #pragma once
 
 typedef unsigned char u8;
@@ -12,15 +13,19 @@ typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
 
-// ---- launches that overlap: wait before touching what the launch before this one writes --------
+// ---- launches that overlap ---------------------------------------------------------------------
+// Returns once the launch before this one is over and its writes are seen.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Lets the next launch begin; it may not rely on anything written after.
 DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// ---- addresses -------------------------------------------------------------------------------
-DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// ---- addresses ---------------------------------------------------------------------------------
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE u32 shared_address(u32 address) { return address; }
+// Below, a `Place` in shared memory is a pointer or its 32-bit address.
 
-// ---- global loads that do not stay: weights stream once ------------------------------------------
+// ---- global loads that do not stay: weights stream once ----------------------------------------
 DEVICE u64 evict_first_policy() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -33,9 +38,45 @@ DEVICE uint4 load_once(const void* p, u64 policy) {
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
   return v;
 }
+// The same of no policy, fetched where it stands and not later.
+DEVICE uint4 load_once(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+DEVICE uint2 load_once8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+// A word, or zero; where it stands, so that many are under way at once.
+DEVICE u32 load_if(bool there, const u32* p) {
+  u32 v;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u32 %0, [%1]; }"
+               : "=r"(v) : "l"(p), "r"((u32)there));
+  return v;
+}
 
-// ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros ------------------------
-DEVICE void copy_async(void* to, const void* from, u32 bytes = 16) {
+// ---- loads from shared memory ------------------------------------------------------------------
+template <class Place>
+DEVICE uint4 load_shared16(Place from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_address(from)));
+  return v;
+}
+template <class Place>
+DEVICE uint2 load_shared8(Place from) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
+               : "=r"(v.x), "=r"(v.y) : "r"(shared_address(from)));
+  return v;
+}
+
+// ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros, 0 reads nothing ------
+template <class Place>
+DEVICE void copy_async(Place to, const void* from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
@@ -44,38 +85,68 @@ template <int PENDING> DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
-// ---- mbarrier --------------------------------------------------------------------------------
-DEVICE void barrier_init(u64* bar, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(bar)), "r"(arrivals));
+// ---- mbarrier ----------------------------------------------------------------------------------
+template <class Place>
+DEVICE void barrier_init(Place bar, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(shared_address(bar)), "r"(arrivals));
 }
-DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEVICE void barrier_expect(u64* bar, u32 bytes) {
+// Makes initialised barriers visible to the copy engine; a block barrier must follow.
+DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Arrives and announces `bytes` that bulk copies will bring.
+template <class Place>
+DEVICE void barrier_expect(Place bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :: "r"(shared_address(bar)), "r"(bytes) : "memory");
 }
-DEVICE void barrier_arrive(u64* bar) {
+template <class Place>
+DEVICE void barrier_arrive(Place bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(bar)) : "memory");
 }
-DEVICE void barrier_wait(u64* bar, u32 parity) {
+// This thread's arrival once its copies (copy_async) so far are done.
+template <class Place>
+DEVICE void barrier_arrive_after_copies(Place bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+               :: "r"(shared_address(bar)) : "memory");
+}
+// Until the phase of this parity is over.
+template <class Place>
+DEVICE void barrier_wait(Place bar, u32 parity) {
   u32 done = 0;
   while (!done)
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                  "selp.u32 %0, 1, 0, p; }"
                  : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
 }
-
-// ---- cp.async.bulk: one thread moves whole pieces; sizes and addresses are multiples of 16 ------
-DEVICE void bulk_load(void* to, const void* from, u32 bytes, u64* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
+// The same, but the compiler sees no loop. Which of the two a kernel has moves its registers, either
+// way (sm_90a: with this one moe_up takes up to 6 more, fp8_linear 20 more at 8 rows, nvfp4_linear
+// 1 fewer in one form); each has the one it was measured with.
+template <class Place>
+DEVICE void barrier_wait_whole(Place bar, u32 parity) {
+  asm volatile("{\n.reg .pred done;\n"
+               "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n}" :: "r"(shared_address(bar)), "r"(parity) : "memory");
 }
-DEVICE void bulk_load(void* to, const void* from, u32 bytes, u64* bar, u64 policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
+
+// ---- cp.async.bulk: one thread moves whole pieces; sizes and addresses are multiples of 16 -----
+template <class To, class Place>
+DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[%0], [%1], %2, [%3];"
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar))
                : "memory");
 }
-DEVICE void bulk_store(void* to, const void* from, u32 bytes) {
+template <class To, class Place>
+DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar, u64 policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)),
+                  "l"(policy) : "memory");
+}
+template <class Place>
+DEVICE void bulk_store(void* to, Place from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
@@ -87,36 +158,101 @@ template <int PENDING> DEVICE void bulk_wait_read() {
 template <int PENDING> DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
 }
-// Ordinary writes to shared memory before, bulk copies that read them after.
+// This thread's accesses to shared memory before, those of copy engine and wgmma after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- named barriers: `threads` of the block meet -----------------------------------------------
+// ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------
 DEVICE void meet(u32 name, u32 threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
 }
+// More or fewer registers for a warpgroup; the kernel needs a cap of them at entry, and the block's
+// sum may not exceed what it had there.
+template <int N> DEVICE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
+}
+template <int N> DEVICE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
+}
 
-// ---- matrix instructions: fragments as the PTX manual has them -----------------------------------
-DEVICE void load_matrix(u32 (&r)[4], const void* row) {
+// ---- clusters ----------------------------------------------------------------------------------
+DEVICE void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The address of this place in the shared memory of another block of the cluster.
+template <class Place>
+DEVICE u32 address_in_block(Place place, u32 block) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there) : "r"(shared_address(place)), "r"(block));
+  return there;
+}
+DEVICE int load_of_block(const int* p, u32 block) {
+  int v;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];"
+               : "=r"(v) : "r"(address_in_block(p, block)) : "memory");
+  return v;
+}
+DEVICE float4 load_of_block(const float4* p, u32 block) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address_in_block(p, block)) : "memory");
+  return v;
+}
+
+// ---- between blocks of a grid ------------------------------------------------------------------
+// Adds one and returns what was there: what this thread wrote before is seen by who counts after.
+DEVICE int count_up(int* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+// Returns once the word is `value`, and with it what was written before that. After 2^26 looks it
+// writes to address 0, so that a launch that cannot go on fails. (A trap costs registers.)
+DEVICE void wait_until_equal(const u32* word, u32 value) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 seen, tries;\n.reg .u64 nowhere;\n"
+      "mov.u32 tries, 0;\nmov.u64 nowhere, 0;\n"
+      "look: ld.acquire.gpu.global.u32 seen, [%0];\nadd.u32 tries, tries, 1;\n"
+      "setp.eq.u32 p, tries, 0x4000000;\n@p st.global.u32 [nowhere], tries;\n"
+      "setp.ne.u32 p, seen, %1;\n@p bra look;\n}" :: "l"(word), "r"(value) : "memory");
+}
+
+// ---- what the compiler may not know or move ----------------------------------------------------
+// The value, of which the compiler knows nothing.
+DEVICE u32 forget(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+// Reads of d that follow stay behind the wait before.
+template <int N> DEVICE void keep_order(float (&d)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N * 4; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+}
+
+// ---- matrix instructions: fragments as the PTX manual has them ---------------------------------
+// Matrices of 8 x 8 b16; lanes 8i…8i+7 give the row addresses of matrix i.
+template <class Place>
+DEVICE void load_matrix(u32 (&r)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)) : "memory");
 }
-DEVICE void load_matrix(u32 (&r)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
-}
-DEVICE void load_matrix_transposed(u32 (&r)[4], const void* row) {
+template <class Place>
+DEVICE void load_matrix_transposed(u32 (&r)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)) : "memory");
 }
-DEVICE void load_matrix_transposed(u32 (&r)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+// The transpose of an 8 x 8 matrix of b16 held one pair a lane.
+DEVICE u32 transpose_matrix(u32 pair) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
 }
-DEVICE u32 transpose_matrix(u32 x) {
-  u32 y;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
+// D[16, 8] += A[16, 16] · B[16, 8].
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -129,7 +265,7 @@ DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// k32; native on sm_121a, two f16 products and conversions on sm_90a.
+// D[16, 8] += A[16, 32] · B[32, 8]; native on sm_121a, two f16 products and conversions on sm_90a.
 DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
                "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

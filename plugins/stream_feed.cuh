@@ -1,6 +1,6 @@
 // The feeding half of `stream_gemm.cuh`: the problem, the line of work, the ring, its producers.
 #pragma once
-#include "stream_ptx.cuh"
+#include "numeric.cuh"
 
 constexpr int UNIT_K = 128 / X_BYTES;
 constexpr int UNIT_W = 16 * UNIT_K * ELEMENT_BITS / 8;  // bytes of a strip's unit
@@ -34,27 +34,27 @@ struct Problem {
   u32 line;         // tiles x stages, in cuts
 
   // Works out the fields after `k`.
-  DEV void divide() {
+  DEVICE void divide() {
     const int units = (k + UNIT_K - 1) / UNIT_K;
     rows = (n + 15) / 16 * 16;
     stages = units / KSUB;
     batch_tiles = (m + NB - 1) / NB;
     line = (n + ROWS - 1) / ROWS * batch_tiles * (units / CUT);
   }
-  DEV u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / KSUB); }
-  DEV u32 owner(u32 stage) const { return ((stage / (CUT / KSUB) + 1) * gridDim.x - 1) / line; }
+  DEVICE u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / KSUB); }
+  DEVICE u32 owner(u32 stage) const { return ((stage / (CUT / KSUB) + 1) * gridDim.x - 1) / line; }
 };
 
 // A stage on the line of work: the tile's corner and the stage within it.
 struct Cursor {
   int n0, m0, stage;
-  DEV Cursor(const Problem& p, u32 at) {
+  DEVICE Cursor(const Problem& p, u32 at) {
     const u32 tile = at / p.stages, n_tile = tile / p.batch_tiles;
     stage = at - tile * p.stages;
     n0 = n_tile * ROWS;
     m0 = (tile - n_tile * p.batch_tiles) * NB;
   }
-  DEV void next(const Problem& p) {
+  DEVICE void next(const Problem& p) {
     if (++stage < p.stages) return;
     stage = 0;
     m0 += NB;
@@ -66,13 +66,13 @@ struct Cursor {
 
 struct Ring {
   u32 base, full, empty;
-  DEV u32 stage(u32 i) const { return base + i * STAGE; }
+  DEVICE u32 stage(u32 i) const { return base + i * STAGE; }
 };
 
 // A place in the ring: which stage, and the parity of its barriers.
 struct Place {
   u32 index = 0, phase = 0;
-  DEV void next() {
+  DEVICE void next() {
     if (++index == STAGES) {
       index = 0;
       phase ^= 1;
@@ -83,7 +83,7 @@ struct Place {
 // --- Producer ------------------------------------------------------------------------------
 
 // The weights of one stage, by one lane.
-DEV void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
+DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
   const int strips = min(ROWS, p.rows - c.n0) / 16;
   const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.rows - group0) / 16;
   const u64 first = (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips +
@@ -102,21 +102,21 @@ DEV void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c
   }
 }
 
-DEV void produce_all_weights(const Problem& p, const Ring& r) {
-  const u64 policy = evict_first();
+DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
+  const u64 policy = evict_first_policy();
   const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
   Cursor cursor(p, p.begin(blockIdx.x));
   Place here;
   // Weights do not depend on the launch before: they come while it ends.
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
-    if (done >= STAGES) barrier_wait(r.empty + here.index * 8, here.phase ^ 1);
+    if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
     produce_weights(p, r, here.index, cursor, policy);
   }
-  let_next_begin();
+  let_next_start();
 }
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
-DEV void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor& c) {
+DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor& c) {
   const int thread = threadIdx.x - THREADS - 32, chunk = thread & 7;
   const int rows = min(NB, p.m - c.m0);
   const int width = p.k * X_BYTES, at = c.stage * KSUB * 128 + chunk * 16;
@@ -129,11 +129,11 @@ DEV void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor
 #pragma unroll
       for (int u = 0; u < KSUB; ++u) {
         const bool inside = at + u * 128 < width;
-        copy16(to + u * NB * 128, inside ? from + u * 128 : p.x, inside);
+        copy_async(to + u * NB * 128, inside ? from + u * 128 : p.x, inside ? 16 : 0);
       }
   }
 #if WG
-  copy_commit();
+  commit_copies();
 #else
   barrier_arrive_after_copies(full);
 #endif
@@ -143,13 +143,13 @@ DEV void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor
 // a stage is announced. (A version that, among other things, left the fence to the readers once
 // gave a wrong tile; this one never did.)
 template <int LEFT>
-DEV void announce(const Ring& r, u32 i) {
-  copy_wait<LEFT>();
-  fence_async_shared();
+DEVICE void announce(const Ring& r, u32 i) {
+  wait_copies<LEFT>();
+  fence_async();
   barrier_arrive(r.full + i * 8);
 }
 
-DEV void produce_all_activations(const Problem& p, const Ring& r) {
+DEVICE void produce_all_activations(const Problem& p, const Ring& r) {
   const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
   Cursor cursor(p, p.begin(blockIdx.x));
   Place here;
@@ -158,7 +158,7 @@ DEV void produce_all_activations(const Problem& p, const Ring& r) {
 #endif
   wait_for_previous();
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
-    if (done >= STAGES) barrier_wait(r.empty + here.index * 8, here.phase ^ 1);
+    if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
     produce_activations(p, r.stage(here.index), r.full + here.index * 8, cursor);
 #if WG
     if (done < LAG) continue;

@@ -50,7 +50,7 @@
 
 typedef float Sums[MT][NJ][4];
 
-DEV int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-1
+DEVICE int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-1
   const int warp = threadIdx.x >> 5;
   return ((warp >> 2) * MT + mt) * 4 + (warp & 3);
 }
@@ -59,12 +59,12 @@ DEV int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-
 struct Mine {
   u32 place[MT], step;  // of unit 0, and from unit to unit, in strips' units
 
-  DEV explicit Mine(int strips) : step(strips) {
+  DEVICE explicit Mine(int strips) : step(strips) {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) place[mt] = min(strip_of(mt), strips - 1);
   }
   // Part i of a stage: unit i / MT, strip i % MT.
-  DEV Raw part(u32 stage, int i) const {
+  DEVICE Raw part(u32 stage, int i) const {
     const u32 at = place[i % MT] + i / MT * step;
     return load(stage + STAGE_X + at * UNIT_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
   }
@@ -75,7 +75,7 @@ constexpr int PARTS = KSUB * MT;  // of a stage, for one warp
 #if WG
 // One stage by wgmma. On return the last group may still run; `released` is the stage before,
 // free as soon as the first group of this one is followed.
-DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums, u32 (&a)[2][4][4],
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums, u32 (&a)[2][4][4],
                  int released) {
   const u32 stage = r.stage(i);
 #pragma unroll
@@ -95,7 +95,7 @@ DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums, u32 (&a)[2]
 }
 #else
 // One stage by mma.sync.
-DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   const u32 stage = r.stage(i);
   const int lane = threadIdx.x & 31;
   Raw raw[MT];
@@ -115,7 +115,7 @@ DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         u32 b[4];
-        load_matrices(b, row + j * 1024 + (((half * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
+        load_matrix(b, row + j * 1024 + (((half * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
 #pragma unroll
         for (int mt = 0; mt < MT; ++mt) {
           multiply(sums[mt][j], a[mt][half * 2], b[0], b[1]);
@@ -129,7 +129,7 @@ DEV void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 #endif
 
 // Writes two columns' values of one weight row and its neighbour's, for 8 batch rows.
-DEV void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4]) {
+DEVICE void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4]) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #if RAGGED
 #pragma unroll
@@ -137,15 +137,15 @@ DEV void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4])
     const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
     if (row >= p.m || n >= p.n) continue;
 #if OUT_BF16
-    ((u16*)out)[(u64)row * p.n + n] = (u16)pack_bf16x2(s[i], 0);
+    ((u16*)out)[(u64)row * p.n + n] = (u16)pack_bf16(s[i], 0);
 #else
     ((float*)out)[(u64)row * p.n + n] = s[i];
 #endif
   }
 #elif OUT_BF16
   u32* y = (u32*)out;
-  const u32 low = transpose_matrix(pack_bf16x2(s[0], s[1]));   // batch row g, weights 2t, 2t+1
-  const u32 high = transpose_matrix(pack_bf16x2(s[2], s[3]));  // … 8 further
+  const u32 low = transpose_matrix(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t+1
+  const u32 high = transpose_matrix(pack_bf16(s[2], s[3]));  // … 8 further
   if (m0 + g < p.m) {
     const u64 at = ((u64)(m0 + g) * p.n + n0) / 2 + t;
     y[at] = low;
@@ -159,12 +159,12 @@ DEV void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4])
 }
 
 // A block's slot 0 is for the tile that its piece begins in, slot 1 for the one it ends in.
-DEV float4* slot(const Problem& p, u32 block, u32 which) {
+DEVICE float4* slot(const Problem& p, u32 block, u32 which) {
   return (float4*)p.partial + (u64)(2 * block + which) * (ROWS * NB / 4) + threadIdx.x;
 }
 
 // Leaves this warp's part of a tile in a slot; nothing is waited for.
-DEV void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
+DEVICE void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
   float4* mine = slot(p, blockIdx.x, which);
 #pragma unroll
   for (int i = 0; i < MT * NJ; ++i)
@@ -177,23 +177,23 @@ DEV void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
 // The blocks that have a part of a tile.
 struct Parts {
   u32 start, first, last;
-  DEV Parts(const Problem& p, u32 tile)
+  DEVICE Parts(const Problem& p, u32 tile)
       : start(tile * p.stages), first(p.owner(start)), last(p.owner(start + p.stages - 1)) {}
-  DEV u32 count() const { return last - first + 1; }
+  DEVICE u32 count() const { return last - first + 1; }
   // Two parts are added by the block of the first, which has it at hand.
-  DEV bool two() const { return last == first + 1; }
+  DEVICE bool two() const { return last == first + 1; }
   // Which of a block's two tiles this is.
-  DEV u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
+  DEVICE u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
 };
 
 // What this warp of a block has been told of one of the block's tiles: how many parts are there.
-DEV u32* counter(const Problem& p, u32 block, u32 which) {
+DEVICE u32* counter(const Problem& p, u32 block, u32 which) {
   return p.arrived + (2 * block + which) * WARPS + threadIdx.x / 32;
 }
 
 // Tells the same warp of the first so many blocks of a tile that this part is there. Warps do this
 // each on their own: none waits for another.
-DEV void announce_part(const Problem& p, const Parts& parts, u32 readers) {
+DEVICE void announce_part(const Problem& p, const Parts& parts, u32 readers) {
   __threadfence();
   __syncwarp();
   for (u32 i = threadIdx.x & 31; i < readers; i += 32)
@@ -202,7 +202,7 @@ DEV void announce_part(const Problem& p, const Parts& parts, u32 readers) {
 
 // Waits until this warp has been told of so many parts. All blocks run at once, at most one a
 // multiprocessor, so that none waits for one that cannot begin.
-DEV void await_parts(const Problem& p, u32 which, u32 parts) {
+DEVICE void await_parts(const Problem& p, u32 which, u32 parts) {
   u32* told = counter(p, blockIdx.x, which);
   wait_until_equal(told, parts);
   __syncwarp();
@@ -210,7 +210,7 @@ DEV void await_parts(const Problem& p, u32 which, u32 parts) {
 }
 
 // Adds the second part of a tile of two to the first.
-DEV void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
+DEVICE void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
   await_parts(p, parts.which(p, parts.first), 1);
   const float4* from = slot(p, parts.last, 0);
 #pragma unroll
@@ -225,25 +225,25 @@ DEV void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sum
 // Where a tile lies in the result.
 struct Corner {
   int n, m;
-  DEV Corner(const Problem& p, u32 tile)
+  DEVICE Corner(const Problem& p, u32 tile)
       : n((int)(tile / p.batch_tiles) * ROWS), m((int)(tile % p.batch_tiles) * NB) {}
 };
 
 // Groups of 8 activation rows of a tile that are there.
-DEV u32 columns_of(const Problem& p, u32 tile) {
+DEVICE u32 columns_of(const Problem& p, u32 tile) {
   return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
 }
 
 // The factors of the two rows that a lane holds of a strip.
 template <class Finish>
-DEV float2 factors(const Problem& p, int n0, const Finish& finish) {
+DEVICE float2 factors(const Problem& p, int n0, const Finish& finish) {
   const int n = n0 + ((threadIdx.x & 31) >> 2);
   const float low = RAGGED && n >= p.n ? 0 : finish(n);
   return make_float2(low, RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
 }
 
 template <class Finish>
-DEV void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Finish& finish) {
+DEVICE void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Finish& finish) {
   const Corner at(p, tile);
 #pragma unroll
   for (int mt = 0; mt < MT; ++mt) {
@@ -262,7 +262,7 @@ DEV void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Fin
 // The end of a tile of three or more parts: each of its blocks adds the parts, in ascending k, of
 // every so-many-th 8 columns of each warp's share, and writes them.
 template <class Finish>
-DEV void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
+DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
   const Parts at_work(p, tile);
   const u32 first = at_work.first, parts = at_work.count();
   const Corner at(p, tile);
@@ -305,7 +305,7 @@ DEV void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
 }
 
 template <class Finish>
-DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
+DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   const u32 begin = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
   wait_for_previous();  // nothing may be written earlier
   Place here;
@@ -318,7 +318,7 @@ DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& f
     u32 a[2][4][4];
     int held = -1;
     for (; unit < stop; ++unit, here.next()) {
-      barrier_wait(r.full + here.index * 8, here.phase);
+      barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here.index, mine, sums, a, held);
       held = here.index;
     }
@@ -326,7 +326,7 @@ DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& f
     if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + held * 8);
 #else
     for (; unit < stop; ++unit, here.next()) {
-      barrier_wait(r.full + here.index * 8, here.phase);
+      barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here.index, mine, sums);
     }
 #endif
@@ -348,7 +348,7 @@ DEV void consume_all(const Problem& p, const Ring& r, void* out, const Finish& f
 
 // The tiles of which this block had a part, at most two.
 template <class Finish>
-DEV void share_all(Problem p, void* out, const Finish& finish) {
+DEVICE void share_all(Problem p, void* out, const Finish& finish) {
   p.k = forget(p.k);  // or what is computed here is held all along
   p.divide();
   const u32 block = forget(blockIdx.x);
@@ -362,7 +362,7 @@ DEV void share_all(Problem p, void* out, const Finish& finish) {
 
 // What a kernel runs: `finish(n)` is the factor of column n.
 template <class Finish>
-DEV void stream_gemm(Problem p, void* out, const Finish& finish) {
+DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   p.divide();
@@ -373,7 +373,7 @@ DEV void stream_gemm(Problem p, void* out, const Finish& finish) {
       barrier_init(ring.full + i * 8, 1 + COPIERS);  // weights announced, activations there
       barrier_init(ring.empty + i * 8, WARPS);
     }
-    barrier_init_done();
+    barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x >= THREADS) {
