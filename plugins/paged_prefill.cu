@@ -60,10 +60,11 @@ DEVICE int2 pages_at(const Source& s, int position) {
   return make_int2(a, b);
 }
 
+// bf16 tiles of a single block an SM (sm_121a): registers do not hold all copies' addresses.
 DEVICE void load_tile(const Source& s, u32 to, int position, int2 ids) {
   long long low = page_offset(ids.x, s.head, position);
   long long high = page_offset(ids.y, s.head, position + 16) - 16 * ROW;
-#pragma unroll
+#pragma unroll (BLOCKS == 1 && !KV_FP8 ? 2 : KV_TILE)
   for (int n = 0; n < (KV_TILE / 16 + THREADS - 1) / THREADS; n++) {
     int at = n * THREADS + threadIdx.x, r = at / (ROW / 16), c = at % (ROW / 16);
     if (KV_TILE / 16 < THREADS && r >= KEYS) break;
