@@ -8,13 +8,15 @@ step takes. States move on by one garbage step each time: for use at the end of 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from spark_engine.runtime.native import NativeExecutor
 
 FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
 PARTS = {  # by the beginning of the kernel's name, the first that fits
@@ -58,23 +60,10 @@ def part_of(symbol: str) -> str:
     return next((part for start, part in PARTS.items() if symbol.startswith(start)), symbol)
 
 
-def launches(payload: bytes) -> list[tuple[str, str]]:
-    """(node, kernel) of every launch of a bucket's payload, in order."""
-    body, _ = _parse(payload)
-    return [(row["node"], body["kernels"][row["kernel"]]["symbol"]) for row in body["launches"]]
-
-
-def time_launches(executor: Any, payload: bytes, passes: int = 5) -> list[Timed]:
-    """Every launch of an open `NativeExecutor`, whose payload it is."""
-    gpu = executor._gpu
-    gpu.use()
-    body, images = _parse(payload)
-    functions = executor._functions(body, memoryview(images))
-    zeroed, filler = gpu.allocate(body["zeroed_bytes"]), gpu.allocate(FILL_BYTES)
-    gpu.fill(zeroed, 0, max(body["zeroed_bytes"], 1))
-    queue = [
-        gpu.prepare(functions[r["kernel"]], *executor._resolve(r, zeroed)) for r in body["launches"]
-    ]
+def time_launches(executor: NativeExecutor, payload: bytes, passes: int = 5) -> list[Timed]:
+    """Every launch of an open executor, whose payload it is."""
+    gpu, queue = executor.gpu, executor.launches(payload)
+    filler = gpu.allocate(FILL_BYTES)
     events = [gpu.event(timed=True) for _ in range(len(queue) + 1)]
     times = []
     for _ in range(passes + 1):
@@ -82,16 +71,14 @@ def time_launches(executor: Any, payload: bytes, passes: int = 5) -> list[Timed]
             gpu.fill(filler, 0, FILL_BYTES)
         gpu.record(events[0])
         for launch, event in zip(queue, events[1:], strict=True):
-            launch()
+            launch.queue()
             gpu.record(event)
         gpu.wait()
         pairs = zip(events, events[1:], strict=False)
         times.append([gpu.milliseconds(a, b) * 1e3 for a, b in pairs])
-    gpu.free(zeroed)
     gpu.free(filler)
     medians = np.median(np.array(times[1:]), axis=0).tolist()
-    names = launches(payload)
-    return [Timed(node, symbol, us) for (node, symbol), us in zip(names, medians, strict=True)]
+    return [Timed(x.node, x.symbol, us) for x, us in zip(queue, medians, strict=True)]
 
 
 def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:
@@ -105,8 +92,3 @@ def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:
 def counts(timed: list[Timed]) -> Mapping[str, int]:
     """Launches by part, most first."""
     return dict(Counter(part_of(row.symbol) for row in timed).most_common())
-
-
-def _parse(payload: bytes) -> tuple[Any, bytes]:
-    length = int.from_bytes(payload[:8], "little")
-    return json.loads(payload[8 : 8 + length]), payload[8 + length :]

@@ -160,6 +160,15 @@ class _Staging:
     read: tuple[tuple[str, Array], ...]  # views of `outputs`
 
 
+@dataclass(frozen=True)
+class Queued:
+    """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself."""
+
+    node: str
+    symbol: str
+    queue: Callable[[], None]
+
+
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -179,6 +188,7 @@ class NativeExecutor:
         self._output_block = zeros(self._gpu, output_bytes)
         self._wide = {name: (zeros(self._gpu, s.nbytes), s) for name, s in wide.items()}
         self._owned = [self._step_block, self._output_block, *(a for a, _ in self._wide.values())]
+        self._zeroed: int | None = None
         try:
             self._graph = self._capture(payload)
         except (KeyError, ValueError, TypeError, IndexError) as error:
@@ -192,6 +202,31 @@ class NativeExecutor:
     def specs(self) -> Specs:
         """The buffers `run` expects."""
         return self._specs
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device that the bucket runs on."""
+        return self._gpu
+
+    def launches(self, payload: bytes) -> list[Queued]:
+        """The launches of the payload that the bucket was opened with, in order, for measurement.
+
+        Queued one after the other they are a step over the inputs of the last one; states move on.
+        """
+        self._gpu.use()
+        body, images = _parse(payload)
+        functions = self._functions(body, images)
+        if self._zeroed is None:
+            self._zeroed = zeros(self._gpu, body["zeroed_bytes"])
+            self._owned.append(self._zeroed)
+        return [
+            Queued(
+                row["node"],
+                body["kernels"][row["kernel"]]["symbol"],
+                self._gpu.prepare(functions[row["kernel"]], *self._resolve(row, self._zeroed)),
+            )
+            for row in body["launches"]
+        ]
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step to its end; every output is copied.
@@ -278,27 +313,20 @@ class NativeExecutor:
 
     def _capture(self, payload: bytes) -> Any:
         """Loads the cubins, runs every launch once over inert rows, and records them."""
-        length = int.from_bytes(payload[:8], "little")
-        body = json.loads(payload[8 : 8 + length])
+        body, _ = _parse(payload)
         if body["arena_bytes"] > self._engine.arena_bytes:
             raise EngineError(
                 f"the {self._label} bucket wants {body['arena_bytes']} bytes of scratch memory, "
                 f"the engine has {self._engine.arena_bytes}; rebuild the engine with spark-build"
             )
-        functions = self._functions(body, memoryview(payload)[8 + length :])
-        zeroed = zeros(self._gpu, body["zeroed_bytes"])
-        self._owned.append(zeroed)
-        launches = [
-            self._gpu.prepare(functions[row["kernel"]], *self._resolve(row, zeroed))
-            for row in body["launches"]
-        ]
+        launches = self.launches(payload)
         self._fill_inert()
         for launch in launches:
-            launch()
+            launch.queue()
         self._gpu.wait()
         self._gpu.begin_capture()
         for launch in launches:
-            launch()
+            launch.queue()
         return self._gpu.end_capture()
 
     def _functions(self, body: Mapping[str, Any], images: memoryview) -> list[Function]:
@@ -353,6 +381,12 @@ class NativeExecutor:
             if field.spec.name == value:
                 return block + field.offset
         return self._wide[value][0]
+
+
+def _parse(payload: bytes) -> tuple[Any, memoryview]:
+    """The payload's launches and its cubins, one after the other."""
+    length = int.from_bytes(payload[:8], "little")
+    return json.loads(payload[8 : 8 + length]), memoryview(payload)[8 + length :]
 
 
 def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:

@@ -151,6 +151,27 @@ def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngin
     assert (buffers["logits"] == 1.5).all()
 
 
+def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    engine.gpu.fill(engine.states.addresses["last_tokens"], 0, 4 * (SLOTS + 1))
+    memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
+    memory.flush()
+    buffers = memory.buffers("decode", ROWS, 0)
+    buffers["token_ids"][:] = (1, 2, 3)
+    buffers["slots"][:] = (2, 0, 3)
+    executor.launch(buffers)()
+    gpu: Any = executor.gpu
+    held = len(gpu.blocks)
+    alone = executor.launches(payload())
+    assert [(x.node, x.symbol) for x in alone] == [("n", "sum_up"), ("n", "finish")]
+    assert len(gpu.blocks) == held, "scratch memory is the graph's"
+    for launch in alone:
+        launch.queue()
+    gpu.wait()
+    last = _i32(gpu, engine.states.addresses["last_tokens"], SLOTS)
+    assert last.tolist() == [2 * (12 + 1007), 0, 2 * (31 + 1007), 2 * (43 + 1007)]
+
+
 def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> None:
     _, memory = opened(engine)
     gpu: Any = engine.gpu
