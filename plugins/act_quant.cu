@@ -15,14 +15,13 @@
 #include "row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    act_quant(const u16* __restrict__ x, const u16* __restrict__ qkv,
-              const float* __restrict__ scales, QUANT_OUTPUTS) {
+    act_quant(const u16* x, const u16* qkv, const float* scales, QUANT_OUTPUTS) {
   const i64 row = blockIdx.y;
   const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
   const bool live = column < K;
   float y[8] = {};
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (live) {
 #if ACT == 1
     float up[8];

@@ -20,10 +20,9 @@ DEVICE act4 columns(const act* p) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
-causal_conv(const act* __restrict__ x, int x_width, int channels, const float* weight,
-            const act* state_in, act* state_out, const int* slots, const int* starts,
-            const int* counts, act* __restrict__ c,
-            int rows) {
+causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
+            act* state_out, const int* slots, const int* starts, const int* counts,
+            act* __restrict__ c, int rows) {
   const int row = blockIdx.y, first = blockIdx.z * SEGMENT;
   const int channel = (blockIdx.x * 128 + threadIdx.x) * 4;
   wait_for_previous();

@@ -15,11 +15,10 @@ typedef unsigned int Element;
 typedef unsigned short Element;
 #endif
 
-extern "C" __global__ void concat(const Element* __restrict__ a, const Element* __restrict__ b,
-                                  const Element* __restrict__ c, const Element* __restrict__ d,
-                                  Element* __restrict__ y) {
-  let_next_start();
+extern "C" __global__ void concat(const Element* a, const Element* b, const Element* c,
+                                  const Element* d, Element* y) {
   wait_for_previous();
+  let_next_start();
   const int column = blockIdx.x * THREADS + threadIdx.x;
   const i64 row = blockIdx.y;
   if (column >= W0 + W1 + W2 + W3) return;

@@ -14,8 +14,7 @@
 #include "row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gated_norm_quant(const u16* __restrict__ o, const u16* __restrict__ packed,
-                     const float* __restrict__ weight, const float* __restrict__ scales,
+    gated_norm_quant(const u16* o, const u16* packed, const float* weight, const float* scales,
                      QUANT_OUTPUTS) {
   __shared__ float partial[THREADS];
   const i64 row = blockIdx.y;
@@ -24,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float y[8] = {}, w[8], z[8] = {};
 #pragma unroll
   for (int i = 0; i < 8; i++) w[i] = weight[column % DIM + i];
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (live) {
     const u16* from = packed + row * PACKED + OFFSET + column;
     unpack8(*(const uint4*)(o + row * K + column), y);

@@ -37,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int rank = blockIdx.x, strip = blockIdx.y, strips = gridDim.y, m0 = blockIdx.z * 8;
   const int steps = k / 16, first = (rank * WARPS + warp) * STEPS;
-  let_next_start();
   uint4 a[STEPS] = {};
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
@@ -46,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     a[i] = load_once(w + ((step / 4 * strips + strip) * 4 + step % 4) * 32 + lane);
   }
   wait_for_previous();
+  let_next_start();
   const u32* mine = (const u32*)(x + (u64)(m0 + g) * k * 2) + first * 8 + t;
   u32 b[STEPS][2];  // all of it is asked for before any of it is used
 #pragma unroll

@@ -13,11 +13,10 @@
 constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mark(int* __restrict__ seen, const int* __restrict__ tokens, const int* __restrict__ last,
-         const int* __restrict__ slots, const int* __restrict__ starts,
-         const int* __restrict__ counts, const int* __restrict__ prompt_lens, int tiles) {
-  let_next_start();
+    mark(int* seen, const int* tokens, const int* last, const int* slots, const int* starts,
+         const int* counts, const int* prompt_lens, int tiles) {
   wait_for_previous();
+  let_next_start();
   const int first = blockIdx.y, slot = slots[first];
   if (slot < 0 || (first > 0 && slots[first - 1] == slot)) return;
   const int begin = blockIdx.x * PIECE, end = min(begin + PIECE, VOCAB);

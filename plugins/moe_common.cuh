@@ -107,11 +107,11 @@ extern "C" __global__ void __launch_bounds__(256)
   const u64 pair = (u64)blockIdx.x * K1;
   sort_experts(ids + pair, order);
   __syncthreads();
-  let_next_start();
   float share[K1];
 #pragma unroll
   for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
   wait_for_previous();
+  let_next_start();
   for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
     float4 v[K1];
 #pragma unroll

@@ -25,7 +25,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
-  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldg(ids + i), 1); });
+  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
   cluster_meet();
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
     int sum = 0, before = 0;
@@ -56,7 +56,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     }
   }
   __syncthreads();
-  for_pairs(pairs, [&](int i) { const int e = __ldg(ids + i); order[count[e] + begin[e] + ranks[i]] = i; });
+  for_pairs(pairs, [&](int i) { const int e = __ldcg(ids + i); order[count[e] + begin[e] + ranks[i]] = i; });
   if (blockIdx.x) return;
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
     const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;

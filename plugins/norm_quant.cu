@@ -24,8 +24,7 @@ DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    norm_quant(const u16* __restrict__ x, const float* __restrict__ weight,
-               const u16* __restrict__ residual, const float* __restrict__ scales,
+    norm_quant(const u16* x, const float* weight, const u16* residual, const float* scales,
                uint4* __restrict__ sum, QUANT_OUTPUTS) {
   __shared__ float room[THREADS / 32];
   const i64 row = blockIdx.x;
@@ -35,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int column = (v * THREADS + threadIdx.x) * 8;
     if (column < K) load_weight(weight, column, w[v]);
   }
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

@@ -62,7 +62,7 @@ DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8
 }
 
 // y is rounded to bf16 first, as if it had been stored and read again.
-DEVICE void emit(float (&y)[8], i64 row, int column, bool live, const float* __restrict__ scales,
+DEVICE void emit(float (&y)[8], i64 row, int column, bool live, const float* scales,
                  QUANT_OUTPUTS) {
   const i64 at = row * K + column;
   uint4 bits = pack8(y);

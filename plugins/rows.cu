@@ -11,11 +11,10 @@
 #ifdef VOCAB
 // x[t] = weight[id]: the host's id, or the slot's last token where it is negative; clamped, so that
 // padding reads nothing out of range. Slot −1 reaches the last of SLOTS rows.
-extern "C" __global__ void embed(const int* __restrict__ tokens, const int* __restrict__ last,
-                                 const int* __restrict__ slots, const uint4* __restrict__ weight,
-                                 uint4* __restrict__ x) {
-  let_next_start();
+extern "C" __global__ void embed(const int* tokens, const int* last, const int* slots,
+                                 const uint4* weight, uint4* x) {
   wait_for_previous();
+  let_next_start();
   if (VECTOR >= H / 8) return;
   int id = tokens[blockIdx.y];
   if (id < 0) {
@@ -27,21 +26,19 @@ extern "C" __global__ void embed(const int* __restrict__ tokens, const int* __re
 }
 #else
 // y[r] = x[r·TILE + counts[r] − 1], the first token where a row has none.
-extern "C" __global__ void last_rows(const uint4* __restrict__ x, const int* __restrict__ counts,
-                                     uint4* __restrict__ y) {
-  let_next_start();
+extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y) {
   wait_for_previous();
+  let_next_start();
   if (VECTOR >= H / 8) return;
   const i64 row = blockIdx.y * TILE + min(max(counts[blockIdx.y], 1), TILE) - 1;
   y[(i64)blockIdx.y * (H / 8) + VECTOR] = x[row * (H / 8) + VECTOR];
 }
 #endif
 #else
-extern "C" __global__ void add(const uint4* __restrict__ a, const uint4* __restrict__ b,
-                               uint4* __restrict__ y) {
+extern "C" __global__ void add(const uint4* a, const uint4* b, uint4* y) {
   const i64 at = (i64)blockIdx.y * (H / 8) + VECTOR;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (VECTOR >= H / 8) return;
   float left[8], right[8];
   unpack8(a[at], left);

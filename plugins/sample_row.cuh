@@ -77,7 +77,7 @@ DEVICE void load8(const float* from, int cell, float (&x)[8]) {
   for (int i = 0; i < 2; ++i) {
     const int id = cell * CELL + i * 128 + lane_id() * 4;
     float4 v = make_float4(0, 0, 0, 0);
-    if (id < WIDTH) v = __ldg((const float4*)(from + id));
+    if (id < WIDTH) v = __ldcg((const float4*)(from + id));
     x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
   }
 }

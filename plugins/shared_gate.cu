@@ -6,12 +6,12 @@
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    shared_gate(const uint4* __restrict__ routed, const uint4* __restrict__ shared,
-                const uint4* __restrict__ x, const void* __restrict__ w, uint4* __restrict__ y) {
+    shared_gate(const uint4* routed, const uint4* shared, const uint4* x, const void* w,
+                uint4* __restrict__ y) {
   __shared__ float room[THREADS / 32];
   const i64 row = blockIdx.x;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   float dot = 0.0f;
   uint4 others[VECS][2];
 #pragma unroll

@@ -112,6 +112,7 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
     if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
     produce_weights(p, r, here.index, cursor, policy);
   }
+  wait_for_previous();  // then what the next fetches early is at least two launches old
   let_next_start();
 }
 

@@ -71,8 +71,8 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
     for (int s = 0; s < STRIPS; ++s)
       if (warp + d * WARPS < units && (first + s) * 16 < n)
         w[d][s] = f.weights(first + s, warp + d * WARPS);
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   float sums[SUMS] = {};
   for (int u0 = warp; u0 < units; u0 += DEPTH * WARPS)
 #pragma unroll

@@ -82,11 +82,11 @@ class Launch:
         args: in the kernel's order.
         defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
             compiled once.
-        overlaps: launched with programmatic stream serialisation: it may begin while launches
-            before it still run. The kernel waits (griddepcontrol.wait) before it touches what any
-            earlier launch of the graph writes, or writes what one reads. A kernel that lets the
-            next begin (griddepcontrol.launch_dependents) before its own wait may only be followed
-            by one that reads nothing early but weights and what older graphs have written.
+        overlaps: launched with programmatic stream serialisation: it may begin while the launch
+            before it still runs. The kernel waits (griddepcontrol.wait) before it touches what
+            that launch writes, or writes what it reads, and lets the next begin
+            (griddepcontrol.launch_dependents) only after its own wait, so that everything older
+            than one launch may be read early. Coherent loads only: no `const … __restrict__`.
     """
 
     symbol: str
