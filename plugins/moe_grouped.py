@@ -54,7 +54,7 @@ def work_of(p: Problem, target: Target) -> Work:
     columns, deep = _columns(p), _depth(p, target)
     most = 0
     for depth in (deep, min(deep, SHALLOW)):
-        left = target.shared_bytes - STATIC - _fixed(p, columns, depth)
+        left = target.shared_bytes - STATIC - fixed_bytes(p, columns, depth)
         most = max(0, left // 16 * 16 // (2 * p.chosen))
         if most >= p.tokens:
             return Work(columns, depth, p.tokens)
@@ -81,14 +81,14 @@ def _buffers(p: Problem, columns: int) -> int:
     return 2 if columns == 1 and p.weights == 1 and not p.quant else 1
 
 
-def _fixed(p: Problem, columns: int, depth: int) -> int:
+def fixed_bytes(p: Problem, columns: int, depth: int) -> int:
     """Bytes of shared memory beside the ids: rings and partial sums."""
     ring = WARPS * depth * 4 * STRIP[p.weights]
     return ring + _buffers(p, columns) * WARPS * 4 * columns * 512
 
 
 def _shared(p: Problem, w: Work) -> int:
-    return _fixed(p, w.columns, w.depth) + et.padded(2 * w.tokens * p.chosen, 16)
+    return fixed_bytes(p, w.columns, w.depth) + et.padded(2 * w.tokens * p.chosen, 16)
 
 
 def _resident(p: Problem, target: Target, shared: int) -> int:

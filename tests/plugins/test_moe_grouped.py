@@ -5,7 +5,6 @@ memory. Kernels are stood in for by their index arithmetic, in numpy.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache as once
 
 import numpy as np
 import pytest
@@ -33,14 +32,6 @@ SIZES = (257, 9, 2048, 512)  # experts and the shared one, chosen and it, H, I: 
 TINY = (13, 3, 64, 128)
 
 
-@once
-def params(kind: str, hidden: int, inner: int) -> list[tuple[DType, tuple[int, ...]]]:
-    """The operands of one expert."""
-    arrays = grouped_moe.arrays(np.random.default_rng(0), kind, 1, (3, 2, hidden, inner))[3:]
-    dense = kind == "dense"  # its arrays are f32, its lowering casts them
-    return [(DType.BF16 if dense else DType.of(a.dtype), a.shape[1:]) for a in arrays]
-
-
 def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Attrs, Specs]:
     """A node's attributes and packed operands."""
     experts, chosen, hidden, inner = sizes
@@ -50,8 +41,9 @@ def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Att
         TensorSpec("ids", DType.I32, (tokens, chosen)),
         TensorSpec("weights", DType.F32, (tokens, chosen)),
     ]
-    for dtype, shape in params(kind, hidden, inner):
-        found.append(TensorSpec("param", dtype, (experts, *shape)))
+    for name, want in grouped_moe.param_specs(kind, experts, hidden, inner).items():
+        dtype = DType.BF16 if kind == "dense" else want[0][0]
+        found.append(TensorSpec(name, dtype, want[1]))
     packs = OP.cuda.packs
     return attrs, tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
 
@@ -60,7 +52,7 @@ def squeezed(attrs: Attrs, packed: Specs, target: Target, tokens: int) -> Target
     """The target with shared memory for the ids of so many tokens."""
     p = moe_problem.problem(attrs, packed)
     w = moe_grouped.work_of(p, target)
-    fixed = moe_grouped._fixed(p, w.columns, min(w.depth, moe_grouped.SHALLOW))
+    fixed = moe_grouped.fixed_bytes(p, w.columns, min(w.depth, moe_grouped.SHALLOW))
     ids = expert_tiles.padded(2 * tokens * p.chosen, 16)
     return replace(target, shared_bytes=moe_grouped.STATIC + fixed + ids)
 
@@ -144,10 +136,7 @@ def test_a_target_without_room_for_a_token_is_refused() -> None:
 
 
 class Rows:
-    """The kernels with rows for what they hold: each notes what it read, as one number a row.
-
-    Products are sums of row and id, so that any row read from the wrong place shows in the end.
-    """
+    """A plan's kernels on rows of one number, which depends on every row and id that was read."""
 
     def __init__(self, plan: Plan, x: Array, ids: Array, weights: Array, quant: int) -> None:
         self.k1, self.by_pair = ids.shape[1], quant in (1, 3)
