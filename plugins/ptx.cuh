@@ -246,10 +246,14 @@ DEVICE void load_matrix_transposed(u32 (&r)[4], Place row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(row)) : "memory");
 }
-// The transpose of an 8 x 8 matrix of b16 held one pair a lane.
-DEVICE u32 transpose_matrix(u32 pair) {
+// The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: where it stands among other
+// instructions of that kind; else the compiler may move it.
+template <bool STAYS = false> DEVICE u32 transpose_matrix(u32 pair) {
   u32 r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  if (STAYS)
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  else
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
   return r;
 }
 // D[16, 8] += A[16, 16] · B[16, 8].

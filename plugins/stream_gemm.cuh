@@ -144,8 +144,8 @@ DEVICE void store(const Problem& p, void* out, int n0, int m0, const float (&s)[
   }
 #elif OUT_BF16
   u32* y = (u32*)out;
-  const u32 low = transpose_matrix(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t+1
-  const u32 high = transpose_matrix(pack_bf16(s[2], s[3]));  // … 8 further
+  const u32 low = transpose_matrix<true>(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t+1
+  const u32 high = transpose_matrix<true>(pack_bf16(s[2], s[3]));  // … 8 further
   if (m0 + g < p.m) {
     const u64 at = ((u64)(m0 + g) * p.n + n0) / 2 + t;
     y[at] = low;
