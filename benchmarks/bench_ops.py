@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spark_engine.kernel import TARGETS
+from benchmarks.graphs import target_here
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import (
     act_quant,
@@ -262,11 +262,8 @@ def totals(rows: Sequence[Row]) -> list[str]:
 
 def main() -> None:
     """Measures every layer in every batch; writes JSON where asked."""
-    name = device.architecture()
-    if name is None:
-        sys.exit("no CUDA device; run this where one is")
-    gpu = device.Gpu()
-    bench = cuda_node.Bench(gpu, TARGETS[name], Path(tempfile.mkdtemp()))
+    target, gpu = target_here(), device.Gpu()
+    bench = cuda_node.Bench(gpu, target, Path(tempfile.mkdtemp()))
     rows = []
     for layer in LAYERS:
         w = weights(layer.op, layer.n, layer.k)

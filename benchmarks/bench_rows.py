@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.graphs import each_seconds, target_here
 from spark_engine.builder import nvrtc
-from spark_engine.kernel import TARGETS
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry, rows_cuda, samples
 from spark_engine.runtime import device
@@ -169,29 +169,20 @@ def microseconds(
             bench.put(buffer, array)
         addresses = [b.address for b in made]
         places = {"input": addresses[: len(packed)], "output": addresses[len(packed) :]}
-        gpu.begin_capture()
-        for _ in range(REPEATS):
-            bench.launch(work.plan, functions, places)
-        graph = gpu.end_capture()
-        first, last = gpu.event(timed=True), gpu.event(timed=True)
-        times = []
-        for _ in range(10):
-            gpu.record(first)
-            gpu.replay(graph)
-            gpu.record(last)
-            gpu.wait_for(last)
-            times.append(gpu.milliseconds(first, last))
-        gpu.destroy_graph(graph)
-    return float(np.median(times)) * 1e3 / REPEATS
+
+        def queued() -> None:
+            for _ in range(REPEATS):
+                bench.launch(work.plan, functions, places)
+
+        times = each_seconds(gpu, queued, 10)
+    return float(np.median(times)) * 1e6 / REPEATS
 
 
 def main() -> None:
     """Prints one line a case: microseconds and the share of the bandwidth."""
-    name = device.architecture()
-    if name is None:
-        raise SystemExit("no CUDA device")
+    target = target_here()
     with tempfile.TemporaryDirectory() as folder:
-        bench = cuda_node.Bench(device.Gpu(), TARGETS[name], Path(folder))
+        bench = cuda_node.Bench(device.Gpu(), target, Path(folder))
         works = [w for op, case in cases() for w in cuda_node.planned(op, case, bench.target)]
         jobs = nvrtc.jobs_of((w.tactic.source, w.plan) for w in works)
         nvrtc.compile_all(jobs, bench.target, Path(folder), os.cpu_count() or 1)

@@ -7,12 +7,13 @@ mathematics, whichever is longer), and what each launch adds to those before it.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from spark_engine.builder import nvrtc
-from spark_engine.kernel import H200, Pointer, Tactic
+from benchmarks import graphs
+from spark_engine.kernel import H200, Tactic
 from spark_engine.plugins import grouped_moe
 from spark_engine.plugins import grouped_moe_cuda as cuda
 from spark_engine.runtime.device import Gpu
@@ -79,35 +80,20 @@ class Layers:
         for address, r in zip(ids, routes, strict=True):
             gpu.upload(address, r)
         scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
-        functions = {}
-        for job in nvrtc.jobs_of([(tactic.source, plan)]):
-            code = nvrtc.compile(job, H200, CACHE).code
-            functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
+        functions = graphs.load(gpu, tactic.source, plan, H200, CACHE)
         gpu.wait()
-        found = []
-        for count in range(1, len(plan.launches) + 1):
-            gpu.begin_capture()
+
+        def queued(count: int) -> None:
             for layer in range(2 * COPIES):
                 which = layer % COPIES
-                places = {
-                    "input": [x, ids[which], share, *self.weights[which]],
-                    "output": [y],
-                    "scratch": scratch,
-                }
-                for launch in plan.launches[:count]:
-                    args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
-                            for a in launch.args]  # fmt: skip
-                    gpu.launch(functions[launch.symbol], launch, args)
-            graph = gpu.end_capture()
-            gpu.replay(graph)
-            first, last = gpu.event(True), gpu.event(True)
-            gpu.record(first)
-            for _ in range(rounds):
-                gpu.replay(graph)
-            gpu.record(last)
-            gpu.wait_for(last)
-            found.append(gpu.milliseconds(first, last) * 1e-3 / (rounds * 2 * COPIES))
-            gpu.destroy_graph(graph)
+                operands = [x, ids[which], share, *self.weights[which]]
+                places = {"input": operands, "output": [y], "scratch": scratch}
+                graphs.queue(gpu, plan.launches[:count], functions, places)
+
+        counts = range(1, len(plan.launches) + 1)
+        found = [
+            graphs.mean_seconds(gpu, partial(queued, n), rounds) / (2 * COPIES) for n in counts
+        ]
         for address in (x, y, share, *ids, *scratch):
             gpu.free(address)
         return found, float(np.mean([len(np.unique(r)) for r in routes]))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.graphs import each_seconds
 from spark_engine.builder import nvrtc
 from spark_engine.kernel import H200, Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.op import Attrs, Op
@@ -117,17 +118,10 @@ def timed(gpu: Gpu, launches: Sequence[Callable[[], None]], repeats: int = 7) ->
     for launch in launches[:2]:
         launch()
     gpu.wait()
-    gpu.begin_capture()
-    for launch in launches:
-        launch()
-    graph = gpu.end_capture()
-    times = []
-    for _ in range(repeats):
-        first, last = gpu.event(True), gpu.event(True)
-        gpu.record(first)
-        gpu.replay(graph)
-        gpu.record(last)
-        gpu.wait_for(last)
-        times.append(gpu.milliseconds(first, last))
-    gpu.destroy_graph(graph)
-    return sorted(times[1:])[len(times) // 2] / 1e3 / len(launches)
+
+    def queued() -> None:
+        for launch in launches:
+            launch()
+
+    times = each_seconds(gpu, queued, repeats)
+    return sorted(times[1:])[len(times) // 2] / len(launches)

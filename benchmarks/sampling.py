@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spark_engine.builder import nvrtc
-from spark_engine.kernel import TARGETS, Pointer, Tactic, Target
+from benchmarks import graphs
+from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins import moe_router_cuda, sample_cuda
 from spark_engine.runtime import device
@@ -78,29 +78,17 @@ class Timer:
         scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
         for address, need in zip(scratch, plan.scratch, strict=True):
             gpu.fill(address, 0, need.nbytes)
-        functions = {}
-        for job in nvrtc.jobs_of([(tactic.source, plan)]):
-            code = nvrtc.compile(job, self.target, self._cache).code
-            functions |= gpu.load(code, job.symbols, max(n.shared for n in plan.launches))
-        gpu.begin_capture()
-        for operands in copies:
-            places = {"input": operands, "output": made, "scratch": scratch}
-            for launch in plan.launches:
-                args = [places[a.kind][a.index] if isinstance(a, Pointer) else a.value
-                        for a in launch.args]  # fmt: skip
-                gpu.launch(functions[launch.symbol], launch, args)
-        graph = gpu.end_capture()
-        gpu.replay(graph)
-        first, last = gpu.event(True), gpu.event(True)
-        gpu.record(first)
-        for _ in range(REPLAYS):
-            gpu.replay(graph)
-        gpu.record(last)
-        gpu.wait_for(last)
-        gpu.destroy_graph(graph)
+        functions = graphs.load(gpu, tactic.source, plan, self.target, self._cache)
+
+        def queued() -> None:
+            for operands in copies:
+                places = {"input": operands, "output": made, "scratch": scratch}
+                graphs.queue(gpu, plan.launches, functions, places)
+
+        seconds = graphs.mean_seconds(gpu, queued, REPLAYS)
         for address in (*made, *scratch):
             gpu.free(address)
-        return gpu.milliseconds(first, last) * 1e-3 / (REPLAYS * len(copies))
+        return seconds / len(copies)
 
 
 def tables(rows: int, rule: Rule) -> list[Array]:
@@ -162,11 +150,9 @@ def routing(timer: Timer, tokens: int) -> float:
 
 def main() -> None:
     """Prints every case."""
-    name = device.architecture()
-    if name is None:
-        raise SystemExit("no CUDA device")
+    target = graphs.target_here()
     with tempfile.TemporaryDirectory() as folder:
-        timer = Timer(device.Gpu(), TARGETS[name], Path(folder))
+        timer = Timer(device.Gpu(), target, Path(folder))
         for tokens in (1, 32, 128, 256, 2048):
             print(f"router {tokens:5d} tokens {routing(timer, tokens) * 1e6:8.1f} us", flush=True)
         for rows in (1, 32, 128):

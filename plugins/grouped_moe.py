@@ -25,6 +25,7 @@ from spark_engine.plugins import (
     fp8_linear,
     grouped_moe_cuda,
     linear,
+    moe_packs,
     nvfp4_linear,
     nvfp4_linear_a4,
     samples,
@@ -35,16 +36,7 @@ from spark_engine.plugins.onnx_nodes import Text
 from spark_engine.plugins.shapes import ACTIVATIONS, WEIGHTS, activation, count, expect, width
 from spark_engine.tensors import Array, DType, TensorSpec
 
-PARAMS = {
-    "dense": ("w13", "w2"),
-    "nvfp4": ("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
-    "nvfp4_a4": (
-        *("w13", "w13_scale", "w13_scale2", "w2", "w2_scale", "w2_scale2"),
-        *("x_scale", "h_scale"),
-    ),
-    "fp8": ("w13", "w13_scale", "w2", "w2_scale", "x_scale", "h_scale"),
-    "fp8_block": ("w13", "w13_scale", "w2", "w2_scale"),
-}
+PARAMS = moe_packs.OPERANDS  # by format
 INPUT_SCALE = {"w13": "x_scale", "w2": "h_scale"}
 Want = tuple[tuple[DType, ...], tuple[int, ...]]
 

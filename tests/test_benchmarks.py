@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,43 @@ def test_floors_of_the_published_models(model: str) -> None:
     if "moe" in wide:
         parts = [floor.parts(Work(n, 1024))["moe"] for n in (1, 8, 10_000)]
         assert parts[0] < parts[1] < parts[2] == pytest.approx(30 * parts[0], rel=0.1)
+
+
+class Clock:
+    """A GPU whose replays take 1, 2, 3, … ms; events are the time at which they were recorded."""
+
+    def __init__(self) -> None:
+        self.now, self.replays, self.calls = 0.0, 0, [""]
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+    def event(self, timed: bool = False) -> list[float]:
+        assert timed, "an event that is asked for a time"
+        return [0.0]
+
+    def record(self, event: list[float]) -> None:
+        event[0] = self.now
+
+    def replay(self, graph: object) -> None:
+        self.replays += 1
+        self.now += self.replays
+
+    def milliseconds(self, first: list[float], last: list[float]) -> float:
+        return last[0] - first[0]
+
+
+def test_seconds_of_replays() -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from benchmarks import graphs, prepared
+
+    gpu: Any = Clock()
+    assert graphs.each_seconds(gpu, lambda: gpu.launch(), 3) == [1e-3, 2e-3, 3e-3]
+    captured = gpu.calls[1 : gpu.calls.index("end_capture")]
+    assert captured == ["begin_capture", "launch"] and gpu.calls[-1] == "destroy_graph"
+    assert graphs.mean_seconds(Clock(), lambda: None, 4) == pytest.approx((2 + 3 + 4 + 5) / 4e3)
+    launches = [lambda: None] * 5
+    assert prepared.timed(Clock(), launches, 7) == pytest.approx(5e-3 / 5), "of 2 … 7 ms"
 
 
 def test_predictions_keep_the_fraction() -> None:
