@@ -120,9 +120,9 @@ DEVICE void barrier_wait(Place bar, u32 parity) {
                  "selp.u32 %0, 1, 0, p; }"
                  : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
 }
-// The same, but the compiler sees no loop. Which of the two a kernel has moves its registers, either
-// way (sm_90a: with this one moe_up takes up to 6 more, fp8_linear 20 more at 8 rows, nvfp4_linear
-// 1 fewer in one form); each has the one it was measured with.
+// The same, but the compiler sees no loop. Which of the two a kernel has moves its registers,
+// either way (sm_90a: with this one moe_up takes up to 6 more, fp8_linear 20 more in a form of 8
+// rows, nvfp4_linear 1 fewer in one); each has the one it was measured with.
 template <class Place>
 DEVICE void barrier_wait_whole(Place bar, u32 parity) {
   asm volatile("{\n.reg .pred done;\n"

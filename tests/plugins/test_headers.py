@@ -1,0 +1,32 @@
+"""What the CUDA sources share is written once. Compiles nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from tests.house import ROOT, files
+
+_TEXT = r'\s*"(?:[^"\\]|\\.)*"'
+_ASM = re.compile(rf"\basm\s*(?:volatile)?\s*\(((?:{_TEXT})+)")
+_SPACE = re.compile(r'[\s"]|\\n')
+
+
+def instructions(source: str) -> set[str]:
+    """The PTX of every asm statement, without white space; those of no instruction are left out."""
+    return {_SPACE.sub("", text) for text in _ASM.findall(source)} - {""}
+
+
+def test_the_reader_sees_statements_over_lines() -> None:
+    source = 'asm volatile("a.b %0,"\n  " %1;\\n" : "=r"(x)); asm("" ::: "memory"); asm("c;");'
+    assert instructions(source) == {"a.b%0,%1;", "c;"}
+
+
+def test_no_instruction_is_wrapped_in_two_files() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in files("plugins/*.cu", "plugins/*.cuh"):
+        for text in instructions((ROOT / path).read_text()):
+            found[text].add(path.name)
+    assert len(found) > 40, "nothing was read"
+    twice = {text: sorted(names) for text, names in found.items() if len(names) > 1}
+    assert not twice, "put it into ptx.cuh (or numeric.cuh) and include that"
