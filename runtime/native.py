@@ -62,7 +62,7 @@ class NativeEngine:
             self.states = DeviceStates(self.gpu, manifest.states)
             self.tables = DeviceTables(self.gpu, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in manifest.buckets)
-            self.arena = self.gpu.allocate(self.arena_bytes)
+            self.arena = zeros(self.gpu, self.arena_bytes)
             self.gpu.wait()
             mark("memory")
         except BaseException:

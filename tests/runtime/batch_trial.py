@@ -26,6 +26,7 @@ from spark_engine.runtime.executor import Executor, Specs, Wait
 from spark_engine.runtime.load import load
 from spark_engine.runtime.request import Request, SamplingParams
 from spark_engine.tensors import Array
+from tests.runtime.native_trial import poison
 
 TARGET = "sm_90a"
 SIZES: dict[str, Any] = {"decode": (1, 4, 16, 64), "prefill": (64, 256)}
@@ -125,6 +126,7 @@ def recorded(folder: Path) -> tuple[Engine, Logits]:
     """An engine, and where the logits of what it runs are gathered, by request and position."""
     logits: Logits = {}
     loaded = load(folder)
+    poison(loaded.executors.values())
 
     def keep(buffers: Mapping[str, Array]) -> None:
         owner = {seq.slot: seq.id for seq in engine.scheduler.running}

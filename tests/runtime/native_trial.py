@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from spark_engine.runtime import device
 from spark_engine.runtime.engine import Engine, EngineOptions
+from spark_engine.runtime.executor import Executor
 from spark_engine.runtime.load import load
+from spark_engine.runtime.native import NativeExecutor
 from spark_engine.runtime.request import Request, SamplingParams
 from tests.solo import Solo
 
@@ -51,6 +53,7 @@ def prepare(base: Path) -> None:
 def logits(path: Path) -> list[NDArray[np.float32]]:
     """After two prefills and six decode steps of one sequence on poisoned states."""
     engine = load(path, threads=1)
+    poison(engine.executors.values())
     solo, rng = Solo(engine), np.random.default_rng(5)
     solo.prefill(rng.integers(0, VOCAB, 128).tolist(), 2)
     solo.prefill(rng.integers(0, VOCAB, 37).tolist(), 1)
@@ -59,6 +62,15 @@ def logits(path: Path) -> list[NDArray[np.float32]]:
     for executor in engine.executors.values():
         executor.close()
     return [row.astype(np.float32) for row in solo.logits]
+
+
+def poison(executors: Iterable[Executor]) -> None:
+    """Fills the scratch memory of native executors with NaN: who reads it has not written it."""
+    for executor in executors:
+        if isinstance(executor, NativeExecutor):
+            owner = executor._engine
+            owner.gpu.fill(owner.arena, 0xFF, owner.arena_bytes)
+            return
 
 
 def compare(base: Path) -> None:
@@ -142,6 +154,7 @@ def _request(rng: random.Random, seed: int) -> Request:
 
 def _run(path: Path, requests: list[Request], depth: int) -> list[list[int]]:
     engine = Engine.open(path, EngineOptions(depth=depth))
+    poison(engine.loaded.executors.values())
     made: dict[int, list[int]] = {engine.submit(request): [] for request in requests}
     start, count = time.monotonic(), 0
     while not engine.idle:
