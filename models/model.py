@@ -22,7 +22,7 @@ from spark_engine.models.modules import HEAD, Layout
 from spark_engine.models.quantisation import QuantTable, quant_table
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.tensors import Expected, check_tensors, expected_tensors, usual
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import TensorSpec
 
 _ROWS = 4096  # rows of a matrix compared at a time
 
@@ -119,8 +119,3 @@ def _check_tied(config: ModelConfig, layout: Layout, checkpoint: Checkpoint) -> 
             f"{file}: tensor {head} differs from embed_tokens.weight, though config.json says "
             "tie_word_embeddings; set it to false if the head is its own"
         )
-
-
-def dtype_of_plain(model: Model) -> DType:
-    """The dtype that the unquantised matrices have in this file: that of the embedding."""
-    return model.tensors[model.layout.file_name("embed_tokens.weight")].dtype

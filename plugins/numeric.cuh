@@ -16,7 +16,6 @@ DEVICE u32 pack_bf16(float low, float high) {
   return pair;
 }
 DEVICE u16 to_bf16(float x) { return (u16)pack_bf16(x, 0.0f); }
-DEVICE float round_bf16(float x) { return low_bf16(pack_bf16(x, 0.0f)); }
 DEVICE u32 pack_f16(float low, float high) {
   u32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -155,9 +155,6 @@ DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memo
 template <int PENDING> DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
 }
-template <int PENDING> DEVICE void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" :: "n"(PENDING) : "memory");
-}
 // This thread's accesses to shared memory before, those of copy engine and wgmma after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -69,11 +69,6 @@ class Sequence:
         return self.goal <= self.launched < self.limit - 1
 
     @property
-    def next_position(self) -> int:
-        """Position of the token that its next emitting row samples."""
-        return self.goal if self.launched < self.goal else self.launched + 1
-
-    @property
     def horizon(self) -> int:
         """Positions that must have pages for it to be admitted: up to its next decode row."""
         return min(max(self.goal, self.launched) + 1, self.limit - 1)
