@@ -2,10 +2,11 @@
 // w and 8 rows of x a cluster.
 //
 // Such a layer (the gates b and a of a gated delta net: 96 x 5120) moves a megabyte: it is all
-// latency. So k is cut over 8 blocks of a cluster and 8 warps of each, a warp fetches its whole
-// piece of the weights into registers before it waits for the launch before, and the sums meet in
-// shared memory, first of the block, then of the cluster. The order of sums is ascending k in a
-// warp, then warps, then blocks, whatever m is.
+// latency. So k is cut over 8 blocks of a cluster and 8 warps of each, a warp asks for its whole
+// piece of the weights at once, and the sums meet in shared memory, first of the block, then of the
+// cluster. The order of sums is ascending k in a warp, then warps, then blocks, whatever m is.
+// The weights are written to be fetched before the wait for the launch before; ptxas 13.0 moves
+// that wait in front of them (seen in the machine code of sm_90a), so they are not yet.
 //
 // Packed weights are those of `linear.cu` (`plugins/weight_tiles.py`), in one group of rows.
 // Macros: STEPS (steps of 16 k that a warp does), OUT_BF16.
