@@ -45,7 +45,7 @@ def chain(gpu: Gpu, function: Any, symbol: str, blocks: int, count: int) -> tupl
     address = gpu.allocate(4 * 256 * blocks)
     overlaps = symbol == "aware"
     shape = ((blocks, 1, 1), (256, 1, 1), (Pointer("input", 0),))
-    launch = gpu.prepare(function, Launch(symbol, *shape, overlaps=overlaps), [address])
+    launch = gpu.prepare(function, Launch(symbol, *shape, overlaps=overlaps).shape, [address])
     launch()
     gpu.wait()
     gpu.begin_capture()

@@ -3,13 +3,11 @@
 Knows the CUDA driver and the contract of a kernel; knows no op. A graph holds the node's launches
 several times, each over its own copy of what no kernel before it has just written (weights,
 states), so that the copies together are larger than the L2 cache; activations stay where they are,
-warm, as they are behind the kernel that made them. The builder may not import the runtime, which
-has a driver wrapper of its own for serving.
+warm, as they are behind the kernel that made them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
 import statistics
 from collections.abc import Sequence
@@ -24,18 +22,15 @@ from spark_engine.builder import nvrtc
 from spark_engine.builder.operands import Filling, fillings
 from spark_engine.builder.tactics import Work
 from spark_engine.builder.timings import Machine, Timings, key_of
-from spark_engine.errors import ExecutorError, InternalError
-from spark_engine.kernel import Launch, Plan, Pointer, Tactic, Target
+from spark_engine.cuda_driver import MAX_SHARED, queueing, value
+from spark_engine.errors import CapacityError, ExecutorError, InternalError
+from spark_engine.kernel import Plan, Pointer, Tactic, Target
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
 SHARE = 0.8  # of the free memory that one measurement may take
-_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
 _NAMES = driver.CUdevice_attribute
-_MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-_OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 VERSION = Path("/proc/driver/nvidia/version")
 
 
@@ -46,15 +41,14 @@ class GpuTimer:
     """
 
     def __init__(self, target: Target, cubins: Path, known: Path) -> None:
-        _do(driver.cuInit(0))
-        self._device = _do(driver.cuDeviceGet(0))
-        self._context = _do(driver.cuDevicePrimaryCtxRetain(self._device))
-        _do(driver.cuCtxSetCurrent(self._context))
+        value(driver.cuInit(0))
+        self._device = value(driver.cuDeviceGet(0))
+        self._context = value(driver.cuDevicePrimaryCtxRetain(self._device))
+        value(driver.cuCtxSetCurrent(self._context))
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = _do(driver.cuStreamCreate(flags.value))
-        self._l2 = int(
-            _do(driver.cuDeviceGetAttribute(_NAMES.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, self._device))
-        )
+        self._stream = value(driver.cuStreamCreate(flags.value))
+        cache = _NAMES.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+        self._l2 = int(value(driver.cuDeviceGetAttribute(cache, self._device)))
         self._target, self._cubins = target, cubins
         self._timings = Timings(known, machine(self._device))
         self.measured = 0
@@ -88,6 +82,8 @@ class GpuTimer:
             return known
         try:
             seconds = self._measure(work, tactic, plan)
+        except CapacityError:
+            return None  # another program took the memory meanwhile
         except ExecutorError as error:
             raise InternalError(
                 f"timing {work.name}/{tactic.name} over "
@@ -117,10 +113,10 @@ class GpuTimer:
         for launch in plan.launches:
             job = nvrtc.Job(tactic.source, launch.defines, (launch.symbol,))
             code = nvrtc.compile(job, self._target, self._cubins).code
-            modules.append(_do(driver.cuModuleLoadData(code)))
-            function = _do(driver.cuModuleGetFunction(modules[-1], launch.symbol.encode()))
+            modules.append(value(driver.cuModuleLoadData(code)))
+            function = value(driver.cuModuleGetFunction(modules[-1], launch.symbol.encode()))
             if launch.shared:
-                _do(driver.cuFuncSetAttribute(function, _MAX_SHARED, launch.shared))
+                value(driver.cuFuncSetAttribute(function, MAX_SHARED, launch.shared))
             functions.append(function)
         return functions, modules
 
@@ -149,32 +145,32 @@ class _Bench:
         self._scratch = [self._allocate(s.nbytes) for s in self._plan.scratch]
         for address, need in zip(self._scratch, self._plan.scratch, strict=True):
             if need.zeroed:
-                _do(driver.cuMemsetD8Async(address, 0, max(need.nbytes, 1), self._stream))
-        _do(driver.cuStreamSynchronize(self._stream))
+                value(driver.cuMemsetD8Async(address, 0, max(need.nbytes, 1), self._stream))
+        value(driver.cuStreamSynchronize(self._stream))
 
     def seconds(self, functions: Sequence[Any]) -> float:
         """The median over replays, a launch set's share of each."""
         sets = max(self.copies, LEAST_LAUNCHES)
         self._run(functions, 0)  # outside a graph, so that an error has a name
-        _do(driver.cuStreamSynchronize(self._stream))
+        value(driver.cuStreamSynchronize(self._stream))
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        _do(driver.cuStreamBeginCapture(self._stream, mode))
+        value(driver.cuStreamBeginCapture(self._stream, mode))
         for turn in range(sets):
             self._run(functions, turn)
-        graph = _do(driver.cuStreamEndCapture(self._stream))
-        replay = _do(driver.cuGraphInstantiate(graph, 0))
-        events = [_do(driver.cuEventCreate(0)) for _ in range(2)]
+        graph = value(driver.cuStreamEndCapture(self._stream))
+        replay = value(driver.cuGraphInstantiate(graph, 0))
+        events = [value(driver.cuEventCreate(0)) for _ in range(2)]
         times = []
         for _ in range(WARM + REPEATS):
-            _do(driver.cuEventRecord(events[0], self._stream))
-            _do(driver.cuGraphLaunch(replay, self._stream))
-            _do(driver.cuEventRecord(events[1], self._stream))
-            _do(driver.cuEventSynchronize(events[1]))
-            times.append(float(_do(driver.cuEventElapsedTime(*events))) / 1e3 / sets)
+            value(driver.cuEventRecord(events[0], self._stream))
+            value(driver.cuGraphLaunch(replay, self._stream))
+            value(driver.cuEventRecord(events[1], self._stream))
+            value(driver.cuEventSynchronize(events[1]))
+            times.append(float(value(driver.cuEventElapsedTime(*events))) / 1e3 / sets)
         for event in events:
-            _do(driver.cuEventDestroy(event))
-        _do(driver.cuGraphExecDestroy(replay))
-        _do(driver.cuGraphDestroy(graph))
+            value(driver.cuEventDestroy(event))
+        value(driver.cuGraphExecDestroy(replay))
+        value(driver.cuGraphDestroy(graph))
         return statistics.median(times[WARM:])
 
     def free(self) -> None:
@@ -184,7 +180,7 @@ class _Bench:
         self._addresses = []
 
     def _allocate(self, nbytes: int) -> int:
-        self._addresses.append(int(_do(driver.cuMemAlloc(max(nbytes, 1)))))
+        self._addresses.append(int(value(driver.cuMemAlloc(max(nbytes, 1)))))
         return self._addresses[-1]
 
     def _operand(self, index: int, filling: Filling) -> list[int]:
@@ -200,10 +196,10 @@ class _Bench:
         done = min(filling.pattern.nbytes, filling.nbytes)
         if done == 0:
             return
-        _do(driver.cuMemcpyHtoDAsync(address, filling.pattern.ctypes.data, done, self._stream))
+        value(driver.cuMemcpyHtoDAsync(address, filling.pattern.ctypes.data, done, self._stream))
         while done < filling.nbytes:
             more = min(done, filling.nbytes - done)
-            _do(driver.cuMemcpyDtoDAsync(address + done, address, more, self._stream))
+            value(driver.cuMemcpyDtoDAsync(address + done, address, more, self._stream))
             done += more
 
     def _run(self, functions: Sequence[Any], turn: int) -> None:
@@ -211,7 +207,7 @@ class _Bench:
             values = [
                 self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
             ]
-            _launch(self._stream, function, launch, values)
+            queueing(self._stream, function, launch.shape, values)()
 
     def _address(self, pointer: Pointer, turn: int) -> int:
         if pointer.kind == "scratch":
@@ -223,14 +219,14 @@ class _Bench:
 
 def this_machine() -> Machine:
     """The first GPU's. Raises ExecutorError without one."""
-    _do(driver.cuInit(0))
-    return machine(_do(driver.cuDeviceGet(0)))
+    value(driver.cuInit(0))
+    return machine(value(driver.cuDeviceGet(0)))
 
 
 def machine(device: Any) -> Machine:
     """What times of this GPU depend on."""
-    name = _do(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
-    version = str(_do(driver.cuDriverGetVersion()))
+    name = value(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
+    version = str(value(driver.cuDriverGetVersion()))
     try:
         found = re.search(r"Kernel Module\D*([\d.]+)", VERSION.read_text())
     except OSError:
@@ -238,39 +234,7 @@ def machine(device: Any) -> Machine:
     return Machine(name, found[1] if found else version, nvrtc.compiler_version())
 
 
-def _launch(stream: Any, function: Any, launch: Launch, values: list[int | float]) -> None:
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes, config.hStream = launch.shared, stream
-    attributes = []
-    if launch.cluster != (1, 1, 1):
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = _CLUSTER
-        dim = attribute.value.clusterDim
-        dim.x, dim.y, dim.z = launch.cluster
-        attributes.append(attribute)
-    if launch.overlaps:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = _OVERLAP
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(attribute)
-    config.numAttrs, config.attrs = len(attributes), attributes
-    types = tuple(
-        ctypes.c_void_p if isinstance(a, Pointer) else _TYPES[a.kind] for a in launch.args
-    )
-    _do(driver.cuLaunchKernelEx(config, function, (tuple(values), types), 0))
-
-
 def _free_bytes() -> int:
     error, free, _ = driver.cuMemGetInfo()
-    _do((error,))
+    value((error,))
     return int(free)
-
-
-def _do(result: tuple[Any, ...]) -> Any:
-    """The driver call's value. Raises ExecutorError naming the error."""
-    error, *values = result
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise ExecutorError(f"the CUDA driver says {error.name} ({error.value})")
-    return values[0] if values else None

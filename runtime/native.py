@@ -8,18 +8,15 @@ their launch on one stream, so they may share every byte.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.kernel import TARGETS, Arg, Launch, Pointer, Scalar
+from spark_engine.kernel import TARGETS
 from spark_engine.runtime.device import Event, Function, Gpu
 from spark_engine.runtime.device_memory import (
     Bytes,
@@ -29,6 +26,7 @@ from spark_engine.runtime.device_memory import (
     zeros,
 )
 from spark_engine.runtime.executor import WIDE, Specs, Wait
+from spark_engine.runtime.program import NUMBERS, Operand, Program
 from spark_engine.runtime.upload import upload_file
 from spark_engine.tensors import Array, TensorSpec
 from spark_engine.weights_file import read_index
@@ -214,19 +212,17 @@ class NativeExecutor:
         Queued one after the other they are a step over the inputs of the last one; states move on.
         """
         self._gpu.use()
-        body, images = _parse(payload)
-        functions = self._functions(body, images)
+        program = Program.read(payload)
         if self._zeroed is None:
-            self._zeroed = zeros(self._gpu, body["zeroed_bytes"])
+            self._zeroed = zeros(self._gpu, program.zeroed_bytes)
             self._owned.append(self._zeroed)
-        return [
-            Queued(
-                row["node"],
-                body["kernels"][row["kernel"]]["symbol"],
-                self._gpu.prepare(functions[row["kernel"]], *self._resolve(row, self._zeroed)),
-            )
-            for row in body["launches"]
-        ]
+        kernels = [self._engine.function(k.cubin, k.symbol, k.shared) for k in program.kernels]
+        queued = []
+        for record in program.launches:
+            args = [self._value(arg, self._zeroed) for arg in record.args]
+            queue = self._gpu.prepare(kernels[record.kernel], record.shape, args)
+            queued.append(Queued(record.node, program.kernels[record.kernel].symbol, queue))
+        return queued
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step to its end; every output is copied.
@@ -313,10 +309,10 @@ class NativeExecutor:
 
     def _capture(self, payload: bytes) -> Any:
         """Loads the cubins, runs every launch once over inert rows, and records them."""
-        body, _ = _parse(payload)
-        if body["arena_bytes"] > self._engine.arena_bytes:
+        wanted = Program.read(payload).arena_bytes
+        if wanted > self._engine.arena_bytes:
             raise EngineError(
-                f"the {self._label} bucket wants {body['arena_bytes']} bytes of scratch memory, "
+                f"the {self._label} bucket wants {wanted} bytes of scratch memory, "
                 f"the engine has {self._engine.arena_bytes}; rebuild the engine with spark-build"
             )
         launches = self.launches(payload)
@@ -329,38 +325,16 @@ class NativeExecutor:
             launch.queue()
         return self._gpu.end_capture()
 
-    def _functions(self, body: Mapping[str, Any], images: memoryview) -> list[Function]:
-        """The kernels by number."""
-        ends = np.cumsum(body["cubins"], dtype=np.int64).tolist()
-        starts = [0, *ends[:-1]]
-        cubins = [bytes(images[a:b]) for a, b in zip(starts, ends, strict=True)]
-        find = self._engine.function
-        return [find(cubins[r["cubin"]], r["symbol"], r["shared"]) for r in body["kernels"]]
-
     def _fill_inert(self) -> None:
         for field in self._steps:
             byte = 0xFF if field.spec.name == "slots" else 0
             self._gpu.fill(self._step_block + field.offset, byte, field.spec.nbytes)
 
-    def _resolve(self, row: Mapping[str, Any], zeroed: int) -> tuple[Launch, list[int | float]]:
-        """A launch record with addresses in place of names."""
-        args: list[Arg] = []
-        values: list[int | float] = []
-        for kind, value in row["args"]:
-            if kind in ("i32", "i64", "f32"):
-                args.append(Scalar(kind, value))
-                values.append(value)
-            else:
-                args.append(Pointer("input", 0))
-                values.append(self._address(kind, value, zeroed))
-        x, y, z = row["grid"]
-        bx, by, bz = row["block"]
-        cx, cy, cz = row["cluster"]
-        launch = Launch(
-            "", (x, y, z), (bx, by, bz), tuple(args), row["shared"], (cx, cy, cz), (),
-            row["overlaps"],
-        )  # fmt: skip
-        return launch, values
+    def _value(self, arg: Operand, zeroed: int) -> int | float:
+        """A number as it is, and a place in memory as its address."""
+        kind, value = arg
+        number: int | float = value
+        return number if kind in NUMBERS else self._address(kind, value, zeroed)
 
     def _address(self, kind: str, value: Any, zeroed: int) -> int:
         if kind == "arena":
@@ -381,12 +355,6 @@ class NativeExecutor:
             if field.spec.name == value:
                 return block + field.offset
         return self._wide[value][0]
-
-
-def _parse(payload: bytes) -> tuple[Any, memoryview]:
-    """The payload's launches and its cubins, one after the other."""
-    length = int.from_bytes(payload[:8], "little")
-    return json.loads(payload[8 : 8 + length]), memoryview(payload)[8 + length :]
 
 
 def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:

@@ -72,6 +72,21 @@ Arg = Pointer | Scalar
 
 
 @dataclass(frozen=True)
+class Shape:
+    """How a kernel is launched, whichever kernel it is; the fields are `Launch`'s.
+
+    `kinds` has "address" or a `Scalar`'s kind for each argument.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    kinds: tuple[str, ...]
+    shared: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    overlaps: bool = False
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch, resolved but for addresses.
 
@@ -97,6 +112,12 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     defines: tuple[tuple[str, str], ...] = ()
     overlaps: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """What the driver needs beside the kernel and the arguments' values."""
+        kinds = tuple("address" if isinstance(a, Pointer) else a.kind for a in self.args)
+        return Shape(self.grid, self.block, kinds, self.shared, self.cluster, self.overlaps)
 
 
 @dataclass(frozen=True)

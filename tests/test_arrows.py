@@ -35,7 +35,12 @@ NEVER = {
 # Heavy libraries live in one file each, so that the rest imports without them.
 ONE_FILE = {
     "onnxruntime": {"runtime/ort.py", "builder/ort.py", "check/operators.py"},
-    "cuda": {"runtime/device.py", "builder/nvrtc.py", "builder/gpu_timer.py"},
+    "cuda": {
+        "spark_engine/cuda_driver.py",
+        "runtime/device.py",
+        "builder/nvrtc.py",
+        "builder/gpu_timer.py",
+    },
     "tensorrt": {"runtime/trt.py", "builder/trt.py"},
 }
 TRAINING = "models/tiny/"  # its scripts may use torch; nothing imports them

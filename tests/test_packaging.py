@@ -45,7 +45,7 @@ def _run(*command: str | Path, **env: str) -> str:
 
 CUDA = (
     *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
-    "builder/gpu_timer.py",
+    *("builder/gpu_timer.py", "spark_engine/cuda_driver.py"),
     *("runtime/device.py", "runtime/device_memory.py", "runtime/native.py", "runtime/upload.py"),
 )
 

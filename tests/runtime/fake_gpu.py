@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.kernel import Launch
+from spark_engine.kernel import Shape
 from spark_engine.tensors import Array
 
 Kernel = Callable[..., None]
@@ -91,7 +91,7 @@ class FakeGpu:
     def allow_shared(self, function: str, nbytes: int) -> None:
         self.allowed[function] = nbytes
 
-    def prepare(self, function: str, launch: Launch, args: Sequence[int]) -> Callable[[], None]:
+    def prepare(self, function: str, shape: Shape, args: Sequence[int]) -> Callable[[], None]:
         def run() -> None:
             self.kernels[function](self, *args)
 

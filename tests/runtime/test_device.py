@@ -88,7 +88,7 @@ class Chain:
         for i, name in enumerate(names):
             launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, overlaps=name != "plain")
             values = (self.arrays[i], self.arrays[i + 1], i + 1)
-            self.launches.append(gpu.prepare(found[name], launch, values))
+            self.launches.append(gpu.prepare(found[name], launch.shape, values))
 
     def captured(self) -> tuple[Any, int]:
         """The graph, and how many of its edges are programmatic."""
@@ -217,4 +217,4 @@ except ExecutorError as error:
 def test_each_error_says_what_to_do(name: str, kind: type[Exception], words: str) -> None:
     code = getattr(device.driver.CUresult, name)
     with pytest.raises(kind, match=f"{name}.*{words}"):
-        device._do((code,))
+        device.value((code,))

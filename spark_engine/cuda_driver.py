@@ -1,0 +1,102 @@
+"""What both halves ask of the CUDA driver's binding: checked calls, kernels ready to be queued.
+
+Knows the launch attributes and the words for what goes wrong; knows neither engines nor timing.
+Importing it needs the extra `cuda`, not a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from spark_engine.errors import CapacityError, ExecutorError
+from spark_engine.kernel import Shape
+
+MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_OVERLAP = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_TYPES = {
+    "address": ctypes.c_void_p,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+}
+_LOST = tuple(
+    f"CUDA_ERROR_{what}"
+    for what in ("ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION", "INVALID_PC")
+    + ("INVALID_ADDRESS_SPACE", "HARDWARE_STACK_ERROR", "LAUNCH_FAILED", "LAUNCH_TIMEOUT")
+    + ("ASSERT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED", "DEVICE_UNAVAILABLE")
+)
+_FOREIGN = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NOT_FOUND")
+
+
+def queueing(
+    stream: Any, function: Any, shape: Shape, args: Sequence[int | float]
+) -> Callable[[], None]:
+    """What puts the kernel on the stream whenever it is called.
+
+    `args` are addresses and numbers in the order of `shape.kinds`.
+    """
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+    config.sharedMemBytes, config.hStream = shape.shared, stream
+    attributes = _attributes(shape)
+    config.numAttrs, config.attrs = len(attributes), attributes
+    given = tuple(args), tuple(_TYPES[kind] for kind in shape.kinds)
+
+    def queue() -> None:
+        value(driver.cuLaunchKernelEx(config, function, given, 0))
+
+    return queue
+
+
+def _attributes(shape: Shape) -> list[Any]:
+    found = []
+    if shape.cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _CLUSTER
+        dim = attribute.value.clusterDim
+        dim.x, dim.y, dim.z = shape.cluster
+        found.append(attribute)
+    if shape.overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = _OVERLAP
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    return found
+
+
+def value(result: tuple[Any, ...]) -> Any:
+    """The driver call's value. Raises ExecutorError or CapacityError naming the error."""
+    found = values(result)
+    return found[0] if found else None
+
+
+def values(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All that the driver call returned."""
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        raise _failure(result[0].name, result[0].value)
+    return result[1:]
+
+
+def _failure(name: str, value: int) -> Exception:
+    says = f"the CUDA driver says {name} ({value})"
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return CapacityError(
+            f"{says}: stop other programs on the GPU, or rebuild with a smaller --max-context, "
+            "--max-seqs or --kv-tokens"
+        )
+    if name in _LOST:
+        return ExecutorError(
+            f"{says}: a kernel went wrong, and all that was on the GPU is lost; start the engine "
+            "again; if it comes back, `compute-sanitizer` names the kernel"
+        )
+    if name in _FOREIGN:
+        return ExecutorError(f"{says}: rebuild the engine for this GPU with spark-build")
+    return ExecutorError(
+        f"{says}; start the engine again, and see `nvidia-smi` for the GPU's state"
+    )
