@@ -27,7 +27,7 @@ def target_here() -> Target:
 
 
 def load(gpu: Gpu, source: str, plan: Plan, target: Target, cache: Path) -> dict[str, Function]:
-    """The plan's kernels by symbol, which its launches must not share between macros."""
+    """The plan's kernels by symbol, which its launches must not share between sources or macros."""
     functions: dict[str, Function] = {}
     for job in nvrtc.jobs_of([(source, plan)]):
         code = nvrtc.compile(job, target, cache).code

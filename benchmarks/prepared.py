@@ -55,7 +55,11 @@ class Prepared:
         self.functions: list[tuple[Any, Launch]] = []
         for job in nvrtc.jobs_of([(tactic.source, self.plan)]):
             cubin = nvrtc.compile(job, target, cache)
-            mine = [x for x in self.plan.launches if x.defines == job.defines]
+            mine = [
+                x
+                for x in self.plan.launches
+                if (x.source or tactic.source, x.defines) == (job.source, job.defines)
+            ]
             found = gpu.load(cubin.code, job.symbols, max(x.shared for x in mine))
             self.functions += [(found[x.symbol], x) for x in mine]
         self.functions.sort(key=lambda pair: self.plan.launches.index(pair[1]))

@@ -76,7 +76,7 @@ class GpuTimer:
 
         Raises InternalError naming a tactic that the GPU cannot run.
         """
-        key = key_of(work, tactic, plan, nvrtc.sources(tactic.source))
+        key = key_of(work, tactic, plan, _texts(tactic, plan))
         known = self._timings.get(key)
         if known is not None:
             return known
@@ -111,7 +111,8 @@ class GpuTimer:
     def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Any], list[Any]]:
         functions, modules = [], []
         for launch in plan.launches:
-            job = nvrtc.Job(tactic.source, launch.defines, (launch.symbol,))
+            source = launch.source or tactic.source
+            job = nvrtc.Job(source, launch.defines, (launch.symbol,))
             code = nvrtc.compile(job, self._target, self._cubins).code
             modules.append(value(driver.cuModuleLoadData(code)))
             function = value(driver.cuModuleGetFunction(modules[-1], launch.symbol.encode()))
@@ -215,6 +216,14 @@ class _Bench:
         found = self._inputs if pointer.kind == "input" else self._outputs
         copies = found[pointer.index]
         return copies[turn % len(copies)]
+
+
+def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
+    """The plan's sources and their headers, by name."""
+    found: dict[str, str] = {}
+    for name in {launch.source or tactic.source for launch in plan.launches}:
+        found |= nvrtc.sources(name)
+    return found
 
 
 def this_machine() -> Machine:

@@ -173,7 +173,7 @@ class _Kernels:
 
     def index(self, source: str, launch: Launch) -> int:
         """The kernel's number; remembers the most shared memory that a launch asks for."""
-        key = (source, launch.defines, launch.symbol)
+        key = (launch.source or source, launch.defines, launch.symbol)
         number = self._found.setdefault(key, len(self._found))
         if number == len(self._shared):
             self._shared.append(0)

@@ -67,7 +67,8 @@ def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
     found: dict[tuple[str, Defines], set[str]] = {}
     for source, plan in plans:
         for launch in plan.launches:
-            found.setdefault((source, launch.defines), set()).add(launch.symbol)
+            key = (launch.source or source, launch.defines)
+            found.setdefault(key, set()).add(launch.symbol)
     return tuple(Job(*key, tuple(sorted(found[key]))) for key in sorted(found))
 
 

@@ -102,6 +102,7 @@ class Launch:
             that launch writes, or writes what it reads, and lets the next begin
             (griddepcontrol.launch_dependents) only after its own wait, so that everything older
             than one launch may be read early. Coherent loads only: no `const … __restrict__`.
+        source: file name of the CUDA source in `plugins/`, where it is not the tactic's.
     """
 
     symbol: str
@@ -112,6 +113,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     defines: tuple[tuple[str, str], ...] = ()
     overlaps: bool = False
+    source: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -145,7 +147,7 @@ class Tactic:
 
     Attributes:
         name: unique within the op.
-        source: file name of the CUDA source in `plugins/`.
+        source: file name of the CUDA source in `plugins/` of those launches that name none.
         refuse: (attrs, bound input specs, target) -> a sentence why not, or None. Input specs
             are those after packing.
         plan: (attrs, bound input specs, target) -> Plan.

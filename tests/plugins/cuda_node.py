@@ -154,13 +154,13 @@ class Bench:
     def functions(self, source: str, plan: Plan) -> list[object]:
         """The kernel of each launch."""
         for launch in plan.launches:
-            key = (source, launch.defines, launch.symbol, launch.shared)
+            key = (launch.source or source, launch.defines, launch.symbol, launch.shared)
             if key not in self._functions:
-                job = nvrtc.Job(source, launch.defines, (launch.symbol,))
+                job = nvrtc.Job(key[0], launch.defines, (launch.symbol,))
                 code = nvrtc.compile(job, self.target, self._cache).code
                 found = self.gpu.load(code, [launch.symbol], launch.shared)
                 self._functions[key] = found[launch.symbol]
-        keys = [(source, n.defines, n.symbol, n.shared) for n in plan.launches]
+        keys = [(n.source or source, n.defines, n.symbol, n.shared) for n in plan.launches]
         return [self._functions[key] for key in keys]
 
     @contextmanager

@@ -65,7 +65,8 @@ def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) 
     assert works, "every tactic refuses every case"
     for work in works:
         for launch in work.plan.launches:
-            job = nvrtc.Job(work.tactic.source, launch.defines, (launch.symbol,))
+            source = launch.source or work.tactic.source
+            job = nvrtc.Job(source, launch.defines, (launch.symbol,))
             usage = nvrtc.compile(job, target, compiled).usage[launch.symbol]
             label = f"{op.name}/{work.tactic.name}/{launch.symbol} {work.case.label}: {usage}"
             assert usage.shared + launch.shared <= target.shared_bytes, label
@@ -139,9 +140,8 @@ def test_fp4_matrix_instructions_are_where_the_target_has_them(
     seen = 0
     for op in OPS:
         for work in chosen(op, target):
-            texts = nvrtc.sources(work.tactic.source)
-            for name in FP4.keys() & texts.keys():
-                for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+            for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+                for name in FP4.keys() & nvrtc.sources(job.source).keys():
                     path = tmp_path / "kernel.cubin"
                     path.write_bytes(nvrtc.compile(job, target, compiled).code)
                     sass = subprocess.run(
