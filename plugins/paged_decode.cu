@@ -1,6 +1,6 @@
 // Decode attention over paged keys and values, in one launch: norm, RoPE, append, attend, merge.
 //
-// Work: a row of length n is cut into chunks, whose size depends on n alone; a unit is (row,
+// Work: a row of length n is cut into equal chunks, whose size depends on n alone; a unit is (row,
 // chunk, kv head). The grid is what is resident; each block lists the units itself from `starts`
 // and strides over them. The block of a row's last chunk appends the new key and value.
 // Block: warps with 16-token tiles of their own, each in a ring of its own filled by cp.async, so
@@ -19,19 +19,25 @@
 //   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
 //   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
 //   The norms' weights brought to L1 before the wait: no change.
-// Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens of the
-// smallest chunk), BLOCKS (of an SM), SHARED (bytes).
+// Behind a launch that fills every SM, as in a step, with the gate and FP8 copies, rows of 1060
+// tokens, chunks of 128 / 256 / 384 / 512 / 1024 (35B: 16/2 heads; a row: of 1024):
+//   chunks of so many and a rest     27B, 128 rows 211 / 122 / - / 105 / 103; 35B 122 / 77 / - / 62 / 75
+//   equal chunks, gates fetched early              134 / 115 / 100 / 96 / 97;   78 / 69 / 58 / 67 / 58
+//   32 rows, then                    54 / 39 / - / 31 / 40 and 37 / 41 / 30 / 34 / 39; 8: 18.4, 17.5
+//   a row                            12.4 / 15.0 / - / 21.4 / 24.0: nothing is hidden there
+// Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens that
+// a chunk has about), BLOCKS (of an SM), SHARED (bytes).
 #include "paged_merge.cuh"
 
+// Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.
 DEVICE int chunk_tokens(int length) {
-  int even = (length + 64 * MOST_CHUNKS - 1) / (64 * MOST_CHUNKS) * 64;
-  return even > CHUNK ? even : CHUNK;
+  int chunks = min(MOST_CHUNKS, max(1, (length + CHUNK / 2) / CHUNK));
+  return max(64, (length + 64 * chunks - 1) / (64 * chunks) * 64);
 }
 DEVICE int length_of(int slot, int start, int count) {
   return slot >= 0 && count > 0 ? start + 1 : 0;
 }
-DEVICE int chunks_of(int length) {
-  int size = chunk_tokens(length);
+DEVICE int chunks_of(int length, int size) {
   return length > 0 ? (length + size - 1) / size : 1;  // an inert row still writes its zeros
 }
 
@@ -44,7 +50,8 @@ DEVICE void list_rows(Row* list, const int* slots, const int* starts, const int*
     Row row = {};
     if (r < rows) {
       row.slot = slots[r], row.length = length_of(row.slot, starts[r], counts[r]);
-      n = chunks_of(row.length);
+      row.chunk = chunk_tokens(row.length);
+      n = chunks_of(row.length, row.chunk);
     }
     int sum = n;
 #pragma unroll
@@ -69,9 +76,8 @@ DEVICE Unit unit_at(int index, const Row* list, int rows) {
   u.row = low, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
   u.chunks = list[low + 1].before - list[low].before;
   u.slot = list[low].slot, u.length = list[low].length;
-  int size = chunk_tokens(u.length);
-  u.begin = u.chunk * size;
-  u.end = min(u.length, u.begin + size);
+  u.begin = u.chunk * list[low].chunk;
+  u.end = min(u.length, u.begin + list[low].chunk);
   return u;
 }
 
@@ -222,6 +228,14 @@ DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const 
   return c;
 }
 
+// Gates of the group into shared memory, on their way while the chunk is read.
+DEVICE void fetch_gates(Block& b, const Unit& u, const u16* qkv) {
+  constexpr int PIECES = D / 8;
+  const u16* from = qkv + (long long)u.row * WIDTH + u.head * GROUP * 2 * D + D;
+  for (int i = threadIdx.x; i < GROUP * PIECES; i += THREADS)
+    copy_async(&b.gates[i * 8], from + i / PIECES * 2 * D + i % PIECES * 8);
+}
+
 // Queries of the group into shared memory; in a row's last chunk also the append.
 DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& constants,
                     const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
@@ -297,9 +311,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                  const int* slots, const int* starts, const int* counts, u16* o,
                  const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
                  float2* tallies, int* arrivals, int rows, int most_pages) {
-  const Out out{o, qkv, scales, {q0, q1}, {s0, s1}};
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
+  const Out out{o, b.gates, scales, {q0, q1}, {s0, s1}};
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   if (warp == 0) list_rows(b.rows, slots, starts, counts, rows, lane);
   __syncthreads();
@@ -315,6 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_for_previous();
   let_next_start();
   while (index < units) {
+    if (FUSED) fetch_gates(b, u, qkv);
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
       prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
@@ -349,6 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if (done.chunks > 1) {
       merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);
+      __syncthreads();  // the next unit's gates come where these were read
     }
   }
 }

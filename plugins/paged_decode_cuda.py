@@ -31,11 +31,12 @@ DIMS = (32, 64, 128, 256)
 COLUMNS = 8  # heads of a group, padded
 FAN = 8  # parts that are merged at once
 MOST_CHUNKS = FAN * FAN  # of one row
-CHUNKS = (64, 128, 256, 512, 1024)  # tokens of the smallest chunk, a tactic each
+CHUNKS = (128, 256, 384, 512, 1024)  # tokens that a chunk has about, a tactic each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
 QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
 OPERANDS = 11  # before the scales
+ROW = 16  # bytes of `struct Row`
 NULL = Scalar("i64", 0)
 
 
@@ -99,21 +100,23 @@ def refuse_decode(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return refuse_any(attrs, specs, target)
 
 
-def _shape(s: Sizes) -> tuple[int, int, int]:
+def _shape(s: Sizes, fused: bool) -> tuple[int, int, int]:
     """(warps, stages, bytes of `struct Block` without its list of rows)."""
     token = token_bytes(s)
     warps = 2 if token > 256 else 4
     stages = 2 if token >= 256 else 4
     arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
     rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
-    return warps, stages, warps * arena + rest + 128
+    rest += s.group * s.dim * 2 if fused else 16
+    return warps, stages, warps * arena + rest + 64
 
 
 def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> Plan:
     """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
-    warps, stages, shared = _shape(s)
-    blocks = min(3, target.shared_bytes // (shared + 12 * rows + 1024))
+    warps, stages, shared = _shape(s, "quant" in attrs)
+    each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
+    blocks = min(3, (target.shared_bytes + 1024) // each)
     longest = specs[7].dims[1] * s.page
     units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
     quant = str(attrs.get("quant", "none"))
@@ -133,7 +136,7 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> Plan:
         (min(units, target.sms * blocks), 1, 1),
         (32 * warps, 1, 1),
         _args(attrs, specs, rows),
-        shared=shared + 12 * rows,
+        shared=shared + ROW * rows,
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
         overlaps=True,
     )
@@ -178,7 +181,7 @@ def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> float
     """Rows of a typical length: a chunk's own way, all bytes, or rounds of units, fitted."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     length = min(specs[7].dims[1] * s.page, TYPICAL)
-    chunks = -(-length // chunk)
+    chunks = max(1, (length + chunk // 2) // chunk)
     way = 6.5e-6 + 9e-9 * min(chunk, length) + 1.2e-6 * (chunks > FAN)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
     rounds = 13e-6 * rows * s.kv_heads * chunks / (target.sms * (3 if target.hopper else 1))

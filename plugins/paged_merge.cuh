@@ -22,7 +22,7 @@ constexpr int MERGE = COLUMNS * WIDE * 4;
 constexpr int ARENA = RING > MERGE ? RING : MERGE;  // of one warp: its ring, then its sums
 
 struct Row {
-  int before, slot, length;  // chunks of the rows before it
+  int before, slot, length, chunk;  // chunks of the rows before it; tokens of its chunks
 };
 
 struct Block {
@@ -30,6 +30,7 @@ struct Block {
   u16 queries[COLUMNS][PITCH];
   u8 fresh[2][ROW];                     // the new token's key and value, as stored
   float2 tally[WARPS][COLUMNS];         // (maximum, sum) of a warp
+  u16 gates[FUSED ? GROUP * D : 8];
   int last;
   Row rows[1];                          // and one more, for the total
 };
@@ -42,7 +43,7 @@ struct Unit {
 // Where the result goes, and what it is gated by.
 struct Out {
   u16* o;
-  const u16* qkv;
+  const u16* gates;  // of the unit's heads, in shared memory
   const float* scales;
   u8 *q[2], *q_scale[2];
 };
@@ -53,8 +54,7 @@ DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float s
   uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale),
                           pack_bf16(x.z * scale, x.w * scale));
   if constexpr (FUSED) {
-    const u16* gates = out.qkv + (long long)u.row * WIDTH + column + (column / D + 1) * D;
-    uint2 g = live ? *reinterpret_cast<const uint2*>(gates) : uint2{};
+    uint2 g = live ? *reinterpret_cast<const uint2*>(out.gates + 4 * i) : uint2{};
     float y[4] = {low_bf16(bits.x) * fast_sigmoid(low_bf16(g.x)),
                   high_bf16(bits.x) * fast_sigmoid(high_bf16(g.x)),
                   low_bf16(bits.y) * fast_sigmoid(low_bf16(g.y)),
