@@ -13,12 +13,14 @@ constexpr int STAGE_X = KSUB * NB * 128;
 constexpr int STAGE_W = STRIPS * KSUB * UNIT_W;
 constexpr int STAGE_S = STRIPS * KSUB * SCALE_BYTES;
 constexpr int STAGE = STAGE_X + STAGE_W + STAGE_S;
-constexpr int COPIERS = 96;  // threads that bring activations
-constexpr int BLOCK = THREADS + 32 + COPIERS;
+// Threads that bring activations: a whole number of eights of rows at a time, which keeps a
+// thread's place within a row's swizzle. The warp between them and that of the weights rests.
+constexpr int COPIERS = 64;
+constexpr int FIRST_COPIER = THREADS + 64;
+constexpr int BLOCK = FIRST_COPIER + COPIERS;
 constexpr bool MOVE_REGISTERS = NB > 64 && ROWS > 128;  // from producers to consumers
 
-// Stages whose activations are on the way before the first of them is announced. With wgmma a
-// consumer frees a stage only once it has the next.
+// Stages whose activations are on the way before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;
 
 struct Problem {
@@ -118,21 +120,19 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
 DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor& c) {
-  const int thread = threadIdx.x - THREADS - 32, chunk = thread & 7;
-  const int rows = min(NB, p.m - c.m0);
+  const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
+  const int rows = min(NB, p.m - c.m0) - row;
   const int width = p.k * X_BYTES, at = c.stage * KSUB * 128 + chunk * 16;
-  const u8* from = p.x + (u64)(c.m0 + (thread >> 3)) * width + at;
+  const u8* from = p.x + (u64)(c.m0 + row) * width + at;
+  const u32 to = stage + row * 128 + ((chunk ^ row) << 4);
 #pragma unroll
-  for (int row0 = 0; row0 < NB; row0 += COPIERS / 8, from += COPIERS / 8 * width) {
-    const int row = row0 + (thread >> 3);
-    const u32 to = stage + row * 128 + ((chunk ^ (row & 7)) << 4);
-    if (row < rows)
+  for (int i = 0; i < NB / 8; ++i, from += 8 * width)
+    if (i * 8 < rows)
 #pragma unroll
       for (int u = 0; u < KSUB; ++u) {
-        const bool inside = at + u * 128 < width;
-        copy_async(to + u * NB * 128, inside ? from + u * 128 : p.x, inside ? 16 : 0);
+        const bool inside = WHOLE_K || at + u * 128 < width;
+        copy_async(to + u * NB * 128 + i * 1024, inside ? from + u * 128 : p.x, inside ? 16 : 0);
       }
-  }
 #if WG
   commit_copies();
 #else

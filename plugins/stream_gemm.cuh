@@ -73,25 +73,26 @@ struct Mine {
 constexpr int PARTS = KSUB * MT;  // of a stage, for one warp
 
 #if WG
-// One stage by wgmma. On return the last group may still run; `released` is the stage before,
-// free as soon as the first group of this one is followed.
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums, u32 (&a)[2][4][4],
-                 int released) {
+// One stage by wgmma. A product whose weights are in registers holds up its warp while it runs, so
+// nothing is gained by decoding ahead of it: the other warpgroups of the block decode meanwhile.
+DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   const u32 stage = r.stage(i);
+  const u64 tiles = wgmma_tile(uniform(stage));
+  Raw raw = mine.part(stage, 0);
 #pragma unroll
   for (int part = 0; part < PARTS; ++part) {
-    u32(&now)[4][4] = a[part & 1];
-    decode(mine.part(stage, part), now);
+    u32 a[4][4];
+    decode(raw, a);
+    if (part + 1 < PARTS) raw = mine.part(stage, part + 1);
     wgmma_fence();
-    const u64 tile = wgmma_tile(stage + part / MT * NB * 128);
+    const u64 tile = tiles + part / MT * (NB * 128 / 16);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      Wgmma<FP8_MMA, NB>::run(sums[part % MT], now[step], tile + 2 * step);
+      Wgmma<FP8_MMA, NB>::run(sums[part % MT], a[step], tile + 2 * step);
     wgmma_commit();
-    wgmma_wait<PARTS % 2 == 0>();
-    if (part == 0 && released >= 0 && (threadIdx.x & 31) == 0)
-      barrier_arrive(r.empty + released * 8);
+    wgmma_wait<0>();
   }
+  if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + i * 8);
 }
 #else
 // One stage by mma.sync.
@@ -314,22 +315,10 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     const u32 from = unit, stop = min(end, (tile + 1) * p.stages);
     const Mine mine(min(ROWS, p.rows - (int)(tile / p.batch_tiles) * ROWS) / 16);
     Sums sums = {};
-#if WG
-    u32 a[2][4][4];
-    int held = -1;
-    for (; unit < stop; ++unit, here.next()) {
-      barrier_wait_whole(r.full + here.index * 8, here.phase);
-      consume(r, here.index, mine, sums, a, held);
-      held = here.index;
-    }
-    wgmma_wait<0>();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + held * 8);
-#else
     for (; unit < stop; ++unit, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here.index, mine, sums);
     }
-#endif
     if (stop - from == p.stages) {
       write_tile(p, tile, out, sums, finish);
       continue;
@@ -377,13 +366,13 @@ DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
   }
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    if (MOVE_REGISTERS) fewer_registers<MT == 1 ? 24 : 56>();
+    if (MOVE_REGISTERS) fewer_registers<24>();
     if (threadIdx.x == THREADS)
       produce_all_weights(p, ring);
-    else if (threadIdx.x >= THREADS + 32)
+    else if (threadIdx.x >= FIRST_COPIER)
       produce_all_activations(p, ring);
   } else {
-    if (MOVE_REGISTERS) more_registers<MT == 1 ? 112 : 224>();
+    if (MOVE_REGISTERS) more_registers<112>();
     consume_all(p, ring, out, finish);
     share_all(p, out, finish);
   }

@@ -105,11 +105,11 @@ def choose(problem: Problem, form: Format, target: Target) -> Tile:
     if not target.hopper and batch >= 64:
         most = 128  # the sums must fit 168 registers
     rows = next((r for r in (64, 128) if problem.n <= r), most)
-    # On the other target few warps with many registers hold the sums of the largest batch.
-    wide = rows == 256 and batch >= 64 if target.hopper else rows >= 128 and batch >= 128
-    strips = 2 if wide else 1
-    # mma.sync and wgmma give the same bits for bf16; the former is ahead in small batches.
-    wgmma = target.hopper and not (form.weight_bits == 4 and batch <= SMALL)
+    # On the other target few warps with many registers hold the sums of the largest batch. On
+    # Hopper four warpgroups take turns: one multiplies, the others decode.
+    strips = 2 if not target.hopper and rows >= 128 and batch >= 128 else 1
+    # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
+    wgmma = target.hopper and not (form.weight_bits == 4 and batch < SMALL)
     return fill(Tile(rows, batch, strips, 1, 2, wgmma), problem, form, target)
 
 
@@ -118,8 +118,7 @@ def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
     units = -(-problem.k // form.unit)
     one = replace(tile, units=1).stage_bytes(form)
     room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
-    # wgmma reads fragments from registers while the next are made: two sets take turns.
-    least = (3 if tile.strips == 1 else 4) if tile.wgmma else 5
+    least = 3 if tile.wgmma else 5
     fitting = [u for u, s in ((4, 5), (2, least)) if units % u == 0 and room // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
     # In small batches decoding keeps step with memory: a deep ring only delays its start.
@@ -151,6 +150,7 @@ def plan(
         "WG": int(tile.wgmma),
         "OUT_BF16": int(dtype == "bf16"),
         "RAGGED": int(problem.n % STRIP != 0),
+        "WHOLE_K": int(problem.k % form.unit == 0),
         "RESIDENT": tile.resident,
     }
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
