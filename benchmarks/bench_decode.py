@@ -2,10 +2,13 @@
 
 The protocol of `baselines/vllm_0.23_h200.json`: npl sequences of 1,024 random prompt tokens each,
 all decoding in lockstep, greedily, through the real `Engine` with one step of run-ahead. A step's
-time is the median wall time of `--steps` steps after 8 to warm up; prefill is npl · 1,024 tokens
-over the time to the last first token. Ready is when the engine is open, counted from the start of
-the process. Engines come from `spark-build benchmarks/configs/MODEL -o engines/MODEL --target
-sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536 --kv-tokens 163840`.
+time is the median wall time of `--steps` steps after 8 to warm up, and its mean beside it: steps
+may differ, since states behind a replay ring are rewritten in turns. `floor_ms` reads and writes
+every state in each step, as vLLM does; `ring_floor_ms` counts what the engine's ring saves. Prefill
+is npl · 1,024 tokens over the time to the last first token. Ready is when the engine is open,
+counted from the start of the process. Engines come from `spark-build benchmarks/configs/MODEL -o
+engines/MODEL --target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536
+--kv-tokens 163840`.
 """
 
 from __future__ import annotations
@@ -183,7 +186,7 @@ def baseline(model: str, npl: int, state: str) -> Row:
 def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """One printed line of the table."""
     return (
-        f"{row['model']:15} {row['npl']:4} {row['step_ms']:8.3f} ms  "
+        f"{row['model']:15} {row['npl']:4} {row['step_ms']:8.3f} ms, mean {row['mean_ms']:.3f}  "
         f"floor {row['floor_ms']:6.2f} ({row['floor_ms'] / row['step_ms']:4.0%})  "
         f"vLLM {theirs.get('step_ms', 0):7.3f} | "
         f"prefill {row['prefill_tok_s']:8.0f} tok/s, vLLM {theirs.get('prefill_tok_s', 0):8.0f} | "
@@ -240,6 +243,10 @@ def main() -> None:
         row["floor_parts_ms"] = {
             part: round(n / H200_BANDWIDTH * 1e3, 4) for part, n in floor.parts(work).items()
         }
+        ring = bench.folder.manifest.limits.gdn_ring
+        if ring:
+            seconds = floor.seconds(replace(work, ring=ring), H200_BANDWIDTH)
+            row |= {"gdn_ring": ring, "ring_floor_ms": round(seconds * 1e3, 3)}
         row |= {"start_to_ready_s": round(bench.ready, 2), "gdn_state": str(dtypes.state)}
         row |= {"kv": str(dtypes.kv), **card()}
         row |= {"command": command(args), "commit": args.commit, "date": str(date.today())}

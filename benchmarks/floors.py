@@ -1,7 +1,8 @@
 """The bytes that one decode step must move, by part, and the time they take.
 
 Weights are read once (of routed experts those expected to be hit under uniform routing), a
-sequence's recurrent and convolution states are read and written, its keys and values read, its
+sequence's recurrent and convolution states are read and written (with a replay ring of L records:
+read, one part in L written, and what a step takes from the ring), its keys and values read, its
 logits written and read. Activations are taken to stay in the L2 cache. Knows shapes and stored
 types only; knows no kernel and no measurement.
 """
@@ -15,23 +16,26 @@ from functools import cached_property
 
 from spark_engine.models.config import FULL
 from spark_engine.models.model import Model
+from spark_engine.plugins.delta_ring import ring_bytes
 from spark_engine.tensors import DType
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
 GB10_BANDWIDTH = 243e9  # the best read measured on one; its memory's nominal rate is 273e9
 LOGIT_BYTES = 8  # f32, written and read
-STATE_PASSES = 2  # read and written
+CONV_PASSES = 2  # read and written
 _STORED = {DType.F8E4M3: "linear-fp8", DType.U8: "linear-nvfp4"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """One step's work: sequences, tokens each has, and bytes of a state and of a KV element."""
+    """One step's work: sequences, tokens each has, bytes of a state and of a KV element, records
+    of a replay ring."""
 
     npl: int
     ctx: int
     state_bytes: int = 4
     kv_bytes: int = 1
+    ring: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,11 @@ class Floor:
         delta = len(c.layers) - attention
         state = c.value_heads * c.value_dim * c.key_dim * work.state_bytes
         conv = (c.conv_kernel - 1) * c.conv_channels * 2
-        found["gdn"] += work.npl * delta * STATE_PASSES * (state + conv)
+        moved = state * (1 + 1 / max(work.ring, 1)) + CONV_PASSES * conv
+        if work.ring:
+            sizes = (c.key_heads, c.value_heads, c.key_dim, c.value_dim)
+            moved += ring_bytes(work.ring, *sizes)
+        found["gdn"] += round(work.npl * delta * moved)
         token = 2 * c.kv_heads * c.head_dim * work.kv_bytes
         found["attention"] += work.npl * attention * (work.ctx + 1) * token
         found["sample"] += work.npl * c.vocab * LOGIT_BYTES

@@ -1,26 +1,36 @@
 """Times the gated delta net's kernels by graph replays over states larger than the L2 cache.
 
-Usage: python -m benchmarks.gdn decode|prefill|conv|accuracy
-Prints microseconds beside the byte floor, or errors.
+Usage: python -m benchmarks.gdn decode|rings|prefill|conv|accuracy
+Prints microseconds beside the byte floor, or errors. The floor reads and writes all of the state,
+as vLLM's row does; a replay ring's own (one part in L written, and the records) stands beside it.
 """
 
 from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
-from spark_engine.plugins import causal_conv, gated_delta, gated_delta_cases, gdn_decode
+from spark_engine.plugins import (
+    causal_conv,
+    gated_delta,
+    gated_delta_cases,
+    gdn_decode,
+    gdn_ring_decode,
+)
 from spark_engine.plugins import gdn_decode_cases as fused_cases
+from spark_engine.plugins import gdn_ring_decode_cases as ring_cases
+from spark_engine.plugins.delta_ring import ring_bytes
 from spark_engine.runtime.device import Gpu
 from spark_engine.tensors import Array, DType
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}
+START = 999  # position: rings are full
 SLOTS = 256  # of the states: 0.8 GB and more
 ITERATIONS = 24
 
@@ -36,29 +46,42 @@ def rotating(gpu: Gpu, node: Prepared, index: int, rows: int) -> list[Callable[[
     return made
 
 
-def decode(gpu: Gpu, op: Op, model: str, rows: int, state: DType, tactics: list[Tactic]) -> None:
+def decode(
+    gpu: Gpu,
+    op: Op,
+    model: str,
+    rows: int,
+    state: DType,
+    tactics: Sequence[Tactic],
+    ring: int = 0,
+) -> None:
+    """Times decode rows at position START, all tokens since then in the ring if there is one."""
     keys, values = MODELS[model]
     launch = gated_delta_cases.Launch(
-        1, (0,) * rows, (7,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
+        1, (0,) * rows, (START,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
         units=1,
     )  # fmt: skip
-    if op is gdn_decode.OP:
-        made = fused_cases.Launch(launch, "fp8", keep=0)
-        attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
-        states, index = (3, 6), 8
-    else:
+    if op is gated_delta.STEP:
         attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
-        states, index = (4,), 5
-    for i in states:
+    else:
+        fused = fused_cases.Launch(launch, "fp8", keep=0)
+        made = ring_cases.Launch(fused, ring) if ring else fused
+        attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
+    for i in op.aliases.values():
         arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
-    floor = 2 * rows * values * 128 * 128 * state.itemsize / H200.bandwidth
-    line = f"{op.name:17s} {model} B={rows:<3d} {state.value:4s} floor {floor * 1e6:6.1f} us:"
+    stored = rows * values * 128 * 128 * state.itemsize
+    floor = 2 * stored / H200.bandwidth
+    line = f"{op.name:17s} {model} B={rows:<3d} {state.value:4s} floor {floor * 1e6:6.1f}"
+    if ring:
+        own = stored * (1 + 1 / ring) + rows * ring_bytes(ring, keys, values, 128, 128)
+        line += f", ring of {ring:2d} {own / H200.bandwidth * 1e6:6.1f}"
+    line += " us:"
     for tactic in tactics:
         refused = tactic.refuse(attrs, specs_of(op, arrays), H200)
         if refused:
             continue
         node = Prepared(gpu, op, tactic, attrs, arrays)
-        seconds = timed(gpu, rotating(gpu, node, index, rows))
+        seconds = timed(gpu, rotating(gpu, node, op.inputs.index("slots"), rows))
         line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
         node.free()
     print(line, flush=True)
@@ -109,6 +132,16 @@ def accuracy(gpu: Gpu) -> None:
         print(f"{case.label}: o {o:.1e}, state {state:.1e}")
 
 
+def rings(gpu: Gpu, ring: int) -> None:
+    """The decode step over rings of one length."""
+    op, tactics = gdn_ring_decode.OP, gdn_ring_decode.OP.cuda.tactics
+    for model in MODELS:
+        for rows in (1, 8, 32, 64, 128):
+            decode(gpu, op, model, rows, DType.F32, tactics, ring)
+    for rows in (1, 32, 128):
+        decode(gpu, op, "27B", rows, DType.BF16, tactics, ring)
+
+
 def far(got: Array, want: Array) -> float:
     """‖got − want‖ / ‖want‖."""
     a, b = got.astype(np.float64), want.astype(np.float64)
@@ -127,6 +160,9 @@ def main(what: str) -> None:
         for rows in (1, 32, 128):
             decode(gpu, gdn_decode.OP, "27B", rows, DType.BF16, tactics)
         decode(gpu, gated_delta.STEP, "27B", 128, DType.F32, tactics)
+    elif what == "rings":
+        for ring in (8, 16):
+            rings(gpu, ring)
     elif what == "prefill":
         for model in MODELS:
             prefill(gpu, gated_delta.CHUNK, model, (8192,))

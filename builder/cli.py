@@ -35,6 +35,11 @@ USER, BUG = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
 @click.option("--kv-tokens", type=int, help="Tokens in the KV pages, all sequences together.")
 @click.option("--kv-dtype", default="auto", help=f"auto, {', '.join(KV_DTYPES)}.")
 @click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
+@click.option(
+    "--gdn-ring",
+    type=int,
+    help="Tokens after which a recurrent state is rewritten, 0: every token; CUDA targets 8.",
+)
 @click.option("--no-fuse", is_flag=True, help="Leave every fusion out.")
 @click.option("--debug", is_flag=True, help="Let every layer's output be read.")
 @click.option(

@@ -14,6 +14,7 @@ from spark_engine.models.config import FULL, LINEAR
 from spark_engine.models.model import Model
 from spark_engine.models.network import build_network
 from spark_engine.models.weights import Weight
+from spark_engine.plugins.delta_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 
@@ -54,4 +55,5 @@ def facts_of(model: Model) -> ModelFacts:
         weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
         state_width=linear * values * config.key_dim,
         conv_width=linear * (config.conv_kernel - 1) * channels,
+        record_width=linear * ring_width(**config.delta_heads) if linear else 0,
     )

@@ -17,7 +17,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 
 CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
 PATTERN = 4 << 20  # bytes made of a large operand, which are then repeated
-BY_SLOT = frozenset(("conv_state", "gdn_state", "seen"))
+BY_SLOT = frozenset(("conv_state", "gdn_state", "gdn_ring", "seen"))
 BY_PAGE = frozenset(("k_pages", "v_pages"))
 
 
@@ -158,6 +158,8 @@ def _by_dtype(name: str, spec: TensorSpec, nbytes: int, rng: np.random.Generator
     if spec.dtype.numpy.kind in "iu":
         return np.zeros(count, spec.dtype.numpy)
     drawn = rng.standard_normal(count, np.float32)
+    if name == "gdn_ring":  # decays' logarithms and `base` are among it: neither grows, all is live
+        drawn = -np.abs(drawn) * np.float32(0.1)
     if spec.dtype is DType.F32 and ("scale" in name or name in ("weight", "weights", "inv_freq")):
         drawn = np.abs(drawn) * np.float32(0.1) + np.float32(0.01)
     return np.asarray(drawn.astype(spec.dtype.numpy))

@@ -6,7 +6,7 @@ numbers once, so that nothing behind it meets an open question.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from spark_engine import kernel
 from spark_engine.builder import budget
@@ -14,6 +14,7 @@ from spark_engine.builder.buckets import Buckets, bucket_sizes
 from spark_engine.builder.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.plugins.delta_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
 CPU = "cpu"
@@ -22,6 +23,7 @@ KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
+GDN_RING = 8  # records, on a GPU
 KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 
 
@@ -40,6 +42,7 @@ class Options:
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
+    gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
@@ -55,8 +58,8 @@ class Options:
 class ModelFacts:
     """What the defaults depend on. `kv_token_width` counts K and V values of one token.
 
-    `weight_bytes` are the checkpoint's; `state_width` and `conv_width` count values of one
-    sequence's recurrent and convolution states.
+    `weight_bytes` are the checkpoint's; `state_width`, `record_width` and `conv_width` count values
+    of one sequence's recurrent states, of one record in each of its rings, of its convolutions.
     """
 
     max_context: int
@@ -67,10 +70,12 @@ class ModelFacts:
     weight_bytes: int = 0
     state_width: int = 0
     conv_width: int = 0
+    record_width: int = 0
 
-    def needs(self, precision: Precision, page_size: int) -> Needs:
+    def needs(self, precision: Precision, page_size: int, ring: int = 0) -> Needs:
         """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
         slot = self.state_width * precision.state.itemsize + 4 * self.vocab
+        slot += 4 * ring * self.record_width
         slot += self.conv_width * precision.activation.itemsize
         page = page_size * self.kv_token_width * precision.kv.itemsize
         return Needs(self.weight_bytes, slot, page)
@@ -98,14 +103,15 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, target)
     gpu = kernel.TARGETS.get(target)
-    needs = facts.needs(precision, Limits.page_size)
+    ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
+    needs = facts.needs(precision, Limits.page_size, ring)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
     room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    limits = Limits(max_seqs=seqs, max_context=context, pages=pages, vocab=facts.vocab)
+    limits = replace(limits, pages=pages, gdn_ring=ring)
     prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
     buckets = bucket_sizes(options.decode, prefill, limits)
     return Plan(
@@ -143,6 +149,15 @@ def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
     if name not in legal:
         raise OptionError(f"{option} {name} is not known; choose from auto, {', '.join(legal)}")
     return DType.F8E4M3 if name == "fp8" else DType(name)
+
+
+def _ring(wish: int | None, default: int) -> int:
+    """Records of each ring. Raises OptionError for a length that no op takes."""
+    if wish is None:
+        return default
+    if wish and not LEAST <= wish <= MOST:
+        raise OptionError(f"--gdn-ring {wish} is not possible; choose 0 or from {LEAST} to {MOST}")
+    return wish
 
 
 def _seqs(options: Options, default: int) -> int:

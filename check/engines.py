@@ -94,6 +94,7 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
         kv_tokens=limits.pages * limits.page_size,
         kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
         state_dtype=manifest.dtypes.state.value,
+        gdn_ring=limits.gdn_ring,
         activation=manifest.dtypes.activation.value,
         fuse=fuse,
     )

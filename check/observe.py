@@ -1,8 +1,9 @@
 """What one launch has to show: the part of its outputs and states that has a defined value.
 
-Knows docs/graph.md's rules on what is unspecified; knows no engine. Everything is returned as
-float32 or int32 arrays, in the order in which a network computes it, so that the first entry that
-differs names the place where two engines part.
+Knows docs/graph.md's rules on what is unspecified; knows no engine. A recurrent state is shown
+with what its ring still holds, so that engines with rings and without are alike. Everything is
+returned as float32 or int32 arrays, in the order in which a network computes it, so that the first
+entry that differs names the place where two engines part.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.manifest import StateInfo
+from spark_engine.plugins.delta_ring import caught_up, ring_behind
 from spark_engine.tensors import Array
 
 Buffers = Mapping[str, NDArray[Any]]
@@ -24,6 +26,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
 _PARTS = ("conv_state", "gdn_state", "k_pages", "v_pages", "mixed", "out")
 _LAST = ("logits_all", "logits", "ok", "next_tokens", "logprobs", "top_logprobs", "last_tokens")
 EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
+_STATE, _RING = "gdn_state", "gdn_ring"
 _PER_TOKEN = ("logits_all", "mixed", "out")
 _LEFT_OUT = ("top_ids",)  # equal logits may stand in either order; top_logprobs tells
 
@@ -54,8 +57,13 @@ def observe(
             seen[name] = buffers[name][_mask(name, buffers)]
     for info in states:
         name = info.spec.name
+        if name.endswith(_RING):
+            continue
         pick = _page_tokens if info.unit == "page" else _slot_rows
         seen[name] = pick(name, buffers)
+        ring = buffers.get(name.removesuffix(_STATE) + _RING)
+        if name.endswith(_STATE) and ring is not None:
+            seen[name] = _caught_up(seen[name], ring, buffers)
     return {name: _plain(seen[name]) for name in sorted(seen, key=place) if seen[name].size}
 
 
@@ -84,6 +92,18 @@ def _slot_rows(name: str, buffers: Buffers) -> NDArray[Any]:
     if name == "last_tokens":
         return state[buffers["slots"][_mask("next_tokens", buffers)]]
     return state[_live_slots(buffers)]
+
+
+def _caught_up(states: NDArray[Any], rings: NDArray[Any], buffers: Buffers) -> NDArray[Any]:
+    """The live slots' recurrent states with what their rings hold: what an engine without rings
+    has there. In the states' dtype."""
+    found = states.copy()
+    ends = buffers["starts"] + buffers["counts"]
+    for i, slot in enumerate(_live_slots(buffers)):
+        end = int(ends[buffers["slots"] == slot].max())
+        ring = ring_behind(states.shape[1:], rings.shape[1:])
+        found[i] = caught_up(ring, states[i].astype(np.float64), rings[slot], end)
+    return found
 
 
 def _live_slots(buffers: Buffers) -> NDArray[np.int64]:

@@ -102,6 +102,12 @@ class ModelConfig:
         """Columns of the linear mixer's output: value heads times their size."""
         return self.value_heads * self.value_dim
 
+    @property
+    def delta_heads(self) -> dict[str, int]:
+        """The sizes of the linear mixer's heads, as its ops have them."""
+        sizes = {"key_heads": self.key_heads, "value_heads": self.value_heads}
+        return {**sizes, "key_dim": self.key_dim, "value_dim": self.value_dim}
+
     @classmethod
     def from_hf(cls, config: Json, generation: Json | None = None) -> ModelConfig:
         """Reads config.json (and generation_config.json, for its eos ids).

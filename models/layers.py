@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.models.weights import Recipe, cast, constant, multiply, one_plus, reshape, stack
 from spark_engine.models.writer import Writer, state_out
+from spark_engine.plugins.delta_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 
@@ -51,12 +52,16 @@ def _delta_rule(w: Writer, mixed: gs.Variable, gates: gs.Variable, layer: str) -
     shape = (w.limits.max_seqs + 1, c.value_heads, c.value_dim, c.key_dim)
     state = w.state(TensorSpec(f"{layer}.gdn_state", w.precision.state, shape), "slot")
     decay = [w.weight(f"{p}.{n}", cast(w.model.source(f"{p}.{n}"))) for n in ("A_log", "dt_bias")]
-    op = "gated_delta_step" if w.tile == 1 else "gated_delta_chunk"
-    attrs = {"key_heads": c.key_heads, "value_heads": c.value_heads}
-    attrs |= {"key_dim": c.key_dim, "value_dim": c.value_dim, "tile": w.tile}
-    outputs = [f"{p}.delta", state_out(state.name)]
-    o, _ = w.op(op, [mixed, gates, *decay, state, *w.rows], outputs, **attrs)
-    return o
+    kind = "step" if w.tile == 1 else "chunk"
+    attrs: dict[str, int] = {**c.delta_heads, "tile": w.tile}
+    states = [state]
+    if w.limits.gdn_ring:
+        kind, attrs["ring"] = f"ring_{kind}", w.limits.gdn_ring
+        records = (w.limits.max_seqs + 1, w.limits.gdn_ring, ring_width(**c.delta_heads))
+        states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, records), "slot"))
+    outputs = [f"{p}.delta", *(state_out(s.name) for s in states)]
+    operands = [mixed, gates, *decay, *states, *w.rows]
+    return w.op(f"gated_delta_{kind}", operands, outputs, **attrs)[0]
 
 
 def gated_attention(w: Writer, x: gs.Variable, layer: str) -> gs.Variable:

@@ -8,6 +8,8 @@
 //   S^T <- e^Gc S^T + K^T (tail V')
 // which is the reference's U - W S^T with T applied last: nothing but T and P is stored between the
 // launches. q and k stay the bf16 numbers that they are; their norms are factors of rows.
+// RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
+// and the ring's `base` moves behind the last token.
 // Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
 // V'), and tail V', which the state sums up, into three. With nearly equal keys T R cancels: there
 // two parts of tail V' leave the state 1.3e-5 off (relative L2), P and V' by their high parts o
@@ -55,10 +57,40 @@ DEVICE bool begins(const int* slots, int i) {
   return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
 }
 
+#if RING
+// Adds what the ring holds to a warp's part of S^T, as the last tile's product leaves it.
+DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, int lag, int row,
+                     int pair) {
+  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
+  auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
+#pragma unroll
+  for (int n = 0; n < DS / 16; n++) {
+    const int phase = (u32)(start + (column + n * 16) / FOLDS) % RECORDS, last = min(lag, phase);
+    float since = 0.f;
+    for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
+    const float decay = expf(since);
+#pragma unroll
+    for (int i = 0; i < 8; i++) acc[n][i / 4][i % 4] *= decay;
+    since = 0.f;
+#pragma unroll 1
+    for (int age = 1; age <= last; age++) {
+      const float *from = record(age), *d = from + column + n * 16 + pair, grown = expf(since);
+      const float* k = from + KEYS_AT + head / R * KD + row;
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        acc[n][i / 4][i % 4] =
+            fmaf(grown * d[i / 4 * 8 + i % 2], k[i % 4 / 2 * 8], acc[n][i / 4][i % 4]);
+      since += from[DECAYS_AT + head];
+    }
+  }
+}
+#endif
+
 // One unit, rows begin to end, of one value head's DS columns.
 DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
                       const int* slots, const int* starts, const int* counts, const u16* t_in,
-                      const u16* p_in, const float* factors, u16* o, int begin, int end) {
+                      const u16* p_in, const float* factors, u16* o, const float* ring_in,
+                      float* ring_out, const float* bases, int begin, int end) {
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
   const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
@@ -73,6 +105,14 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
       for (int e = 0; e < 4; e++)
         acc[n / 2][n % 2][e] =
             load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
+#if RING
+  if (holds && slot >= 0 && starts[begin] != 0)
+    catch_up(acc, ring_in + (long long)slot * RECORDS * RECORD, starts[begin],
+             starts[begin] - (int)bases[begin], warp * 16 + g, p2);
+  if (slot >= 0 && head == 0 && blockIdx.x == 0 && threadIdx.x == 0)
+    ring_out[(long long)slot * RECORDS * RECORD + RECORD - 1] =
+        (float)(starts[end - 1] + counts[end - 1]);
+#endif
 
   auto fetch_k = [&](int row) {
     const int valid = valid_in(row);
@@ -281,7 +321,8 @@ DEVICE int unit_begin(const int* slots, int rows, int unit) {
 extern "C" __global__ void __launch_bounds__(256, 2)
 gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
                  const int* starts, const int* counts, const u16* t_in, const u16* p_in,
-                 const float* factors, u16* o, int rows) {
+                 const float* factors, u16* o, const float* ring_in, float* ring_out,
+                 const float* bases, int rows) {
   extern __shared__ __align__(128) char memory[];
   Scan& s = *(Scan*)memory;
   wait_for_previous();
@@ -291,7 +332,8 @@ gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, cons
     const int begin = unit_begin(slots, rows, unit);
     if (begin == rows) return;
     const int end = unit_begin(slots, rows, unit + 1);
-    scan_unit(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, begin, end);
+    scan_unit(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, ring_in,
+              ring_out, bases, begin, end);
     __syncthreads();
   }
 }

@@ -16,6 +16,8 @@ the powers of A reach 1e18 and cancel. G is summed in float64: small differences
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,6 +91,22 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def _token(h: Heads, s: Wide, token: Array, rate: Array, a_log: Array, dt_bias: Array) -> Wide:
     """Updates `s` [Hv,Dv,Dk] in place by one token and returns o [Hv,Dv]."""
+    return advance(h, s, factors(h, token, rate, a_log, dt_bias))[0]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What the rule takes of one token, float64; g is the logarithm of its decay."""
+
+    q: Wide  # [Hk,Dk], normalised and scaled
+    k: Wide  # [Hk,Dk], normalised
+    v: Wide  # [Hv,Dv]
+    beta: Wide  # [Hv]
+    g: Wide  # [Hv]
+
+
+def factors(h: Heads, token: Array, rate: Array, a_log: Array, dt_bias: Array) -> Factors:
+    """From a row of c and one of ba."""
     c: Wide = token.astype(np.float64)
     b, a = rate.astype(np.float64).reshape(2, h.values)
     size = h.keys * h.key_dim
@@ -97,16 +115,20 @@ def _token(h: Heads, s: Wide, token: Array, rate: Array, a_log: Array, dt_bias: 
     v: Wide = c[2 * size :].reshape(h.values, -1)
     q = q / np.sqrt(np.sum(q * q, axis=1, keepdims=True) + 1e-6) / np.sqrt(h.key_dim)
     k = k / np.sqrt(np.sum(k * k, axis=1, keepdims=True) + 1e-6)
-    beta = 1 / (1 + np.exp(-b))
     g = -np.exp(a_log.astype(np.float64)) * np.logaddexp(0, a + dt_bias.astype(np.float64))
-    o = np.zeros((h.values, h.value_dim))
+    return Factors(q, k, v, 1 / (1 + np.exp(-b)), g)
+
+
+def advance(h: Heads, s: Wide, t: Factors) -> tuple[Wide, Wide]:
+    """Updates `s` [Hv,Dv,Dk] in place by one token; returns (o, δ), both [Hv,Dv]."""
+    o, delta = np.zeros((h.values, h.value_dim)), np.zeros((h.values, h.value_dim))
     for head in range(h.values):
-        key, query = k[head // h.repeat], q[head // h.repeat]
-        s[head] *= np.exp(g[head])
-        delta = beta[head] * (v[head] - s[head] @ key)
-        s[head] += np.outer(delta, key)
+        key, query = t.k[head // h.repeat], t.q[head // h.repeat]
+        s[head] *= np.exp(t.g[head])
+        delta[head] = t.beta[head] * (t.v[head] - s[head] @ key)
+        s[head] += np.outer(delta[head], key)
         o[head] = s[head] @ query
-    return o
+    return o, delta
 
 
 def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
@@ -119,10 +141,25 @@ def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 def step_fragment(f: Text, h: Heads, specs: tuple[TensorSpec, ...], state_out: str) -> None:
     """The body over the names INPUTS, written to `o` and `state_out`."""
     rows = read_rows(f, "slots", "starts", "counts")
+    step = step_terms(f, h, rows, specs, old_state(f, rows))
+    store(f, rows.slots, f.cast(step.state, specs[4].dtype), state_out)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Names of what one token of every row makes, all f32."""
+
+    state: str  # [rows,Hv,Dv,Dk]
+    delta: str  # [rows,Hv,Dv]
+    k: str  # [rows,Hv,Dk]
+    g: str  # [rows,Hv,1], 0 where there is no token
+
+
+def step_terms(f: Text, h: Heads, rows: Rows, specs: tuple[TensorSpec, ...], state: str) -> Step:
+    """The rule over the names INPUTS and the old `state` [rows,Hv,Dv,Dk]; writes `o`."""
     q, k, v = (_drop_token(f, x) for x in per_head(f, h, rows, specs[5].dims[0]))
     beta, g = rates(f, h, rows, specs[5].dims[0])  # [rows, Hv, 1]
     decay = f("Exp", g)
-    state = _old_state(f, rows)  # [rows, Hv, Dv, Dk]
     both = f("Concat", over(f, k, [3]), over(f, q, [3]), axis=3)
     seen_k, seen_q = f.many(2, "Split", f("MatMul", state, both), axis=3, num_outputs=2)
     delta = f("Mul", beta, f("Sub", v, f("Mul", decay, f("Squeeze", seen_k, [3]))))
@@ -130,8 +167,7 @@ def step_fragment(f: Text, h: Heads, specs: tuple[TensorSpec, ...], state_out: s
     o = f("Add", f("Mul", decay, f("Squeeze", seen_q, [3])), f("Mul", delta, dot))
     f.cast(f("Reshape", o, [-1, h.values * h.value_dim]), specs[0].dtype, out="o")
     outer = f("MatMul", over(f, delta, [3]), over(f, k, [2]))
-    new = f("Add", f("Mul", state, over(f, decay, [3])), outer)
-    _store(f, rows.slots, f.cast(new, specs[4].dtype), state_out)
+    return Step(f("Add", f("Mul", state, over(f, decay, [3])), outer), delta, k, g)
 
 
 def _drop_token(f: Text, x: str) -> str:
@@ -139,24 +175,33 @@ def _drop_token(f: Text, x: str) -> str:
     return f("Squeeze", x, [2])
 
 
-def _old_state(f: Text, rows: Rows) -> str:
+def old_state(f: Text, rows: Rows) -> str:
     """f32 [rows, Hv, Dv, Dk]: zero for a fresh row, whatever its slot holds."""
     state = f.cast(f("Gather", "gdn_state", rows.slots), DType.F32)
     return f("Where", over(f, rows.fresh, [1, 2, 3]), 0.0, state)
 
 
-def _store(f: Text, slots: str, new: str, out: str) -> None:
+def store(f: Text, slots: str, new: str, out: str) -> None:
     f("ScatterND", "gdn_state", over(f, slots, [1]), new, out=out)
 
 
 def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """All that needs no state is batched over tiles; a Scan carries the state through them."""
-    f, h, n = Text(), heads_of(attrs), specs[5].dims[0]
+    f, h = Text(), heads_of(attrs)
     rows = read_rows(f, "slots", "starts", "counts")
+    chunk_fragment(f, h, rows, specs, old_state(f, rows))
+    return f.function("gated_delta_chunk", INPUTS, OUTPUTS)
+
+
+def chunk_fragment(
+    f: Text, h: Heads, rows: Rows, specs: tuple[TensorSpec, ...], state: str
+) -> None:
+    """The body over the names INPUTS and every row's old `state`, written to OUTPUTS."""
+    n = specs[5].dims[0]
     q, k, v = per_head(f, h, rows, n)  # [rows, Hv, C, D]
     beta, g = rates(f, h, rows, n)  # [rows, Hv, C]
     inputs = _chunk_terms(f, h, q, k, v, over(f, beta, [3]), g)
-    old = f("Transpose", _old_state(f, rows), perm=[0, 1, 3, 2])  # [rows, Hv, Dk, Dv]
+    old = f("Transpose", state, perm=[0, 1, 3, 2])  # [rows, Hv, Dk, Dv]
     zero = np.zeros((), np.float32)
     start = f("Expand", zero, [h.values, h.key_dim, h.value_dim])
     scan = f.graph(9, _tile_step)
@@ -167,8 +212,7 @@ def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
     f.cast(flat, specs[0].dtype, out="o")
     new = f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), specs[4].dtype)
-    _store(f, final_slots(f, rows, n), new, "state_out")
-    return f.function("gated_delta_chunk", INPUTS, OUTPUTS)
+    store(f, final_slots(f, rows, n), new, "state_out")
 
 
 def _chunk_terms(

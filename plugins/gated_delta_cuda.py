@@ -1,5 +1,6 @@
 """The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan.
 
+And of `gated_delta_ring_chunk`, whose scan begins from a state caught up: the same two kernels.
 Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
 """
 
@@ -25,6 +26,7 @@ FACTORS = 5  # rows of 64 floats a tile and value head
 ALIGNMENT = 128
 SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
+NULL = Scalar("i64", 0)
 
 
 def columns(h: Heads) -> int:
@@ -61,7 +63,8 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """Two launches; between them T, P and the factors of every tile and value head."""
-    h, rows = heads_of(attrs), specs[5].dims[0]
+    h, ring = heads_of(attrs), int("ring" in attrs)
+    rows = specs[5 + ring].dims[0]  # operands behind the state stand one further
     ds, units = columns(h), rows * h.values
     buffers = 2 if target.hopper else 1
     defines = tuple(
@@ -73,6 +76,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             ("KBUFFERS", buffers),
             ("KD", h.key_dim),
             ("R", h.repeat),
+            ("RING", attrs.get("ring", 0)),
             ("STATE_BYTES", specs[4].dtype.itemsize),
             ("VD", h.value_dim),
         )
@@ -82,7 +86,11 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         symbol="gated_delta_prepare",
         grid=(h.keys, rows, 1),
         block=(256, 1, 1),
-        args=(*(Pointer("input", i) for i in (0, 1, 2, 3, 5, 7)), *between),
+        args=(
+            *(Pointer("input", i) for i in (0, 1, 2, 3, 5 + ring, 7 + ring)),
+            *((Pointer("input", 5), Pointer("scratch", 3)) if ring else (NULL, NULL)),
+            *between,
+        ),
         shared=prepare_bytes(h),
         defines=defines,
         overlaps=True,
@@ -95,9 +103,11 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             Pointer("input", 0),
             Pointer("input", 4),
             Pointer("output", 1),
-            *(Pointer("input", i) for i in (5, 6, 7)),
+            *(Pointer("input", i + ring) for i in (5, 6, 7)),
             *between,
             Pointer("output", 0),
+            *((Pointer("input", 5), Pointer("output", 2), Pointer("scratch", 3)) if ring else ()),
+            *(() if ring else [NULL] * 3),
             Scalar("i32", rows),
         ),
         shared=scan_bytes(h, buffers),
@@ -105,12 +115,14 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         overlaps=True,
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
-    return Plan((prepare, scan), tuple(Scratch(units * size) for size in sizes))
+    bases = (Scratch(4 * rows),) * ring
+    return Plan((prepare, scan), (*(Scratch(units * size) for size in sizes), *bases))
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """The products at a third of the tensor cores' rate, what lies between once out and in."""
-    h, units = heads_of(attrs), specs[5].dims[0] * int(attrs["value_heads"])
+    h, rows = heads_of(attrs), specs[5 + ("ring" in attrs)].dims[0]
+    units = rows * h.values
     wide = TILE * h.key_dim * h.value_dim
     flops = 2 * units * (7 * wide + 7 * TILE * TILE * h.value_dim + 2 * TILE * TILE * h.key_dim)
     return 3 * flops / target.bf16_flops + 2 * units * 34_000 / target.bandwidth + 6e-6

@@ -6,6 +6,7 @@
 // for each element of A and P, zeros computed: 260 (201) us. As it is 213 (157); with shared memory
 // addressed as such, where the compiler had taken the base for a generic pointer, 187 (143).
 #pragma once
+#include "delta_ring.cuh"
 #include "gdn_tiles.cuh"
 
 #define KP (KD / 8)              // 16-byte pieces of a row of q or k
@@ -96,7 +97,8 @@ DEVICE void invert(Square& a, u16* t) {
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
-                    const int* slots, const int* counts, u16* t_out, u16* p_out, float* factors) {
+                    const int* slots, const int* counts, const float* ring, float* bases,
+                    u16* t_out, u16* p_out, float* factors) {
   extern __shared__ __align__(128) char memory[];
   Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
@@ -104,6 +106,10 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
   wait_for_previous();
   let_next_start();
   const int valid = slots[row] < 0 ? 0 : counts[row];
+#if RING  // the scan will write where this stands
+  if (head == 0 && threadIdx.x == 0 && slots[row] >= 0)
+    bases[row] = ring[(long long)slots[row] * RECORDS * RECORD + RECORD - 1];
+#endif
   if (valid == 0) return;
   const u16* tokens = c + (long long)row * TILE * WIDTH;
   fetch<KP>(s.q, tokens + head * KD, WIDTH, valid);

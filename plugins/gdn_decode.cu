@@ -7,9 +7,10 @@
 // value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
 // WHOLE: all of the block's state is on its way to shared memory, by bulk copies, before the launch
-// before this one is over; a chunk is updated in place and copied back. Else chunks go through
-// registers, one ahead.
-// A replay ring (k, d, cumulative log decay of tokens not yet folded in) may follow a slot's state.
+// before this one is over; a chunk is updated in place and copied back. STAGES: each warp has so
+// many chunks on their way there. Else chunks go through registers, one ahead.
+// RING: the state lags behind (delta_ring.py). a and b take the records' part from the deltas and
+// from k and q times the records' keys; a chunk is rewritten when its rows fold, else only read.
 //
 // Ladder, H200, microseconds, 27B heads (16 key, 48 value), f32 state; floor at 4.3 TB/s 1.5 us for
 // a row, 46.8 for 32, 187.3 for 128; reading and writing the same bytes and nothing else 197-204:
@@ -26,136 +27,33 @@
 //   shared memory addressed as such, not by generic pointers, WHOLE    4.5 / 56.6 / 210.2
 //   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
 //   the delta rule alone (gated_delta_step), 128 rows: WHOLE 204.0, registers 205.9.
+//   G = R, STAGES 2, 4 warps, 4 blocks: 8.9 / 58.3 / 211.3; STAGES 1, 8 warps, 3 blocks 7.6 / 55.4 /
+//   210.6
+// The same with a ring of 8 records, full; 1, 8, 32, 64, 128 rows; its floor 0.9, 6.9, 27.7, 55.3,
+// 110.6 (16 records: 109.7; 4: 119.9):
+//   WHOLE, rewritten in place when it folds       5.2 / 13.1 / 48.0 / 84.3 / 152.6; 16 warps 190
+//   registers, 8 warps                            4.4 / 12.9 / 39.9 / 78.9 / 158.5
+//   registers, 4 warps                            6.1 / 10.9 / 37.8 / 73.6 / 141.9
+//   G = R, registers, 4 warps                    11.4 / 14.7 / 33.9 / 67.4 / 133.7; 8 warps 135.9
+//   G = R, STAGES 2, 4 warps, 4 blocks           10.4 / 13.0 / 32.4 / 64.0 / 125.5
+//   G = R, STAGES 1, 8 warps, 3 blocks            8.1 / 11.5 / 36.2 / 63.9 / 123.0
+//   G = R, others: 4 warps, 3 stages 139.2, 4 stages 148.2; 6 warps, 2 stages 128.5; 8, 2: 126.7
+//   G = 1, STAGES 2, 4 warps, 5 blocks 5.7 / 11.2 / 39.1 / 70.1 / 134.0; more stages 164 to 185
+//   16 records, registers: 143.9 (4 warps); 4 records 149.3
 // At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.
-#include "gdn.cuh"
+#include "gdn_decode_ring.cuh"
 #include "quad_quant.cuh"
 
-#define HV (HK * R)
-#define LANES (KD * STATE_BYTES / 16)
-#define EPL (16 / STATE_BYTES)   // state elements a lane holds of a row
-#define PASS (32 / LANES)        // rows of one 16-byte access of a warp
-#define U (LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4)
-#define CROWS (U * PASS)
-#define CHUNK (U * 512)          // bytes
-#define PER_HEAD (VD / CROWS)
-#define CHUNKS (G * PER_HEAD)
-#define THREADS (WARPS * 32)
-#define CHANNELS (2 * HK * KD + HV * VD)
-#define LOCAL (2 * KD + G * VD)  // channels of this block: q, k, then its value rows by head
-#define SHARERS (R / G)          // blocks that read the same q and k
-
-static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
-              "sizes the plan must refuse");
-
-struct Shared {
-#if WHOLE
-  alignas(128) char state[CHUNKS][CHUNK];
-  u64 full[CHUNKS];
-#endif
-  alignas(16) float c[LOCAL];
-  float o[G * VD];
-#if FUSED
-  float gate[G * VD];  // norm weight * silu(z)
-#endif
-  float decay[G], beta[G];
-  int last;              // whether this block shifts q's and k's part of the convolution's state
+// What the rule makes of a chunk.
+struct Chunk {
+  float delta;  // of the row whose number the lane's bits spell
+  float decay;  // of the state
+  int behind;   // live records of its rows
+  bool folds;
 };
-
-#define QUADS ((LOCAL + 4 * THREADS - 1) / (4 * THREADS))
-
-// Channel of the model for a channel of this block, whose first value head is `head`.
-DEVICE int channel_of(int i, int head) {
-  if (i < 2 * KD) return (i < KD ? 0 : HK * KD) + head / R * KD + i % KD;
-  return 2 * HK * KD + head * VD + i - 2 * KD;
-}
-
-#if FUSED
-// Four neighbouring channels of a thread: what the convolution needs, loaded before the launch
-// before this one is over, and the token itself after.
-struct Quad {
-  act4 taps[TAPS];
-  float w[4][TAPS];
-  int channel;
-};
-DEVICE void load_taps(Quad& q, const act* old, bool fresh) {
-#pragma unroll
-  for (int j = 0; j < TAPS - 1; j++)
-    q.taps[j] = fresh ? act4{} : *(const act4*)(old + j * CHANNELS + q.channel);
-}
-DEVICE void load_weights(Quad& q, const float* weight) {
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
-    const float* w = weight + (q.channel + e) * TAPS;
-    if constexpr (TAPS == 4) {
-      float4 all = __ldg((const float4*)w);
-      q.w[e][0] = all.x, q.w[e][1] = all.y, q.w[e][2] = all.z, q.w[e][3] = all.w;
-    } else {
-#pragma unroll
-      for (int j = 0; j < TAPS; j++) q.w[e][j] = __ldg(w + j);
-    }
-  }
-}
-DEVICE void convolve(float* c, const Quad& q) {
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
-    float y = 0.f;
-#pragma unroll
-    for (int j = 0; j < TAPS; j++) y = fmaf(q.w[e][j], widen(q.taps[j].v[e]), y);
-    c[e] = rounded(silu(y));
-  }
-}
-DEVICE void shift(const Quad& q, act* next) {
-#pragma unroll
-  for (int j = 0; j < TAPS - 1; j++) *(act4*)(next + j * CHANNELS + q.channel) = q.taps[j + 1];
-}
-#endif
-
-// 2U sums over LANES lanes at once: afterwards v[0] is the sum of value number (lane's bits,
-// high to low); halves are exchanged, so each step halves the values.
-DEVICE float transposed_sum(float (&v)[2 * U], int lane) {
-  int n = 2 * U;
-#pragma unroll
-  for (int off = LANES / 2; off; off /= 2) {
-    if (n > 1) {
-      n /= 2;
-      bool upper = lane & off;
-#pragma unroll
-      for (int i = 0; i < U; i++)
-        if (i < n) {
-          float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
-          v[i] = keep + __shfl_xor_sync(~0u, send, off);
-        }
-    } else {
-      v[0] += __shfl_xor_sync(~0u, v[0], off);
-    }
-  }
-  return v[0];
-}
-
-DEVICE void unpack(float (&s)[EPL], uint4 raw) {
-#if STATE_BYTES == 4
-  s[0] = __uint_as_float(raw.x), s[1] = __uint_as_float(raw.y);
-  s[2] = __uint_as_float(raw.z), s[3] = __uint_as_float(raw.w);
-#else
-  u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) s[2 * i] = low_bf16(words[i]), s[2 * i + 1] = high_bf16(words[i]);
-#endif
-}
-DEVICE uint4 packed(const float (&s)[EPL]) {
-#if STATE_BYTES == 4
-  return {__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
-          __float_as_uint(s[3])};
-#else
-  return {pack_bf16(s[0], s[1]), pack_bf16(s[2], s[3]), pack_bf16(s[4], s[5]),
-          pack_bf16(s[6], s[7])};
-#endif
-}
-
-// The delta rule on one chunk in registers; `first` is its first value row in this block.
-DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL],
-                   const float (&q)[EPL], float dot, int lane) {
-  const float decay = s.decay[first / VD], beta = s.beta[first / VD];
+// The delta rule on a chunk whose first value row in this block is `first`.
+DEVICE Chunk apply(Shared& s, const uint4 (&raw)[U], int first, int head, const Place& p,
+                   const float (&k)[EPL], const float (&q)[EPL], float dot, int lane) {
   float v[2 * U];
 #pragma unroll
   for (int u = 0; u < U; u++) {
@@ -166,29 +64,60 @@ DEVICE void update(Shared& s, uint4 (&raw)[U], int first, const float (&k)[EPL],
     v[u] = a, v[U + u] = b;
   }
   float mine = transposed_sum(v, lane);
-  float other = __shfl_xor_sync(~0u, mine, LANES / 2);  // b where this lane has a
   // Lanes whose value number is below U hold a of row u; the lowest bits may be copies.
   const int sub = lane / LANES, in = lane % LANES;
   const int u = (in * 2 * U / LANES) % U, row = first + u * PASS + sub;
+  const bool writes = in < LANES / 2 && in % (LANES / (2 * U)) == 0;
+  const float beta = s.beta[first / VD];
+#if RING
+  const int phase = phase_of(p, head, first), n = min(p.lag, phase);
+  const float decay = s.decay[first / VD][n];
+  const float* seen = s.seen[first / VD][in / (LANES / 2)];
+  mine *= decay;
+#pragma unroll
+  for (int j = 0; j < AGES; j++) mine = fmaf(seen[j], s.past[j][row], mine);
+  float other = __shfl_xor_sync(~0u, mine, LANES / 2);  // b where this lane has a
+  float delta = beta * (s.c[2 * KD + row] - mine);
+  if (writes) s.o[row] = other + delta * dot, p.record[head * VD + row] = delta;
+  return {delta, decay, n, p.fresh || phase == AGES};
+#else
+  const float decay = s.decay[first / VD][0];
+  float other = __shfl_xor_sync(~0u, mine, LANES / 2);  // b where this lane has a
   float delta = beta * (s.c[2 * KD + row] - decay * mine);
-  if (in < LANES / 2 && in % (LANES / (2 * U)) == 0) s.o[row] = decay * other + delta * dot;
+  if (writes) s.o[row] = decay * other + delta * dot;
+  return {delta, decay, 0, true};
+#endif
+}
+// The new state of a chunk.
+DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c,
+                 const float (&k)[EPL], int lane) {
+  const int sub = lane / LANES;
+  float x[U][EPL];
 #pragma unroll
-  for (int i = 0; i < U; i++) {
-    float d = __shfl_sync(~0u, delta, sub * LANES + i * (LANES / (2 * U)));
-    float x[EPL];
-    unpack(x, raw[i]);
+  for (int r = 0; r < U; r++) {
+    unpack(x[r], raw[r]);
 #pragma unroll
-    for (int e = 0; e < EPL; e++) x[e] = fmaf(d, k[e], decay * x[e]);
-    raw[i] = packed(x);
+    for (int e = 0; e < EPL; e++) x[r][e] *= c.decay;
+  }
+#if RING
+  replay(s, x, c.behind, first / VD, first + sub, lane);
+#endif
+#pragma unroll
+  for (int r = 0; r < U; r++) {
+    float d = __shfl_sync(~0u, c.delta, sub * LANES + r * (LANES / (2 * U)));
+#pragma unroll
+    for (int e = 0; e < EPL; e++) x[r][e] = fmaf(d, k[e], x[r][e]);
+    raw[r] = packed(x[r]);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
            const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
-           const char* state_in, char* state_out, const float* norm_weight, const int* slots,
-           const int* starts, const int* counts, const float* scales, act* y_out, u8* q0, u8* s0,
-           u8* q1, u8* s1, int* readers, float eps, int offset) {
+           const char* state_in, char* state_out, const float* ring_in, float* ring_out,
+           const float* norm_weight, const int* slots, const int* starts, const int* counts,
+           const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers, float eps,
+           int offset) {
   extern __shared__ __align__(128) char memory[];
   Shared& s = *(Shared*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y;
@@ -207,12 +136,34 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
     }
   }
   __syncwarp();
+#elif STAGES
+  auto fetch = [&](int chunk, int stage) {
+    barrier_expect(&s.full[warp][stage], CHUNK);
+    bulk_load(s.state[warp][stage], state_in + chunk * CHUNK, CHUNK, &s.full[warp][stage]);
+  };
+  if (lane == 0 && live && !fresh) {
+    for (int i = 0; i < STAGES; i++) barrier_init(&s.full[warp][i], 1);
+    barrier_init_fence();
+    for (int i = 0; i < STAGES; i++)
+      if (warp + i * WARPS < CHUNKS) fetch(warp + i * WARPS, i);
+  }
+  __syncwarp();
 #else
   uint4 raw[U], ahead[U];
   if (live && !fresh && warp < CHUNKS) {
     const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
 #pragma unroll
     for (int i = 0; i < U; i++) raw[i] = __ldcs(from + 32 * i);
+  }
+#endif
+  Place place = {};
+#if RING
+  Records records;
+  ring_in += (long long)slot * RECORDS * RECORD, ring_out += (long long)slot * RECORDS * RECORD;
+  place = {ring_in, ring_out + start % RECORDS * RECORD, start, 0, fresh};
+  if (live) {
+    if (!fresh) place.lag = start - (int)ring_in[RECORD - 1];
+    fetch_records(s, records, place, head, warp, lane);
   }
 #endif
 #if FUSED
@@ -251,13 +202,22 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
     for (int i = threadIdx.x; i < LOCAL; i += THREADS)
       s.c[i] = widen(x[channel_of(i, head)]);
 #endif
-    const int mine = threadIdx.x - THREADS / 2 + G, h = head + mine;  // threads that are idle
-    if (mine >= 0 && mine < G) {
+    const int mine = head_of_rates(warp), h = head + mine;
+    if (mine < G && lane < RECORDS) {
       float b = widen(ba[(long long)token * 2 * HV + h]);
       float a = widen(ba[(long long)token * 2 * HV + HV + h]);
-      s.beta[mine] = sigmoid(b);
-      s.decay[mine] = expf(-expf(a_log[h]) * softplus(a + dt_bias[h]));
+      float g = -expf(a_log[h]) * softplus(a + dt_bias[h]);
+#if RING
+      s.decay[mine][lane] = expf(g + records.since);
+      if (lane == 0) place.record[DECAYS_AT + h] = g;
+#else
+      s.decay[mine][0] = expf(g);
+#endif
+      if (lane == 0) s.beta[mine] = sigmoid(b);
     }
+#if RING
+    wait_copies<0>();
+#endif
   }
   __syncthreads();
   int before = 0;
@@ -276,6 +236,11 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #pragma unroll
     for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
     dot = lane_sum<LANES>(dot);
+#if RING
+    meet_keys(s, records, k, q, warp, lane);
+    leave_token(place, k, head, warp, lane);
+    __syncthreads();
+#endif
 #if WHOLE
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
@@ -284,7 +249,8 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       if (!fresh) barrier_wait(&s.full[chunk], 0);
 #pragma unroll
       for (int i = 0; i < U; i++) raw[i] = fresh ? uint4{} : at[32 * i];
-      update(s, raw, chunk * CROWS, k, q, dot, lane);
+      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
+      fold(s, raw, chunk * CROWS, made, k, lane);
 #pragma unroll
       for (int i = 0; i < U; i++) at[32 * i] = raw[i];
       fence_async();
@@ -292,6 +258,27 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       if (lane == 0) {
         bulk_store(state_out + chunk * CHUNK, s.state[chunk], CHUNK);
         bulk_commit();
+      }
+    }
+#elif STAGES
+    int stage = 0, parity = 0;
+#pragma unroll 1
+    for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
+      uint4 raw[U];
+      const uint4* at = (const uint4*)s.state[warp][stage] + lane;
+      if (!fresh) barrier_wait(&s.full[warp][stage], parity);
+#pragma unroll
+      for (int i = 0; i < U; i++) raw[i] = fresh ? uint4{} : at[32 * i];
+      __syncwarp();
+      if (lane == 0 && !fresh && chunk + STAGES * WARPS < CHUNKS)
+        fetch(chunk + STAGES * WARPS, stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
+      if (made.folds) {
+        fold(s, raw, chunk * CROWS, made, k, lane);
+        uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
+#pragma unroll
+        for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
       }
     }
 #else
@@ -305,10 +292,13 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       if (fresh)
 #pragma unroll
         for (int i = 0; i < U; i++) raw[i] = uint4{};
-      update(s, raw, chunk * CROWS, k, q, dot, lane);
-      uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
+      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
+      if (made.folds) {
+        fold(s, raw, chunk * CROWS, made, k, lane);
+        uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
 #pragma unroll
-      for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
+        for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
+      }
 #pragma unroll
       for (int i = 0; i < U; i++) raw[i] = ahead[i];
     }

@@ -1,5 +1,7 @@
 """The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without its ends.
 
+And of the two with a replay ring (`gdn_ring_decode`, `gated_delta_ring_step`): the same kernel.
+
 Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
 fits in shared memory. A state's output is its input's memory.
 """
@@ -22,25 +24,30 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
+from spark_engine.plugins.delta_ring import GROUP
 from spark_engine.tensors import DType
 
 SOURCE = "gdn_decode.cu"
 QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
 NULL = Scalar("i64", 0)
+RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Warps, whether a block's state stands in shared memory, blocks an SM.
+    """Warps of a block, blocks of a multiprocessor, and the way of the state.
 
-    `grouped`: a block has all value heads of a key head, else one.
+    `whole`: all of a block's state is on its way to shared memory at once. `stages`: chunks that
+    each warp has on their way there; 0, they go through registers. `grouped`: a block has all
+    value heads of a key head, else one.
     """
 
     warps: int
-    whole: bool
     blocks: int
+    whole: bool = False
     grouped: bool = False
+    stages: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Problem:
     taps: int
     quant: str
     copies: int
+    ring: int
 
     @property
     def lanes(self) -> int:
@@ -77,20 +85,25 @@ class Problem:
 
     def shared(self, shape: Shape) -> int:
         """Bytes of the kernel's `Shared`, its alignment included."""
-        values = self.heads(shape) * self.value_dim
-        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * self.heads(shape) + 4
+        heads, ages = self.heads(shape), max(self.ring - 1, 0)
+        values = heads * self.value_dim
+        floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * heads + 4
+        floats += ages * (values + self.key_dim + 3 * heads)
         state = values * self.key_dim * self.state.itemsize if shape.whole else 0
         chunks = state // (self.accesses * 512)
+        if shape.stages:
+            chunks = shape.warps * shape.stages
+            state = chunks * self.accesses * 512
         return state + 8 * chunks + 4 * floats + 256
 
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
     """The node's sizes."""
-    fused = "quant" in attrs
+    fused, ring = "quant" in attrs, int(attrs.get("ring", 0))
     keys, values = int(attrs["key_heads"]), int(attrs["value_heads"])
     return Problem(
         fused=fused,
-        rows=specs[8 if fused else 5].dims[0],
+        rows=specs[(8 if fused else 5) + (ring > 0)].dims[0],
         key_heads=keys,
         repeat=values // keys,
         key_dim=int(attrs["key_dim"]),
@@ -100,6 +113,7 @@ def problem(attrs: Attrs, specs: Specs) -> Problem:
         taps=specs[2].dims[1] if fused else 4,
         quant=str(attrs.get("quant", "none")),
         copies=int(attrs.get("n", 1)),
+        ring=ring,
     )
 
 
@@ -111,6 +125,10 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
+    if p.ring and shape.whole:
+        return "behind a ring few chunks are rewritten, so nothing is updated in place"
+    if p.ring and p.value_dim % GROUP:
+        return f"{p.value_dim} value rows do not fold in groups of {GROUP}"
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
     if p.heads(shape) > shape.warps:
@@ -138,18 +156,19 @@ def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
         symbol="gdn_decode",
         grid=(p.key_heads * p.repeat // p.heads(shape), p.rows, 1),
         block=(32 * shape.warps, 1, 1),
-        args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs),
+        args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
         shared=p.shared(shape),
-        defines=_defines(p, shape, attrs),
+        defines=_defines(p, shape, attrs, target),
         overlaps=True,
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 
 
-def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], ...]:
+def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tuple[str, str], ...]:
+    room = (target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     numbers = {
         "ACT_F32": p.single,
-        "BLOCKS": shape.blocks,
+        "BLOCKS": max(1, min(shape.blocks, room)),
         "COPIES": p.copies,
         "FUSED": p.fused,
         "G": p.heads(shape),
@@ -158,6 +177,8 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], .
         "KEEP": attrs.get("keep", 1),
         "QUANT": QUANTS.index(p.quant),
         "R": p.repeat,
+        "RING": p.ring,
+        "STAGES": shape.stages,
         "STATE_BYTES": p.state.itemsize,
         "TAPS": p.taps,
         "VD": p.value_dim,
@@ -169,7 +190,8 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs) -> tuple[tuple[str, str], .
 
 def _fused_args(attrs: Attrs, specs: Specs, readers: bool) -> tuple[Arg, ...]:
     p = problem(attrs, specs)
-    results: list[Arg] = [Pointer("output", i) for i in range(2, 3 + 2 * COPIES)]
+    ring = int(p.ring > 0)  # operands and results behind the state stand one further
+    results: list[Arg] = [Pointer("output", i + ring) for i in range(2, 3 + 2 * COPIES)]
     y = results.pop(0) if attrs["keep"] else NULL
     pairs: list[Arg] = []
     for _ in range(p.copies if p.quant != "none" else 0):
@@ -183,8 +205,9 @@ def _fused_args(attrs: Attrs, specs: Specs, readers: bool) -> tuple[Arg, ...]:
         Pointer("output", 0),
         *(Pointer("input", i) for i in (4, 5, 6)),
         Pointer("output", 1),
-        *(Pointer("input", i) for i in (7, 8, 9, 10)),
-        Pointer("input", 11) if len(specs) > 11 else NULL,
+        *((Pointer("input", 7), Pointer("output", 2)) if ring else (NULL, NULL)),
+        *(Pointer("input", i + ring) for i in (7, 8, 9, 10)),
+        Pointer("input", 11 + ring) if len(specs) > 11 + ring else NULL,
         y,
         *pairs,
         Pointer("scratch", 0) if readers else NULL,
@@ -193,7 +216,7 @@ def _fused_args(attrs: Attrs, specs: Specs, readers: bool) -> tuple[Arg, ...]:
     )
 
 
-def _step_args(specs: Specs) -> tuple[Arg, ...]:
+def _step_args(specs: Specs, ring: bool) -> tuple[Arg, ...]:
     return (
         Pointer("input", 0),
         Scalar("i32", specs[0].dims[1]),
@@ -201,8 +224,9 @@ def _step_args(specs: Specs) -> tuple[Arg, ...]:
         *[NULL] * 3,
         *(Pointer("input", i) for i in (2, 3, 4)),
         Pointer("output", 1),
+        *((Pointer("input", 5), Pointer("output", 2)) if ring else (NULL, NULL)),
         NULL,
-        *(Pointer("input", i) for i in (5, 6, 7)),
+        *(Pointer("input", i + ring) for i in (5, 6, 7)),
         NULL,
         Pointer("output", 0),
         *[NULL] * 5,
@@ -212,15 +236,17 @@ def _step_args(specs: Specs) -> tuple[Arg, ...]:
 
 
 def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
-    """The state once in and once out, by what was measured; few blocks are bound by latency."""
+    """The state once in and once out (of a ring's, one part in L and half the records), by what
+    was measured; few blocks are bound by latency."""
     p = problem(attrs, specs)
     state = p.repeat * p.value_dim * p.key_dim * p.state.itemsize
-    moved = 2 * p.rows * p.key_heads * state
+    passes = 1 + 1 / max(p.ring, 1)
+    moved = passes * p.rows * p.key_heads * (state + p.ring * p.repeat * p.value_dim * 2)
     blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
-    reached = min(1.0, blocks * shape.warps * 8e9 / target.bandwidth)  # a warp moves 8 GB/s
-    over = 1.1 if shape.whole else 1.13
-    if p.state is DType.BF16:  # half as much to move behind each block's start and end
-        over = 1.2 if shape.grouped else 1.3
+    reached = min(1.0, blocks * shape.warps * 5e9 / target.bandwidth)  # a warp moves 5 GB/s
+    over = 1.1 if shape.whole or shape.grouped else 1.13
+    if not shape.grouped and (p.ring or p.state is DType.BF16):
+        over += 0.15  # less to move behind each block's start and end
     if shape.whole and not target.hopper:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
@@ -239,9 +265,10 @@ def _tactic(name: str, shape: Shape) -> Tactic:
 
 CUDA = Cuda(
     tactics=(
-        _tactic("whole", Shape(8, True, 3)),
-        _tactic("registers", Shape(8, False, 2)),
-        _tactic("small registers", Shape(4, False, 4)),
-        _tactic("grouped registers", Shape(4, False, 4, True)),
+        _tactic("whole", Shape(8, 3, whole=True)),
+        _tactic("registers", Shape(8, 2)),
+        _tactic("small registers", Shape(4, 4)),
+        _tactic("grouped", Shape(4, 4, grouped=True, stages=2)),
+        _tactic("wide grouped", Shape(8, 3, grouped=True, stages=1)),
     )
 )

@@ -18,7 +18,10 @@ SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes fixed at build time. All counts; `page_size` and `max_context` in tokens."""
+    """Sizes fixed at build time. All counts; `page_size` and `max_context` in tokens.
+
+    `gdn_ring`: records of the replay ring behind every recurrent state; 0, there is none.
+    """
 
     max_seqs: int
     max_context: int
@@ -27,6 +30,7 @@ class Limits:
     page_size: int = 64
     bias_slots: int = 512
     top_logprobs: int = 20
+    gdn_ring: int = 0
 
     @property
     def pages_per_seq(self) -> int:
@@ -39,8 +43,10 @@ class Limits:
 
     @classmethod
     def from_json(cls, row: dict[str, int]) -> Limits:
-        """The inverse of `to_json`. Raises KeyError when a limit is missing."""
-        return cls(**{k: int(row[k]) for k in cls.__dataclass_fields__})
+        """The inverse of `to_json`. Raises KeyError when a limit is missing; an engine that does
+        not speak of a ring has none."""
+        known = {"gdn_ring": 0, **row}
+        return cls(**{k: int(known[k]) for k in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,20 @@ def test_states_that_do_not_fit_make_fewer_sequences() -> None:
     assert told.limits.max_seqs == 64 and told.limits.pages == 64
 
 
+def test_rings_behind_recurrent_states() -> None:
+    """Eight records on a GPU, none on the CPU or where there is no recurrence, unless told."""
+    facts = replace(DENSE, record_width=48 * 8256)
+    rings = [resolve(Options(target=t), facts).limits.gdn_ring for t in ("cpu", "sm_90a")]
+    assert rings == [0, 8]
+    assert resolve(Options(target="sm_90a", gdn_ring=0), facts).limits.gdn_ring == 0
+    assert resolve(Options(gdn_ring=16), facts).limits.gdn_ring == 16
+    assert resolve(Options(target="sm_121a"), FACTS).limits.gdn_ring == 0
+    told, without = (resolve(Options(target="sm_90a", gdn_ring=n), facts) for n in (8, 0))
+    page = 64 * facts.kv_token_width  # FP8
+    taken = (without.limits.pages - told.limits.pages) * page
+    assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page
+
+
 def test_a_small_model_gets_every_page() -> None:
     plan = resolve(Options(target="sm_121a", max_seqs=4), FACTS)
     assert plan.limits.pages == 4 * 512 and plan.notes == ()
@@ -141,6 +155,7 @@ def test_kv_tokens() -> None:
         (Options(kv_tokens=-1), "--kv-tokens -1"),
         (Options(kv_dtype="int4"), "--kv-dtype int4"),
         (Options(state_dtype="fp8"), "--state-dtype fp8"),
+        (Options(gdn_ring=1), "--gdn-ring 1 .* choose 0 or from 2 to 16"),
     ],
 )
 def test_bad_options(options: Options, words: str) -> None:

@@ -114,6 +114,21 @@ def test_fused_and_unfused_engines_are_bit_equal(tmp_path: Path, format: str, mo
     assert len({step["logits"].tobytes() for step in fused}) == len(fused)
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_an_engine_with_rings_speaks_as_one_without(tmp_path: Path, fuse: bool) -> None:
+    path = write_checkpoint(tmp_path / "model", format="fp8").path
+    wish = {**SMALL.to_json(), "fuse": fuse}
+    ringed = run(path, tmp_path / "ringed", Options(**wish | {"gdn_ring": 4})).manifest  # type: ignore[arg-type]
+    plain = run(path, tmp_path / "plain", Options(**wish)).manifest  # type: ignore[arg-type]
+    assert (ringed.limits.gdn_ring, plain.limits.gdn_ring) == (4, 0)
+    rings = [s.spec for s in ringed.states if s.spec.name.endswith(".gdn_ring")]
+    assert len(ringed.states) - len(plain.states) == len(rings) == 3
+    assert ringed.memory.states - plain.memory.states == sum(s.nbytes for s in rings) > 0
+    both = (trace(tmp_path / name, decodes=9) for name in ("ringed", "plain"))
+    for one, two in zip(*both, strict=True):
+        np.testing.assert_allclose(one["logits"], two["logits"], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("kv", "state"), [("bf16", "f32"), ("fp8", "bf16")])
 def test_narrow_caches_run(tmp_path: Path, checkpoint: Path, kv: str, state: str) -> None:
     wish = {**SMALL.to_json(), "kv_dtype": kv, "state_dtype": state}

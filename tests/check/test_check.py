@@ -173,6 +173,17 @@ def test_engine_against_engine(nvfp4: tuple[Path, Path], tmp_path: Path) -> None
     assert text.first == "greedy text" and text.findings[0].figures["same"] == 0
 
 
+def test_an_engine_with_rings_agrees_with_its_checkpoint_and_with_one_without(
+    nvfp4: tuple[Path, Path], tmp_path: Path
+) -> None:
+    build(nvfp4[0], tmp_path / "ringed", replace(OPTIONS, gdn_ring=4), _quiet)
+    assert run_check(tmp_path / "ringed", nvfp4[0], LEVELS, _quiet).passed
+    report = run_check(tmp_path / "ringed", nvfp4[1], ("model", "layer", "text"), _quiet)
+    assert report.passed
+    names = {f.name for level in report.levels for f in level.findings}
+    assert "layers.0.gdn_state" in names and "layers.0.gdn_ring" not in names
+
+
 def test_engines_of_other_limits_are_refused(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     build(nvfp4[0], tmp_path / "wide", replace(OPTIONS, max_seqs=3), _quiet)
     with pytest.raises(OptionError, match="--max-seqs"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from spark_engine.plugins import (
     attention_decode,
     formats,
     gdn_decode,
+    gdn_ring_decode,
     grouped_moe,
     registry,
     samples,
@@ -149,11 +151,18 @@ def test_gated_norm_quant(quant: str, n: int, keep: int) -> None:
     check_fused_quantiser("gated_norm_quant", operands, plain, ["y"] * keep, attrs, values)
 
 
-@pytest.mark.parametrize("case", gdn_decode.OP.cases, ids=lambda c: c.label)
-def test_gdn_decode(case: Case) -> None:
+MIXERS = [(gdn_decode, c) for c in gdn_decode.OP.cases]
+MIXERS += [(gdn_ring_decode, c) for c in gdn_ring_decode.OP.cases]
+
+
+@pytest.mark.parametrize(("fusion", "case"), MIXERS, ids=lambda x: getattr(x, "label", ""))
+def test_gdn_decode(fusion: ModuleType, case: Case) -> None:
     """The whole mixer of a decode step, states included, over rows with and without tokens."""
     attrs, arrays = case.attrs, case.inputs(rng_of(case.label))
-    values = dict(zip(gdn_decode.OPERANDS, arrays, strict=False))
+    ring = fusion is gdn_ring_decode
+    values = dict(zip(fusion.OPERANDS, arrays, strict=False))
+    if ring:  # records of no use hold NaN, which is not equal
+        values["gdn_ring"] = np.nan_to_num(values["gdn_ring"])
     rows = ["slots", "starts", "counts"]
     inert = values["counts"] == 0
     values["qkvz"][inert] = 0  # what an inert row holds must not matter, but NaN is not equal
@@ -161,24 +170,28 @@ def test_gdn_decode(case: Case) -> None:
     for name in ("conv_state", "gdn_state"):
         values[name][-1] = 0
     quant, n = str(attrs["quant"]), int(attrs["n"])
-    if len(arrays) > len(gdn_decode.OPERANDS):
+    if len(arrays) > len(fusion.OPERANDS):
         scales = arrays[-1]
         values |= {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
-    sizes = {k: attrs[k] for k in gdn_decode.SIZES}
+    sizes = {k: attrs[k] for k in (*fusion.SIZES, *(["ring"] if ring else []))}
     norm: Attrs = {"eps": attrs["eps"], "heads": attrs["value_heads"], "offset": attrs["offset"]}
-    delta = ["c", "ba", "a_log", "dt_bias", "gdn_state", *rows]
+    states = ["gdn_state", "gdn_ring"] if ring else ["gdn_state"]
+    delta = ["c", "ba", "a_log", "dt_bias", *states, *rows]
+    step = "gated_delta_ring_step" if ring else "gated_delta_step"
+    moved = [f"{name}_out" for name in states]
     conv = ["qkvz", "conv_weight", "conv_state", *rows]
     plain = [
         node("causal_conv", conv, ["c", "conv_out"], {"tile": 1}),
-        node("gated_delta_step", delta, ["o", "gdn_out"], {"tile": 1, **sizes}),
+        node(step, delta, ["o", *moved], {"tile": 1, **sizes}),
         node("gated_norm", ["o", "qkvz", "norm_weight"], ["y"], norm),
     ]
     tail, outs = quantisers(quant, n, "y") if quant != "none" else ([], [])
-    want = ["conv_out", "gdn_out", *(["y"] if attrs["keep"] else []), *outs]
+    want = ["conv_out", *moved, *(["y"] if attrs["keep"] else []), *outs]
     got = names("r", len(want))
-    fused = node("gdn_decode", [n for n in values if not n.startswith("scale")], got, attrs)
+    name = fusion.NAME
+    fused = node(name, [n for n in values if not n.startswith("scale")], got, attrs)
     if "scales" in values:
-        fused = node("gdn_decode", [*fused.inputs, "scales"], got, attrs)
+        fused = node(name, [*fused.inputs, "scales"], got, attrs)
     fixed = [k for k in values if k.startswith("scale") or k.endswith("weight")]
     same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
 
