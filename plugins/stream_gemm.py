@@ -113,16 +113,31 @@ def choose(problem: Problem, form: Format, target: Target) -> Tile:
     return fill(Tile(rows, batch, strips, 1, 2, wgmma), problem, form, target)
 
 
-def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
-    """The tile with stages that suit: long ones while five fit, as many as fit."""
+def cut_of(rows: int, problem: Problem, form: Format, target: Target) -> int:
+    """Units of k between which the work may be cut, whatever the batch.
+
+    Four, or two where pieces become more equal by it (5120 x 17408 of NVFP4: 11 fours for 10.3).
+    """
     units = -(-problem.k // form.unit)
+    tiles = -(-problem.n // rows)
+    cut = next(c for c in (4, 2, 1) if units % c == 0)
+    if cut < 4 or tiles * units < 4 * target.sms:
+        return cut
+    fours, twos = (c * -(-tiles * units // (c * target.sms)) for c in (4, 2))
+    return 2 if twos <= 0.97 * fours else 4
+
+
+def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
+    """The tile with stages that suit: long ones while a few fit, as many as fit."""
+    cut = cut_of(tile.rows, problem, form, target)
     one = replace(tile, units=1).stage_bytes(form)
     room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
-    least = 3 if tile.wgmma else 5
-    fitting = [u for u, s in ((4, 5), (2, least)) if units % u == 0 and room // (u * one) >= s]
+    decoding = form.weight_bits == 4
+    wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
+    fitting = [u for u, s in wanted if cut % u == 0 and room // (u * one) >= s]
     per_stage = fitting[0] if fitting else 1
-    # In small batches decoding keeps step with memory: a deep ring only delays its start.
-    most = 3 if form.weight_bits == 4 and tile.batch <= SMALL and per_stage == 4 else 12
+    # Where weights are decoded that is the pace: a deep ring only delays the first activations.
+    most = 12 // per_stage if decoding else 12
     return replace(tile, units=per_stage, stages=min(room // (per_stage * one), most))
 
 
@@ -137,7 +152,7 @@ def plan(
     """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
     tiles = -(-problem.n // tile.rows) * -(-problem.m // tile.batch)
     units = -(-problem.k // form.unit)
-    cut = next(c for c in (4, 2, 1) if units % c == 0)  # whatever the batch
+    cut = cut_of(tile.rows, problem, form, target)
     line = tiles * units // cut
     blocks = blocks_for(line, form, target)
     defines = {
