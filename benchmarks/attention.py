@@ -1,8 +1,9 @@
 """Times paged attention by graph replays over caches larger than the L2 cache.
 
-Usage: python -m benchmarks.attention decode|prefill
-Decode prints microseconds, GB/s and the share of the byte floor by tactic; prefill microseconds
-and TFLOP/s of the causal products alone. Caches hold zeros: only time is read.
+Usage: python -m benchmarks.attention decode|fused|prefill
+Decode and fused (with the gate and FP8 copies, as a step has it) print microseconds and the share
+of the byte floor by tactic; prefill microseconds and TFLOP/s of the causal products alone. Caches
+hold zeros: only time is read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
 from spark_engine.kernel import H200
-from spark_engine.op import Attrs
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins import attention_decode
 from spark_engine.plugins.paged_attention import OP
 from spark_engine.runtime.device import Gpu
 from spark_engine.tensors import Array, DType
@@ -24,6 +26,7 @@ DIM, HALF, PAGE = 256, 32, 64
 POOL = 1 << 30  # bytes of caches that launches rotate through, so that none is found in L2
 LAUNCHES = (4, 64)  # of a graph, at least and at most
 DECODE = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (32, 1024), (32, 8192), (128, 1024))
+FUSED = ((1, 1024), (8, 1060), (32, 1060), (128, 1024), (128, 1060))
 PREFILL = ((1, 8192), (8, 1024), (1, 32768))
 
 
@@ -52,7 +55,7 @@ def operands(
     return attrs, (qkv, *(f.astype(np.float32) for f in floats), cache, cache, table, *steps)
 
 
-def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType) -> None:
+def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool = False) -> None:
     """One line: every tactic's time beside the floor."""
     _, kv_heads = MODELS[model]
     token = 2 * kv_heads * DIM * (1 if kv is DType.F8E4M3 else 2)  # bytes, keys and values
@@ -62,12 +65,17 @@ def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType) -> None:
     ones = np.ones(rows, np.int32)
     steps = (order[:rows], ones * (context - 1), ones)
     attrs, arrays = operands(1, model, kv, slots, context, steps)
+    op: Op = OP
+    if fused:
+        op, arrays = attention_decode.OP, (*arrays, np.full(1, 0.01, np.float32))
+        sizes = {name: attrs[name] for name in attention_decode.SIZES}
+        attrs = {**sizes, "keep": 0, "quant": "fp8", "n": 1}
     floor = rows * context * token / H200.bandwidth
-    line = f"decode {model} {kv.value} B={rows} ctx={context} floor {floor * 1e6:.1f} us:"
-    for tactic in OP.cuda.tactics:
-        if tactic.refuse(attrs, specs_of(OP, arrays), H200):
+    line = f"{op.name} {model} {kv.value} B={rows} ctx={context} floor {floor * 1e6:.1f} us:"
+    for tactic in op.cuda.tactics:
+        if tactic.refuse(attrs, specs_of(op, arrays), H200):
             continue
-        node = Prepared(gpu, OP, tactic, attrs, arrays)
+        node = Prepared(gpu, op, tactic, attrs, arrays)
         seconds = timed(gpu, list(rotating(node, order, launches)))
         line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
         node.free()
@@ -105,6 +113,10 @@ def main(what: str) -> None:
             for rows, context in DECODE:
                 decode(gpu, model, rows, context, DType.F8E4M3)
         decode(gpu, "35B", 128, 1024, DType.BF16)
+    elif what == "fused":
+        for model in MODELS:
+            for rows, context in FUSED:
+                decode(gpu, model, rows, context, DType.F8E4M3, fused=True)
     else:
         for model in MODELS:
             for sequences, length in PREFILL:

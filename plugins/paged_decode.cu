@@ -20,11 +20,16 @@
 //   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
 //   The norms' weights brought to L1 before the wait: no change.
 // Behind a launch that fills every SM, as in a step, with the gate and FP8 copies, rows of 1060
-// tokens, chunks of 128 / 256 / 384 / 512 / 1024 (35B: 16/2 heads; a row: of 1024):
-//   chunks of so many and a rest     27B, 128 rows 211 / 122 / - / 105 / 103; 35B 122 / 77 / - / 62 / 75
-//   equal chunks, gates fetched early              134 / 115 / 100 / 96 / 97;   78 / 69 / 58 / 67 / 58
-//   32 rows, then                    54 / 39 / - / 31 / 40 and 37 / 41 / 30 / 34 / 39; 8: 18.4, 17.5
-//   a row                            12.4 / 15.0 / - / 21.4 / 24.0: nothing is hidden there
+// tokens (1: 1024), at 1 / 8 / 32 / 64 / 128 rows, best chunk of each:
+//   four warps, chunks of so many and a rest    27B 12.4 / 18.4 / 31.1 / - / 103
+//                                               35B 12.8 / 17.7 / 22.4 / - / 61.7
+//   equal chunks                                    12.5 / 17.5 / 29.6 / - / 96
+//                                                   12.9 / 16.7 / 21.1 / - / 57.6
+//   rows listed by the block, constants in fours, gates and scales early: 128 rows 91.5 and 55.1
+//   warps of a block by bucket, so that units are as many as resident blocks (12 warps an SM):
+//     8, 8, 12, 6, 3 warps                          9.3 / 13.6 / 26.6 / 44.7 / 78.3
+//     8, 8, 12, 12, 6                               9.3 / 11.8 / 19.9 / 26.9 / 45.0
+//   All gates of a thread before the merges: spills.
 // Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens that
 // a chunk has about), BLOCKS (of an SM), SHARED (bytes).
 #include "paged_merge.cuh"
@@ -41,12 +46,14 @@ DEVICE int chunks_of(int length, int size) {
   return length > 0 ? (length + size - 1) / size : 1;  // an inert row still writes its zeros
 }
 
-// By the first warp.
-DEVICE void list_rows(Row* list, const int* slots, const int* starts, const int* counts, int rows,
-                    int lane) {
+// By the whole block, a row a thread.
+DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* counts, int rows,
+                      int warp, int lane) {
+  Row* list = b.rows;
+  int* chunks = reinterpret_cast<int*>(b.tally);  // of each warp's rows
   int total = 0;
-  for (int base = 0; base < rows; base += 32) {
-    int r = base + lane, n = 0;
+  for (int base = 0; base < rows; base += THREADS) {
+    int r = base + threadIdx.x, n = 0;
     Row row = {};
     if (r < rows) {
       row.slot = slots[r], row.length = length_of(row.slot, starts[r], counts[r]);
@@ -59,11 +66,20 @@ DEVICE void list_rows(Row* list, const int* slots, const int* starts, const int*
       int other = __shfl_up_sync(~0u, sum, s);
       if (lane >= s) sum += other;
     }
+    if (lane == 31) chunks[warp] = sum;
+    __syncthreads();
     row.before = total + sum - n;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      int other = chunks[w];
+      total += other;
+      if (w < warp) row.before += other;
+    }
     if (r < rows) list[r] = row;
-    total += __shfl_sync(~0u, sum, 31);
+    __syncthreads();
   }
-  if (lane == 0) list[rows].before = total;
+  if (threadIdx.x == 0) list[rows].before = total;
+  __syncthreads();
 }
 
 DEVICE Unit unit_at(int index, const Row* list, int rows) {
@@ -220,20 +236,9 @@ struct Constants {
 DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const float* inv_freq,
                                 int position, int lane) {
   Constants c;
-#pragma unroll
-  for (int e = 0; e < VEC; e++) {
-    c.q_norm[e] = q_norm[lane * VEC + e], c.k_norm[e] = k_norm[lane * VEC + e];
-  }
+  load_floats(c.q_norm, q_norm + lane * VEC), load_floats(c.k_norm, k_norm + lane * VEC);
   c.turn = turn_of(position, inv_freq, lane);
   return c;
-}
-
-// Gates of the group into shared memory, on their way while the chunk is read.
-DEVICE void fetch_gates(Block& b, const Unit& u, const u16* qkv) {
-  constexpr int PIECES = D / 8;
-  const u16* from = qkv + (long long)u.row * WIDTH + u.head * GROUP * 2 * D + D;
-  for (int i = threadIdx.x; i < GROUP * PIECES; i += THREADS)
-    copy_async(&b.gates[i * 8], from + i / PIECES * 2 * D + i % PIECES * 8);
 }
 
 // Queries of the group into shared memory; in a row's last chunk also the append.
@@ -313,10 +318,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                  float2* tallies, int* arrivals, int rows, int most_pages) {
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
-  const Out out{o, b.gates, scales, {q0, q1}, {s0, s1}};
+  const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  if (warp == 0) list_rows(b.rows, slots, starts, counts, rows, lane);
-  __syncthreads();
+  constexpr bool SCALED = QUANT == 1 || QUANT == 3;
+  if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
+  list_rows(b, slots, starts, counts, rows, warp, lane);
   int units = b.rows[rows].before * KV_HEADS;
   int index = blockIdx.x;
   Unit u = {};
@@ -329,7 +335,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_for_previous();
   let_next_start();
   while (index < units) {
-    if (FUSED) fetch_gates(b, u, qkv);
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
       prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
@@ -350,12 +355,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       commit_copies();
     }
     wait_copies<0>();
+    uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
     spill(b, x, warp, lane);
     __syncthreads();
     Unit done = unit_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     const long long at = index, first = at - (long long)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
-    merge_warps(b, done, scale, out, sums + at * QUADS, tallies + at * GROUP * 2);
+    merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GROUP * 2);
     __syncthreads();
     index += gridDim.x;
     if (index < units) {  // the next unit's tiles travel while this one's chunks are merged
@@ -364,7 +370,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if (done.chunks > 1) {
       merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);
-      __syncthreads();  // the next unit's gates come where these were read
     }
   }
 }

@@ -31,7 +31,11 @@ DIMS = (32, 64, 128, 256)
 COLUMNS = 8  # heads of a group, padded
 FAN = 8  # parts that are merged at once
 MOST_CHUNKS = FAN * FAN  # of one row
-CHUNKS = (128, 256, 384, 512, 1024)  # tokens that a chunk has about, a tactic each
+# (tokens that a chunk has about, warps of a block over e4m3 pages), a tactic each: where rows times
+# kv heads times chunks are as many as blocks are resident, nothing waits for a second round.
+SHAPES = ((128, 8), (256, 8), (512, 12), (1024, 12), (1024, 6), (1024, 3))
+SMALL = ((128, 4), (256, 4), (512, 4), (1024, 4))  # for less shared memory than Hopper has
+RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
 QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
@@ -86,8 +90,8 @@ def pointers(kind: Literal["input", "output", "scratch"], *indices: int) -> tupl
     return tuple(Pointer(kind, i) for i in indices)
 
 
-def refuse_decode(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    """Refuses tiles, and groups that the matrix unit's eight columns do not hold."""
+def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
+    """Refuses tiles, groups that the matrix unit's eight columns do not hold, too many warps."""
     s = sizes(attrs, specs)
     if s.tile != 1:
         return f"rows are of {s.tile} tokens, not one"
@@ -97,26 +101,32 @@ def refuse_decode(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
     if int(attrs.get("n", 1)) > COPIES:
         return f"{attrs['n']} quantised copies; at most {COPIES} are written"
-    return refuse_any(attrs, specs, target)
+    if (most == SMALL[0][1]) == target.hopper:
+        return f"blocks of {most} warps are not for the shared memory of {target.name}"
+    reason = refuse_any(attrs, specs, target)
+    shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
+    if reason is None and shared > target.shared_bytes:
+        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
+    return reason
 
 
-def _shape(s: Sizes, fused: bool) -> tuple[int, int, int]:
-    """(warps, stages, bytes of `struct Block` without its list of rows)."""
+def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
+    """(warps, stages, bytes of `struct Block` without its list of rows); half as many warps where
+    a token's row is twice as long."""
     token = token_bytes(s)
-    warps = 2 if token > 256 else 4
+    warps = most // 2 if token > 256 else most
     stages = 2 if token >= 256 else 4
     arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
     rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
-    rest += s.group * s.dim * 2 if fused else 16
-    return warps, stages, warps * arena + rest + 64
+    return warps, stages, warps * arena + rest + 80
 
 
-def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> Plan:
+def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> Plan:
     """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
-    warps, stages, shared = _shape(s, "quant" in attrs)
+    warps, stages, shared = _shape(s, most)
     each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
-    blocks = min(3, (target.shared_bytes + 1024) // each)
+    blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
     longest = specs[7].dims[1] * s.page
     units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
     quant = str(attrs.get("quant", "none"))
@@ -177,21 +187,25 @@ def _copies(attrs: Attrs) -> tuple[Arg, ...]:
     return tuple(args)
 
 
-def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int) -> float:
-    """Rows of a typical length: a chunk's own way, all bytes, or rounds of units, fitted."""
+def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> float:
+    """Rows of a typical length: a warp's own way, or all bytes and what each round of units costs
+    beside them; merges. Fitted to measurements behind a launch that fills the GPU."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     length = min(specs[7].dims[1] * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)
-    way = 6.5e-6 + 9e-9 * min(chunk, length) + 1.2e-6 * (chunks > FAN)
+    merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
+    way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    rounds = 13e-6 * rows * s.kv_heads * chunks / (target.sms * (3 if target.hopper else 1))
-    return max(way, read, rounds) + rounds / 5
+    resident = target.sms * (RESIDENT // most if target.hopper else 1)
+    return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 
-def _tactic(chunk: int) -> Tactic:
-    plan, cost = partial(plan_decode, chunk=chunk), partial(cost_decode, chunk=chunk)
-    return Tactic(f"chunks_{chunk}", "paged_decode.cu", refuse_decode, plan, cost)
+def _tactic(chunk: int, most: int) -> Tactic:
+    refuse = partial(refuse_decode, most=most)
+    plan = partial(plan_decode, chunk=chunk, most=most)
+    cost = partial(cost_decode, chunk=chunk, most=most)
+    return Tactic(f"chunks_{chunk}_{most}", "paged_decode.cu", refuse, plan, cost)
 
 
-DECODE = tuple(_tactic(chunk) for chunk in CHUNKS)
+DECODE = tuple(_tactic(*pair) for pair in (*SHAPES, *SMALL))
 FUSED = Cuda(tactics=DECODE)

@@ -60,6 +60,19 @@ struct Head {
   float x[VEC];
 };
 
+DEVICE void load_floats(float (&x)[VEC], const float* from) {
+  if constexpr (VEC % 4 == 0) {
+#pragma unroll
+    for (int e = 0; e < VEC; e += 4) {
+      float4 v = *reinterpret_cast<const float4*>(from + e);
+      x[e] = v.x, x[e + 1] = v.y, x[e + 2] = v.z, x[e + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < VEC; e++) x[e] = from[e];
+  }
+}
+
 // A lane's part of a head as it lies in memory: half the registers of a Head.
 union RawHead {
   typename Raw<2 * VEC>::type raw;

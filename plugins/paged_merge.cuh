@@ -16,7 +16,8 @@ constexpr int WIDE = D + 4;                   // floats of an accumulator row, l
 constexpr int COLUMNS = 8;                    // heads of a group, padded for the matrix unit
 constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
 constexpr int QUADS = GROUP * (D / 4);        // pieces of four dimensions of a group's heads
-constexpr int THREADS = 32 * WARPS, MINE = (GROUP + 2 + WARPS - 1) / WARPS;
+constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 ? 2 : 1;  // pieces merged at once
+constexpr int MINE = (GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
 constexpr int ARENA = RING > MERGE ? RING : MERGE;  // of one warp: its ring, then its sums
@@ -30,7 +31,7 @@ struct Block {
   u16 queries[COLUMNS][PITCH];
   u8 fresh[2][ROW];                     // the new token's key and value, as stored
   float2 tally[WARPS][COLUMNS];         // (maximum, sum) of a warp
-  u16 gates[FUSED ? GROUP * D : 8];
+  float scales[4];                      // of the quantised copies
   int last;
   Row rows[1];                          // and one more, for the total
 };
@@ -43,18 +44,25 @@ struct Unit {
 // Where the result goes, and what it is gated by.
 struct Out {
   u16* o;
-  const u16* gates;  // of the unit's heads, in shared memory
+  const u16* qkv;  // gates inside
   const float* scales;
   u8 *q[2], *q_scale[2];
 };
 
+// The gates of piece i, fetched while the piece before is summed up.
+DEVICE uint2 gate_of(const Unit& u, const u16* qkv, int i) {
+  int head = u.head * GROUP + i / (D / 4);
+  const u16* from = qkv + (long long)u.row * WIDTH + head * 2 * D + D + i % (D / 4) * 4;
+  return FUSED && i < QUADS ? *reinterpret_cast<const uint2*>(from) : uint2{};
+}
+
 // Four dimensions of one head's o = x * scale. All lanes of a warp call together.
-DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, bool live) {
+DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, uint2 g,
+                         bool live) {
   int column = (u.head * GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
   uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale),
                           pack_bf16(x.z * scale, x.w * scale));
   if constexpr (FUSED) {
-    uint2 g = live ? *reinterpret_cast<const uint2*>(out.gates + 4 * i) : uint2{};
     float y[4] = {low_bf16(bits.x) * fast_sigmoid(low_bf16(g.x)),
                   high_bf16(bits.x) * fast_sigmoid(high_bf16(g.x)),
                   low_bf16(bits.y) * fast_sigmoid(low_bf16(g.y)),
@@ -77,10 +85,11 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
 }
 
 // The block's sums over its warps, to the result where the row has one chunk, else to the scratch.
-DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, float4* sums,
-                        float2* tallies) {
+DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, uint2 gate,
+                        float4* sums, float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens
   for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
+    uint2 next = u.chunks == 1 ? gate_of(u, out.qkv, i + THREADS) : uint2{};
     int column = min(i / (D / 4), GROUP - 1), d = i % (D / 4) * 4;
     float top = minus_infinity(), total = 0.0f;
 #pragma unroll
@@ -95,11 +104,12 @@ DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, fl
       add_scaled(sum, *reinterpret_cast<const float4*>(rows + column * WIDE + d), by);
     }
     if (u.chunks == 1) {  // 0: an inert row
-      store_output(out, u, i, sum, total > 0.0f ? __fdividef(scale, total) : 0.0f, i < QUADS);
+      store_output(out, u, i, sum, total > 0.0f ? __fdividef(scale, total) : 0.0f, gate, i < QUADS);
     } else if (i < QUADS) {
       sums[i] = sum;
       if (d == 0) tallies[2 * column] = make_float2(top, total);
     }
+    gate = next;
   }
 }
 
@@ -109,8 +119,10 @@ DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const O
                         float4* sums, float2* tallies, bool last) {
   const long long apart = (long long)step * KV_HEADS;
   const int half = step > 1;
-#pragma unroll 1
+  uint2 gate = last ? gate_of(u, out.qkv, threadIdx.x) : uint2{};
+#pragma unroll MERGED
   for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
+    uint2 next = last ? gate_of(u, out.qkv, i + THREADS) : uint2{};
     int at = min(i, QUADS - 1), column = at / (D / 4);
     float2 tally[FAN];
     float4 part[FAN];
@@ -133,11 +145,12 @@ DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const O
       add_scaled(sum, part[c], by);
     }
     if (last) {
-      store_output(out, u, i, sum, __fdividef(scale, total), i < QUADS);
+      store_output(out, u, i, sum, __fdividef(scale, total), gate, i < QUADS);
     } else if (i < QUADS) {
       sums[at] = sum;
       if (at % (D / 4) == 0) tallies[2 * column + 1] = make_float2(top, total);
     }
+    gate = next;
   }
 }
 
