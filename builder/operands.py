@@ -139,7 +139,7 @@ def _integers(
 
 def _experts(dims: tuple[int, ...], work: Work, rng: np.random.Generator) -> Array:
     """i32 [tokens, k]: distinct experts; the last column is the last expert, as if shared."""
-    experts = max(spec.dims[0] for spec in work.ins[3:])
+    experts = max(spec.dims[0] for spec in work.ins if len(spec.dims) == 3)
     order = np.argsort(rng.random((dims[0], experts - 1)), axis=1)
     ids = np.concatenate([order[:, : dims[1] - 1], np.full((dims[0], 1), experts - 1)], axis=1)
     return np.asarray(ids, np.int32)

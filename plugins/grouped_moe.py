@@ -12,7 +12,7 @@ moreover take another path for 1 token and so have other bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -123,11 +123,21 @@ def _project(kind: str, one: dict[str, Array], name: str, x: Array) -> Array:
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
-    """Every expert on every token, then the weighted sum of what was chosen."""
-    f, kind = Text(), str(attrs["format"])
+    """`fragment`, cast."""
+    f, params = Text(), [f"params{i}" for i in range(len(specs) - 3)]
+    f.cast(fragment(f, attrs, specs, params), activation("grouped_moe", attrs), "y")
+    return f.function("grouped_moe", ("x", "ids", "weights", *params), ("y",))
+
+
+def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], operands: Sequence[str]) -> str:
+    """Every expert on every token, then the weighted sum f32 of what was chosen.
+
+    Reads x, ids, weights and, by the names of `operands`, the params.
+    """
+    kind = str(attrs["format"])
     params, experts, inner = _named(attrs, specs)
     hidden = width("grouped_moe", specs[0])
-    names = {name: f"params{i}" for i, name in enumerate(params)}
+    names = dict(zip(params, operands, strict=True))
     values = {n: _readable(f, v, params[n].dtype) for n, v in names.items()}
     project = _together if kind in ("dense", "nvfp4") else _apart
     outer = project(f, kind, values, (experts, inner, hidden))
@@ -138,8 +148,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         # Where, not times zero: an expert nobody chose may overflow and must not matter
         term = f("Where", f("Less", weight, 0.0), 0.0, f("Mul", weight, down))
         total = f("Add", total, term) if total else term
-    f.cast(total, activation("grouped_moe", attrs), "y")
-    return f.function("grouped_moe", ("x", "ids", "weights", *names.values()), ("y",))
+    return total
 
 
 def _apart(

@@ -6,6 +6,8 @@ Written with the fragments of the ops it replaces, so that the CPU's bits do not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
@@ -54,20 +56,30 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Add, then rms_norm's body, then the quantisers'."""
-    f, a = Text(), specs[0].dtype
+    f = Text()
     inputs = ["x", "weight", *(f"extra{i}" for i in range(len(specs) - 2))]
     outs = [s.name for s in infer(attrs, specs)]
+    total = f("Add", fr.widen(f, "x"), fr.widen(f, "extra0")) if attrs["add"] else "x"
+    fragment(f, attrs, specs[0], (total, "weight", inputs[-1]), outs)
+    return f.function("norm_quant", inputs, outs)
+
+
+def fragment(
+    f: Text, attrs: Attrs, x: TensorSpec, given: tuple[str, str, str], outs: Sequence[str]
+) -> None:
+    """What comes after the addition: writes `outs`, in the op's order.
+
+    `given`: the f32 sum (x itself where nothing is added), the norm's weight, the scales.
+    """
+    total, weight, scales = given
     free = iter(outs)
     y_out = next(free) if attrs["keep"] else ""
-    total = "x"
     if attrs["add"]:
-        wide = f("Add", fr.widen(f, "x"), fr.widen(f, "extra0"))
-        total = f.cast(wide, a, next(free))
-    k = width("norm_quant", specs[0])
-    scaled = fr.rms_norm(f, fr.widen(f, total), "weight", k, float(attrs["eps"]))
-    y = fr.widen(f, f.cast(scaled, a, y_out))
-    quantised.body(f, attrs, y, k, inputs[-1], list(free))
-    return f.function("norm_quant", inputs, outs)
+        total = f.cast(total, x.dtype, next(free))
+    k = width("norm_quant", x)
+    scaled = fr.rms_norm(f, fr.widen(f, total), weight, k, float(attrs["eps"]))
+    y = fr.widen(f, f.cast(scaled, x.dtype, y_out))
+    quantised.body(f, attrs, y, k, scales, list(free))
 
 
 def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:

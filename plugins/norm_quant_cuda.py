@@ -8,7 +8,7 @@ from spark_engine.plugins import row_quant_cuda as rq
 MOST_THREADS, MOST_VECTORS = 1024, 2
 
 
-def _threads(k: int) -> tuple[int, int]:
+def threads_of(k: int) -> tuple[int, int]:
     """(threads, vectors of a thread) of a row: one vector a thread as far as 1024 go."""
     vectors = -(-k // rq.VECTOR)
     each = -(-vectors // MOST_THREADS)
@@ -26,7 +26,7 @@ def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     rows, k = specs[0].dims
-    threads, vectors = _threads(k)
+    threads, vectors = threads_of(k)
     add, keep = int(attrs["add"]), int(attrs["keep"])
     args: tuple[Arg, ...] = (
         Pointer("input", 0),

@@ -147,4 +147,5 @@ def test_launches_belong_to_parts() -> None:
     assert by_part(timed, 1.0) == {"moe": 0.012, "norm": 0.002}
     assert counts(timed) == {"moe": 2, "norm": 1}
     symbols = {"nvfp4_linear": "linear-nvfp4", "moe_router": "router", "paged_decode": "attention"}
+    symbols |= {"moe_norm": "moe", "moe_combine": "moe"}
     assert {s: part_of(s) for s in symbols} == symbols

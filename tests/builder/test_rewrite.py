@@ -263,6 +263,39 @@ def test_the_input_scale_comes_out_of_alpha() -> None:
         without_input_scale(scale)
 
 
+def experts_bench() -> tuple[Bench, gs.Tensor, gs.Tensor]:
+    """A bench, a residual, and what two of four experts made."""
+    b = Bench()
+    x, router = b.input("x"), b.weight("router", DType.F32, 4, K)
+    chosen = b.op("moe_router", [x, router], "ids", "shares", top_k=2)
+    params = [b.weight("w13", DType.F32, 4, 64, K), b.weight("w2", DType.F32, 4, K, 32)]
+    experts = {"format": "dense", "dtype": "f32"}
+    return b, b.input("h"), b.op("grouped_moe", [x, *chosen, *params], "routed", **experts)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_experts_and_the_next_norm_are_one_launch(swapped: bool) -> None:
+    b, h, routed = experts_bench()
+    parts = [routed, h] if swapped else [h, routed]
+    total = b.standard("Add", parts, "sum", K)
+    done = b.done(b.fp8(b.norm(total), "q"), total)
+    assert done.counts["norm_quant"] == done.counts["moe_norm"] == 1
+    assert b.ops == {"moe_router": 1, "moe_norm_quant": 1, "fp8_linear": 1}
+    node = b.node("moe_norm_quant")
+    want = ["x", "ids", "shares", "h", "norm.w", "w13", "w2", "norm.fp8_scales"]
+    assert node.name == "norm" and [t.name for t in node.inputs] == want
+    assert [t.name for t in node.outputs] == ["sum", "q.q"]
+    made = {"format": "dense", "dtype": "f32", "eps": 1e-6, "keep": 0, "quant": "fp8", "n": 1}
+    assert dict(node.attrs) == made
+
+
+def test_experts_whose_sum_is_read_alone_stay_apart() -> None:
+    b, h, routed = experts_bench()
+    done = b.done(b.norm(b.standard("Add", [h, routed], "sum", K)), routed)
+    assert done.counts["moe_norm"] == 0 and b.ops["grouped_moe"] == b.ops["norm_quant"] == 1
+    assert [r.reason for r in done.refusals] == ["routed is also read alone"]
+
+
 def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[str, object]]:
     """A bench, a merged projection of two heads of 32, attention's results and sizes."""
     b = Bench()

@@ -44,8 +44,8 @@ def operand_names(op: Op, attrs: Attrs, count: int) -> list[str]:
         return [*fixed, "qkv", *["scales"] * (extra - 1)]
     if op.name == "moe_router":
         return [*fixed, *["gate"] * extra]
-    if op.name == "grouped_moe" and attrs["format"] == "dense":
-        return [*fixed, "w13", "w2"]
+    if op.name in ("grouped_moe", "moe_norm_quant") and attrs["format"] == "dense":
+        return [*fixed, "w13", "w2", *["scales"] * (extra - 2)]
     return [*fixed[:count], *["extra"] * extra]
 
 

@@ -12,8 +12,13 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
-from spark_engine.op import Case  # noqa: E402
-from spark_engine.plugins import grouped_moe, silu_mul  # noqa: E402
+from spark_engine.op import Attrs, Case  # noqa: E402
+from spark_engine.plugins import (  # noqa: E402
+    grouped_moe,
+    moe_norm_quant,
+    norm_quant,
+    silu_mul,
+)
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.test_moe_grouped import squeezed  # noqa: E402
@@ -132,6 +137,43 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
         cuda_node.compare(label, got, rounded, near, False)
         found.append(got.tobytes())
     assert len(set(found)) == 1, "the tactics differ in bits"
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("quant", "n"), [("none", 1), ("fp8", 2), ("fp8_block", 1), ("nvfp4", 1)])
+@pytest.mark.parametrize("kind", ["nvfp4", "dense", *QUANTISED])
+@pytest.mark.parametrize("tokens", [1, 4, 7, 140, 300])
+def test_the_norm_in_the_same_launch_changes_no_bit(
+    tokens: int, kind: str, quant: str, n: int, bench: cuda_node.Bench
+) -> None:
+    """moe_norm_quant, each tactic, is grouped_moe and then norm_quant, in chunks too."""
+    one, rng = case(tokens, TINY, crowded, kind), np.random.default_rng(9)
+    x, ids, weights, *params = one.inputs(rng)
+    residual = (3 * rng.standard_normal(x.shape)).astype(x.dtype)
+    norm = rng.uniform(0.5, 2, x.shape[1]).astype(np.float32)
+    scales = [rng.uniform(3e-3, 3e-2, n).astype(np.float32)] if quant in ("fp8", "nvfp4") else []
+    attrs: Attrs = {"eps": 1e-6, "keep": 1, "quant": quant, "n": n}
+    works = list(cuda_node.planned(OP, one, bench.target))
+    apart = Case("", {**attrs, "add": 1}, lambda rng: (x, norm, residual, *scales))
+    (second,) = cuda_node.planned(norm_quant.OP, apart, bench.target)
+    (y,) = cuda_node.run(bench, works[0], (x, ids, weights, *params))
+    want = cuda_node.run(bench, second, (y, norm, residual, *scales))
+    given = (x, ids, weights, residual, norm, *params, *scales)
+    whole = Case("", {**attrs, **one.attrs}, lambda rng: given)
+    found = list(cuda_node.planned(moe_norm_quant.OP, whole, bench.target))
+    assert [w.tactic.name for w in found] == [w.tactic.name for w in works]
+    if tokens > 48:
+        inner = cuda_node.specs_of(OP, one.attrs, (x, ids, weights, *params))
+        packed = cuda_node.packed_specs(OP, one.attrs, inner)
+        small = squeezed(one.attrs, packed, bench.target, 48)
+        chunked = cuda_node.planned(moe_norm_quant.OP, whole, small)
+        found += [w for w in chunked if w.tactic.name == "grouped"]
+        assert [n.symbol for n in found[-1].plan.launches].count("moe_combine") > 1
+    for work in found:
+        got = cuda_node.run(bench, work, given)
+        for index, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert a.tobytes() == b.tobytes(), (work.tactic.name, index)
 
 
 @pytest.mark.gpu

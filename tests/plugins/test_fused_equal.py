@@ -16,6 +16,7 @@ from spark_engine.plugins import (
     gdn_decode,
     gdn_ring_decode,
     grouped_moe,
+    moe_norm_quant,
     registry,
     samples,
 )
@@ -24,6 +25,7 @@ from tests.plugins.one_node import Node, run_graph
 
 ROWS = 5
 QUANTS = [("fp8", 1), ("fp8", 3), ("fp8_block", 1), ("nvfp4", 1), ("nvfp4", 2)]
+SCALED = ("fp8", "nvfp4")  # formats whose quantiser takes a scale
 F32: Attrs = {"dtype": "f32"}
 
 
@@ -223,6 +225,36 @@ def test_attention_decode(case: Case) -> None:
     given = [*operands, "scales"] if "scales" in values else operands
     fused = node("attention_decode", given, got, attrs)
     fixed = [k for k in values if k.startswith("scale")]
+    same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
+
+
+# onnxruntime has no Add in bf16
+F32_EXPERTS = [c for c in moe_norm_quant.OP.cases if c.attrs["dtype"] == "f32"]
+
+
+@pytest.mark.parametrize("case", F32_EXPERTS, ids=lambda c: c.label)
+def test_moe_norm_quant(case: Case) -> None:
+    """The experts, the residual, the norm and its quantisers, in every format of experts."""
+    attrs, arrays = case.attrs, case.inputs(rng_of(case.label))
+    kind, quant, n = str(attrs["format"]), str(attrs["quant"]), int(attrs["n"])
+    given = ["x", "ids", "weights", "residual", "norm_weight", *grouped_moe.PARAMS[kind]]
+    values = dict(zip(given, arrays, strict=False))
+    values["x"] = np.nan_to_num(values["x"].astype(np.float32)).astype(values["x"].dtype)
+    if len(arrays) > len(given):
+        scales = arrays[-1]
+        values |= {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
+    tail, outs = quantisers(quant, n, "y") if quant != "none" else ([], [])
+    want = [*(["y"] if attrs["keep"] else []), "sum", *outs]
+    got = names("r", len(want))
+    shape: Attrs = {k: attrs[k] for k in moe_norm_quant.EXPERTS}
+    experts = ["x", "ids", "weights", *grouped_moe.PARAMS[kind]]
+    plain = [
+        node("grouped_moe", experts, ["routed"], shape),
+        Node("Add", ["residual", "routed"], ["sum"]),
+        node("rms_norm", ["sum", "norm_weight"], ["y"], {"eps": attrs["eps"]}),
+    ]
+    fused = node("moe_norm_quant", [*given, *(["scales"] if quant in SCALED else [])], got, attrs)
+    fixed = [k for k in values if k not in ("x", "ids", "weights", "residual")]
     same_bits([fused], [*plain, *tail], values, dict(zip(got, want, strict=True)), fixed)
 
 

@@ -16,7 +16,7 @@ from tests.plugins.test_ops import arrays_of
 DENSE = (
     "rms_norm fp8_quant fp8_block_quant nvfp4_quant norm_quant linear fp8_linear fp8_block_linear "
     "nvfp4_linear nvfp4_linear_a4 gated_norm gated_norm_quant sigmoid_gate silu_mul act_quant "
-    "moe_router grouped_moe shared_gate"
+    "moe_router grouped_moe moe_norm_quant shared_gate"
 ).split()
 CASES = [(registry.get(name), i) for name in DENSE for i in range(len(registry.get(name).cases))]
 
@@ -74,6 +74,7 @@ def _blamed(op: Op, spec: TensorSpec) -> str:
 
 def _token_operands(op: Op) -> set[str]:
     per_token = {"x", "xq", "o", "packed", "qkv", "gate_up", "ids", "weights", "routed", "shared"}
+    per_token.add("residual")
     scales = {"x_scale"} if op.name in ("fp8_block_linear", "nvfp4_linear_a4") else set()
     return per_token | scales
 
