@@ -5,7 +5,6 @@ Compiling needs no GPU. Page elements beyond a row's context hold NaN, and so do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,13 +100,6 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
 
 
 pytestmark_gpu = pytest.mark.skipif(NAME not in TARGETS, reason="needs one of the target GPUs")
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cuda_node.Bench]:
-    gpu = device.Gpu()
-    yield cuda_node.Bench(gpu, TARGETS[str(NAME)], tmp_path_factory.mktemp("cubins"))
-    gpu.close()
 
 
 def run(
