@@ -6,9 +6,9 @@
 // State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
 // value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// WHOLE: all of the block's state is on its way to shared memory, by bulk copies, before the launch
-// before this one is over; a chunk is updated in place and copied back. STAGES: each warp has so
-// many chunks on their way there. Else chunks go through registers, one ahead.
+// STAGES: each warp has so many chunks on their way to shared memory by bulk copies, the first ones
+// before the launch before this one is over; what is rewritten goes out from registers. Else chunks
+// come through registers, one ahead.
 // RING: the state lags behind (delta_ring.py). a and b take the records' part from the deltas and
 // from k and q times the records' keys; a chunk is rewritten when its rows fold, else only read.
 //
@@ -18,28 +18,35 @@
 //   of it, no update of the state at all                         58.2 / 217.6
 //   no evict-first hint on its loads                             58.2 / 213.2
 //   8 KB copies, two deep 258; 4 warps, six deep 232; 16 warps in one block 243
-//   a block a value head, all its state fetched at once      5.5 / 59.2 / 215.0
-//   that (WHOLE, G = 1), the readers' counter without a fence, a channel's weights in one load
+//   a block a value head, all its state fetched at once, updated in place and copied back
+//                                                         5.5 / 59.2 / 215.0
+//   that (in place), the readers' counter without a fence, a channel's weights in one load
 //                                                         4.9 / 57.9 / 212.6
 //   through registers, 8 warps                            5.3 / 56.7 / 220.1; 4: 7.1 / 57.4 / 216.7
 //   G = R, registers, 4 warps                            14.5 / 57.8 / 220.3
-//     but best for a bf16 state, 128 rows: 117.6 (WHOLE 132.9, registers 135.2, 4 warps 122.7)
-//   shared memory addressed as such, not by generic pointers, WHOLE    4.5 / 56.6 / 210.2
+//     but better for a bf16 state, 128 rows: 117.6 (in place 132.9, registers 135.2, 4 warps 122.7)
+//   shared memory addressed as such, not by generic pointers, in place    4.5 / 56.6 / 210.2
 //   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
-//   the delta rule alone (gated_delta_step), 128 rows: WHOLE 204.0, registers 205.9.
-//   G = R, STAGES 2, 4 warps, 4 blocks: 8.9 / 58.3 / 211.3; STAGES 1, 8 warps, 3 blocks 7.6 / 55.4 /
-//   210.6
+//   G = 1, STAGES 2, 8 warps, 3 blocks: all of the state under way, not updated in place
+//                                                         4.2 / 55.6 / 209.5
+//   G = R, STAGES 2, 4 warps, 4 blocks                    8.9 / 58.5 / 211.6
+//   G = R, STAGES 1, 8 warps, 3 blocks                    7.7 / 55.7 / 210.8; bf16 state 113.5
 // The same with a ring of 8 records, full; 1, 8, 32, 64, 128 rows; its floor 0.9, 6.9, 27.7, 55.3,
 // 110.6 (16 records: 109.7; 4: 119.9):
-//   WHOLE, rewritten in place when it folds       5.2 / 13.1 / 48.0 / 84.3 / 152.6; 16 warps 190
+//   all at once, rewritten in place when it folds 5.2 / 13.1 / 48.0 / 84.3 / 152.6; 16 warps 190
+//   G = 1, STAGES 2, 8 warps, 3 blocks            4.6 / 12.5 / 45.6 / 81.0 / 148.1
 //   registers, 8 warps                            4.4 / 12.9 / 39.9 / 78.9 / 158.5
 //   registers, 4 warps                            6.1 / 10.9 / 37.8 / 73.6 / 141.9
 //   G = R, registers, 4 warps                    11.4 / 14.7 / 33.9 / 67.4 / 133.7; 8 warps 135.9
-//   G = R, STAGES 2, 4 warps, 4 blocks           10.4 / 13.0 / 32.4 / 64.0 / 125.5
-//   G = R, STAGES 1, 8 warps, 3 blocks            8.1 / 11.5 / 36.2 / 63.9 / 123.0
+//   G = R, STAGES 2, 4 warps, 4 blocks           10.5 / 13.1 / 32.1 / 63.6 / 124.5
+//   G = R, STAGES 1, 8 warps, 3 blocks            8.1 / 11.6 / 36.1 / 63.9 / 122.1
 //   G = R, others: 4 warps, 3 stages 139.2, 4 stages 148.2; 6 warps, 2 stages 128.5; 8, 2: 126.7
 //   G = 1, STAGES 2, 4 warps, 5 blocks 5.7 / 11.2 / 39.1 / 70.1 / 134.0; more stages 164 to 185
 //   16 records, registers: 143.9 (4 warps); 4 records 149.3
+// Where in the ring a step stands makes 1 % at 128 rows (122.7 to 123.9), 0.4 us for a row.
+// b and a made here, before the wait, from two rows of a weight a head, instead of in a launch
+// before: behind a projection, 1, 8, 32, 128 rows, microseconds saved by the best shape of each:
+// 27B 0.6, -0.5, -0.7, -11; 35B 0.2, 2.0, 3.3, -2.3. Left out: every block reads its rows anew.
 // At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.
 #include "gdn_decode_ring.cuh"
 #include "quad_quant.cuh"
@@ -126,17 +133,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   const bool owns = slot >= 0, fresh = start == 0, live = owns && counts[token] > 0;
   const long long heads = ((long long)slot * HV + head) * VD * KD * STATE_BYTES;
   state_in += heads, state_out += heads;
-#if WHOLE
-  if (lane == 0 && live && !fresh) {
-    for (int i = warp; i < CHUNKS; i += WARPS) barrier_init(&s.full[i], 1);
-    barrier_init_fence();
-    for (int i = warp; i < CHUNKS; i += WARPS) {
-      barrier_expect(&s.full[i], CHUNK);
-      bulk_load(s.state[i], state_in + i * CHUNK, CHUNK, &s.full[i]);
-    }
-  }
-  __syncwarp();
-#elif STAGES
+#if STAGES
   auto fetch = [&](int chunk, int stage) {
     barrier_expect(&s.full[warp][stage], CHUNK);
     bulk_load(s.state[warp][stage], state_in + chunk * CHUNK, CHUNK, &s.full[warp][stage]);
@@ -241,26 +238,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
     leave_token(place, k, head, warp, lane);
     __syncthreads();
 #endif
-#if WHOLE
-#pragma unroll 1
-    for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
-      uint4 raw[U];
-      uint4* at = (uint4*)s.state[chunk] + lane;
-      if (!fresh) barrier_wait(&s.full[chunk], 0);
-#pragma unroll
-      for (int i = 0; i < U; i++) raw[i] = fresh ? uint4{} : at[32 * i];
-      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
-      fold(s, raw, chunk * CROWS, made, k, lane);
-#pragma unroll
-      for (int i = 0; i < U; i++) at[32 * i] = raw[i];
-      fence_async();
-      __syncwarp();
-      if (lane == 0) {
-        bulk_store(state_out + chunk * CHUNK, s.state[chunk], CHUNK);
-        bulk_commit();
-      }
-    }
-#elif STAGES
+#if STAGES
     int stage = 0, parity = 0;
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
@@ -363,8 +341,5 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       quad.taps[TAPS - 1] = *(const act4*)(x + quad.channel);
       shift(quad, next);
     }
-#endif
-#if WHOLE
-  if (lane == 0) bulk_wait_read<0>();
 #endif
 }

@@ -38,14 +38,12 @@ RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 class Shape:
     """Warps of a block, blocks of a multiprocessor, and the way of the state.
 
-    `whole`: all of a block's state is on its way to shared memory at once. `stages`: chunks that
-    each warp has on their way there; 0, they go through registers. `grouped`: a block has all
-    value heads of a key head, else one.
+    `stages`: chunks that each warp has on their way to shared memory; 0, they come through
+    registers. `grouped`: a block has all value heads of a key head, else one.
     """
 
     warps: int
     blocks: int
-    whole: bool = False
     grouped: bool = False
     stages: int = 0
 
@@ -89,12 +87,8 @@ class Problem:
         values = heads * self.value_dim
         floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * heads + 4
         floats += ages * (values + self.key_dim + 3 * heads)
-        state = values * self.key_dim * self.state.itemsize if shape.whole else 0
-        chunks = state // (self.accesses * 512)
-        if shape.stages:
-            chunks = shape.warps * shape.stages
-            state = chunks * self.accesses * 512
-        return state + 8 * chunks + 4 * floats + 256
+        chunks = shape.warps * shape.stages
+        return chunks * (self.accesses * 512 + 8) + 4 * floats + 256
 
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
@@ -125,8 +119,6 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
-    if p.ring and shape.whole:
-        return "behind a ring few chunks are rewritten, so nothing is updated in place"
     if p.ring and p.value_dim % GROUP:
         return f"{p.value_dim} value rows do not fold in groups of {GROUP}"
     if shape.grouped and p.repeat == 1:
@@ -183,7 +175,6 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tu
         "TAPS": p.taps,
         "VD": p.value_dim,
         "WARPS": shape.warps,
-        "WHOLE": shape.whole,
     }
     return tuple((name, str(int(value))) for name, value in numbers.items())
 
@@ -244,10 +235,10 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     moved = passes * p.rows * p.key_heads * (state + p.ring * p.repeat * p.value_dim * 2)
     blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
     reached = min(1.0, blocks * shape.warps * 5e9 / target.bandwidth)  # a warp moves 5 GB/s
-    over = 1.1 if shape.whole or shape.grouped else 1.13
+    over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
-        over += 0.15  # less to move behind each block's start and end
-    if shape.whole and not target.hopper:
+        over += 0.2  # less to move behind each block's start and end
+    if shape.stages and not shape.grouped and not target.hopper:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 
@@ -265,7 +256,7 @@ def _tactic(name: str, shape: Shape) -> Tactic:
 
 CUDA = Cuda(
     tactics=(
-        _tactic("whole", Shape(8, 3, whole=True)),
+        _tactic("staged", Shape(8, 3, stages=2)),
         _tactic("registers", Shape(8, 2)),
         _tactic("small registers", Shape(4, 4)),
         _tactic("grouped", Shape(4, 4, grouped=True, stages=2)),

@@ -17,16 +17,12 @@
 #define LOCAL (2 * KD + G * VD)  // channels of this block: q, k, then its value rows by head
 #define SHARERS (R / G)          // blocks that read the same q and k
 
-static_assert(!(RING && WHOLE), "a chunk is written back although it did not fold");
 static_assert(!RING || VD % FOLDS == 0 && FOLDS % CROWS == 0, "sizes the plan must refuse");
 static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
               "sizes the plan must refuse");
 
 struct Shared {
-#if WHOLE
-  alignas(128) char state[CHUNKS][CHUNK];
-  u64 full[CHUNKS];
-#elif STAGES
+#if STAGES
   alignas(128) char state[WARPS][STAGES][CHUNK];
   u64 full[WARPS][STAGES];
 #endif
