@@ -1,4 +1,4 @@
-// The body that the linear ops share: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]), weights streamed.
+// What the linear ops share: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]), weights streamed.
 //
 // Weights are the M side of the matrix instructions and the batch is the N side, so one row of
 // batch costs a column of 8. Persistent blocks, one a multiprocessor; the work, tiles x stages
@@ -8,52 +8,61 @@
 // number of rows.
 //
 // Four producer warps fill a ring in shared memory: one has the copy engine bring packed weights,
-// three bring activations by cp.async with the 128-byte swizzle. Consumer warps own 16 rows of
-// weights (times MT) and all NB columns. A unit is 128 bytes of k of an activation row: four matrix
-// steps.
+// two bring activations by cp.async with the 128-byte swizzle, one rests. Consumer warps own 16
+// rows of weights (times MT) and all NB columns. A unit is 128 bytes of k of an activation row:
+// four matrix steps.
 //
 // Layout of packed weights (`plugins/weight_tiles.py`): groups of 256 rows, in each the units in
 // order of k, in each strips of 16 rows, in each 16-byte pieces in lane order such that what a lane
 // loads is its fragment. The last group has as many strips as there are rows. A stage of a whole
 // group is one piece of memory.
 //
-// The ladder, H200, NVFP4 34816 x 5120, microseconds at 1 / 32 / 128 rows (floor 23 / 24 / 58):
-// 1. one producer warp for everything, codes in nibbles                  41 / 64 / 215
-// 2. three warps bring activations                                       38 / 47 /  95
-// 3. rotations by the multiplier, mma.sync at up to 8 rows               34 / 46 /  93
-// 4. parts of tiles added warp by warp; at 8 rows a ring of three        33 / 46 /  92
+// A product of wgmma whose weights are in registers holds up its warp while it runs; beside it what
+// other warps decode takes 1.4 to 1.7 times as long, and wide multiplications delay it (presumably
+// ports of registers that they share). So four warpgroups of a strip a warp take turns, each
+// decodes and multiplies unit by unit, and every instruction counts: 79 a unit and warp at 32 and
+// 64 rows, of which 58 decode.
+//
+// The ladder, H200, NVFP4 34816 x 5120, microseconds at 1 (from 6 on 8) / 32 / 64 / 128 rows (floor
+// 23 / 24 / 29 / 58 at the rate that libraries reach in long runs):
+// 1. one producer warp for everything, codes in nibbles                  41 / 64 /  - / 215
+// 2. three warps bring activations                                       38 / 47 /  - /  95
+// 3. rotations by the multiplier, mma.sync at up to 8 rows               34 / 46 /  - /  93
+// 4. parts of tiles added warp by warp; at 8 rows a ring of three        33 / 46 /  - /  92
 // 5. a tile of two parts ends where its first is, in registers; more
-//    parts are added by all their blocks, eight loads at a time          31 / 43 /  85
-// Step 5 took 5120 x 17408 from 63 to 58 us at 128 rows, 96 x 5120 of bf16 from 17 to 9.
-// Tried and left: 128-row tiles (+6 / +3 / +5), two blocks a multiprocessor that begin early (+1 at
-// 8 rows; +16 where they begin late and fall on one multiprocessor), prefetches into L2 before the
-// wait (+1 to +2), more and shorter stages (+1 to +6), 16 consumer warps at 128 rows (+1), mma.sync
-// at 16 / 32 / 64 rows (-3 / +1 / +13), raw weights a part ahead, two parts before a commit (0).
-// What is left at 8 rows: 0.5 us until the launch before is seen to have ended, 0.5 until the first
-// activations are there, 3 for the end of the tiles. At 32 rows and more the card is at its power
-// limit (690 W) in a loop of these launches: from there on only less work an element helps.
+//    parts are added by all their blocks, eight loads at a time          31 / 43 / 56 /  85
+// 6. descriptors in uniform registers: 8 moves fewer a unit               - / 41 / 54 /  83
+// 7. one strip a warp, so four warpgroups; nothing decoded ahead;
+//    two warps bring activations, their addresses constants              31 / 40 / 51 /  77
+// 8. rotations by the shifter                                            28 / 36 / 44 /  67
+// 9. at up to 64 rows three stages of four units                         28 / 34 / 43 /  68
+// Steps 6 to 9, cuts of two units and factors fetched early took 5120 x 17408 from 21 / 27 / 39 /
+// 58 to 19 / 23 / 30 / 43; 2048 rows of 34816 x 5120 went from 1200 to 1020.
+// Left out in turn, of 33.8 / 43.4 / 67.8: decoding, 27.7 / 35.9 / 62.1; products, 28.6 / 31.4 /
+// 40.5; the loads of activations, 33.3 / 40.8 / 64.5; those and decoding, 27.1 / 33.4 / 60.2. With
+// 5120 x 17408 the meeting of blocks at the end of tiles takes 4 / 9 / 13 of 23.6 / 31 / 45.
+// Tried and left: 128-row tiles (+6 / +3 / - / +5), two blocks a multiprocessor that begin early
+// (+1 at 8 rows; +16 where they begin late and fall on one multiprocessor), prefetches into L2
+// before the wait (+1 to +2), stages of one unit (+2 / +2 / +5), all shifts by the shifter (+2 / +1
+// / 0), decoding a unit ahead (0 / 0 / +4), warpgroups that multiply in a fixed order (+5 / 0 / 0),
+// a fence of less order, more registers (0), mma.sync at 16 rows and more (+1 to +13).
+// In a loop of 150 ms power grew to 520 W at 64 rows and 620 W at 128, the clock fell from 1980 to
+// 1785 and 1755 MHz, and a launch took 6 and 8 % longer (of step 5); short runs show none of it.
 //
 // The including file sets ELEMENT_BITS, SCALE_BYTES (per unit of a strip), X_BYTES (of one
 // activation), FP8_MMA, and defines `Raw` (what a lane loads of a strip's unit), `load`, `decode`
 // (Raw to fragments a[step][register]) and `multiply`.
 // Macros of an instantiation: ROWS (weights a tile), NB (batch a tile), MT (16-row strips a
 // warp), KSUB (units a stage), CUT (units between which the line of work may be cut, a multiple of
-// KSUB), STAGES, WG (1: wgmma), OUT_BF16, RAGGED (1: n is not whole strips), RESIDENT (blocks a
-// multiprocessor must hold).
+// KSUB), STAGES, WG (1: wgmma), OUT_BF16, RAGGED (1: n is not whole strips), WHOLE_K (1: k is whole
+// units), RESIDENT (blocks a multiprocessor must hold).
 #pragma once
-#include "stream_feed.cuh"
+#include "stream_ends.cuh"
 #if WG
 #include "wgmma.cuh"
 #endif
 
 // --- Consumers -----------------------------------------------------------------------------
-
-typedef float Sums[MT][NJ][4];
-
-DEVICE int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-1
-  const int warp = threadIdx.x >> 5;
-  return ((warp >> 2) * MT + mt) * 4 + (warp & 3);
-}
 
 // Where this warp's strips lie in a stage of a tile with `strips` of them.
 struct Mine {
@@ -129,182 +138,6 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 }
 #endif
 
-// Writes two columns' values of one weight row and its neighbour's, for 8 batch rows.
-DEVICE void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4]) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-#if RAGGED
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
-    if (row >= p.m || n >= p.n) continue;
-#if OUT_BF16
-    ((u16*)out)[(u64)row * p.n + n] = (u16)pack_bf16(s[i], 0);
-#else
-    ((float*)out)[(u64)row * p.n + n] = s[i];
-#endif
-  }
-#elif OUT_BF16
-  u32* y = (u32*)out;
-  const u32 low = transpose_matrix<true>(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t+1
-  const u32 high = transpose_matrix<true>(pack_bf16(s[2], s[3]));  // … 8 further
-  if (m0 + g < p.m) {
-    const u64 at = ((u64)(m0 + g) * p.n + n0) / 2 + t;
-    y[at] = low;
-    y[at + 4] = high;
-  }
-#else
-  float* y = (float*)out + (u64)(m0 + 2 * t) * p.n + n0 + g;
-  if (m0 + 2 * t < p.m) y[0] = s[0], y[8] = s[2];
-  if (m0 + 2 * t + 1 < p.m) y[p.n] = s[1], y[p.n + 8] = s[3];
-#endif
-}
-
-// A block's slot 0 is for the tile that its piece begins in, slot 1 for the one it ends in.
-DEVICE float4* slot(const Problem& p, u32 block, u32 which) {
-  return (float4*)p.partial + (u64)(2 * block + which) * (ROWS * NB / 4) + threadIdx.x;
-}
-
-// Leaves this warp's part of a tile in a slot; nothing is waited for.
-DEVICE void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
-  float4* mine = slot(p, blockIdx.x, which);
-#pragma unroll
-  for (int i = 0; i < MT * NJ; ++i)
-    if (i % NJ < columns) {
-      const float(&s)[4] = sums[i / NJ][i % NJ];
-      __stcg(mine + i * THREADS, make_float4(s[0], s[1], s[2], s[3]));
-    }
-}
-
-// The blocks that have a part of a tile.
-struct Parts {
-  u32 start, first, last;
-  DEVICE Parts(const Problem& p, u32 tile)
-      : start(tile * p.stages), first(p.owner(start)), last(p.owner(start + p.stages - 1)) {}
-  DEVICE u32 count() const { return last - first + 1; }
-  // Two parts are added by the block of the first, which has it at hand.
-  DEVICE bool two() const { return last == first + 1; }
-  // Which of a block's two tiles this is.
-  DEVICE u32 which(const Problem& p, u32 block) const { return p.begin(block) < start; }
-};
-
-// What this warp of a block has been told of one of the block's tiles: how many parts are there.
-DEVICE u32* counter(const Problem& p, u32 block, u32 which) {
-  return p.arrived + (2 * block + which) * WARPS + threadIdx.x / 32;
-}
-
-// Tells the same warp of the first so many blocks of a tile that this part is there. Warps do this
-// each on their own: none waits for another.
-DEVICE void announce_part(const Problem& p, const Parts& parts, u32 readers) {
-  __threadfence();
-  __syncwarp();
-  for (u32 i = threadIdx.x & 31; i < readers; i += 32)
-    atomicAdd(counter(p, parts.first + i, i == 0 && parts.which(p, parts.first)), 1);
-}
-
-// Waits until this warp has been told of so many parts. All blocks run at once, at most one a
-// multiprocessor, so that none waits for one that cannot begin.
-DEVICE void await_parts(const Problem& p, u32 which, u32 parts) {
-  u32* told = counter(p, blockIdx.x, which);
-  wait_until_equal(told, parts);
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) *told = 0;
-}
-
-// Adds the second part of a tile of two to the first.
-DEVICE void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
-  await_parts(p, parts.which(p, parts.first), 1);
-  const float4* from = slot(p, parts.last, 0);
-#pragma unroll
-  for (int i = 0; i < MT * NJ; ++i) {
-    if (i % NJ >= columns) continue;
-    const float4 part = __ldcg(from + i * THREADS);
-    float(&s)[4] = sums[i / NJ][i % NJ];
-    s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
-  }
-}
-
-// Where a tile lies in the result.
-struct Corner {
-  int n, m;
-  DEVICE Corner(const Problem& p, u32 tile)
-      : n((int)(tile / p.batch_tiles) * ROWS), m((int)(tile % p.batch_tiles) * NB) {}
-};
-
-// Groups of 8 activation rows of a tile that are there.
-DEVICE u32 columns_of(const Problem& p, u32 tile) {
-  return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
-}
-
-// The factors of the two rows that a lane holds of a strip.
-template <class Finish>
-DEVICE float2 factors(const Problem& p, int n0, const Finish& finish) {
-  const int n = n0 + ((threadIdx.x & 31) >> 2);
-  const float low = RAGGED && n >= p.n ? 0 : finish(n);
-  return make_float2(low, RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
-}
-
-template <class Finish>
-DEVICE void write_tile(const Problem& p, u32 tile, void* out, Sums& sums, const Finish& finish) {
-  const Corner at(p, tile);
-#pragma unroll
-  for (int mt = 0; mt < MT; ++mt) {
-    const int n0 = at.n + strip_of(mt) * 16;
-    if (n0 >= p.n) continue;
-    const float2 factor = factors(p, n0, finish);
-#pragma unroll
-    for (int j = 0; j < NJ; ++j) {
-      float(&s)[4] = sums[mt][j];
-      s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
-      if (at.m + j * 8 < p.m) store(p, out, n0, at.m + j * 8, s);
-    }
-  }
-}
-
-// The end of a tile of three or more parts: each of its blocks adds the parts, in ascending k, of
-// every so-many-th 8 columns of each warp's share, and writes them.
-template <class Finish>
-DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
-  const Parts at_work(p, tile);
-  const u32 first = at_work.first, parts = at_work.count();
-  const Corner at(p, tile);
-  const u32 columns = columns_of(p, tile), count = MT * columns, mine = blockIdx.x - first;
-  if (mine >= count || at_work.two()) return;
-  await_parts(p, at_work.which(p, blockIdx.x), parts);
-  const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
-  const float4* head = slot(p, first, at_work.which(p, first));
-  const float4* others = slot(p, first, 0);
-  constexpr int TOGETHER = 8;  // loads in flight
-  u32 next = mine, next_part = 0;  // to be loaded
-  float4 sum;
-#pragma unroll 1
-  for (u32 i = mine, part = 0; i < count;) {
-    float4 got[TOGETHER];
-#pragma unroll
-    for (int t = 0; t < TOGETHER; ++t) {
-      if (next >= count) continue;
-      const u32 at_sum = next < columns ? next : next - columns + NJ;
-      got[t] = __ldcg((next_part ? others + next_part * skip : head) + at_sum * THREADS);
-      if (++next_part == parts) next_part = 0, next += parts;
-    }
-#pragma unroll
-    for (int t = 0; t < TOGETHER; ++t) {
-      if (i >= count) continue;
-      if (part == 0) sum = make_float4(0, 0, 0, 0);
-      sum.x += got[t].x, sum.y += got[t].y, sum.z += got[t].z, sum.w += got[t].w;
-      if (++part < parts) continue;
-      const u32 mt = i >= columns;
-      const int n0 = at.n + strip_of(mt) * 16;
-      if (n0 < p.n) {
-        const float2 factor = factors(p, n0, finish);
-        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y,
-                            sum.w * factor.y};
-        store(p, out, n0, at.m + (i - mt * columns) * 8, s);
-      }
-      part = 0, i += parts;
-    }
-  }
-}
-
 template <class Finish>
 DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   const u32 begin = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
@@ -319,34 +152,23 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
       barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here.index, mine, sums);
     }
+    const Corner at(p, tile);
     if (stop - from == p.stages) {
-      write_tile(p, tile, out, sums, finish);
+      const Factors<Finish> factors(p, at.n, finish);
+      write_tile(p, at, out, sums, factors);
       continue;
     }
     const Parts parts(p, tile);
     const u32 columns = columns_of(p, tile);
     if (parts.two() && parts.first == blockIdx.x) {
+      const Factors<Finish> factors(p, at.n, finish);
       add_second(p, parts, columns, sums);
-      write_tile(p, tile, out, sums, finish);
+      write_tile(p, at, out, sums, factors);
       continue;
     }
     leave(p, from != begin, columns, sums);
     announce_part(p, parts, parts.two() ? 1 : min(MT * columns, parts.count()));
   }
-}
-
-// The tiles of which this block had a part, at most two.
-template <class Finish>
-DEVICE void share_all(Problem p, void* out, const Finish& finish) {
-  p.k = forget(p.k);  // or what is computed here is held all along
-  p.divide();
-  const u32 block = forget(blockIdx.x);
-  const u32 begin = p.begin(block), end = p.begin(block + 1);
-  if (begin == end) return;
-  const u32 low = begin / p.stages, high = (end - 1) / p.stages;
-#pragma unroll 1
-  for (u32 tile = low; tile <= high; tile += max(1, high - low))
-    if (begin > tile * p.stages || end < (tile + 1) * p.stages) share(p, tile, out, finish);
 }
 
 // What a kernel runs: `finish(n)` is the factor of column n.
