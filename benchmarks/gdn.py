@@ -20,6 +20,8 @@ from spark_engine.plugins import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
+    gated_ring,
+    gated_ring_cases,
     gdn_decode,
     gdn_ring_decode,
 )
@@ -106,6 +108,10 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
         history = np.zeros((len(lengths) + 1, 3, channels), DType.BF16.numpy)
         arrays = (x, np.ones((channels, 4), np.float32), history, *arrays[5:])
         attrs = {"tile": 64}
+    if op is gated_ring.CHUNK:
+        made = gated_ring_cases.Launch(one)
+        attrs, rings = made.attrs, (len(lengths) + 1, made.length, made.ring.width)
+        arrays = (*arrays[:5], np.zeros(rings, np.float32), *arrays[5:])
     for tactic in op.cuda.tactics:
         node = Prepared(gpu, op, tactic, attrs, arrays)
         seconds = timed(gpu, [node.launch] * 5)
@@ -165,8 +171,9 @@ def main(what: str) -> None:
             rings(gpu, ring)
     elif what == "prefill":
         for model in MODELS:
-            prefill(gpu, gated_delta.CHUNK, model, (8192,))
-            prefill(gpu, gated_delta.CHUNK, model, (1024,) * 8)
+            for op in (gated_delta.CHUNK, gated_ring.CHUNK):
+                prefill(gpu, op, model, (8192,))
+                prefill(gpu, op, model, (1024,) * 8)
     else:
         prefill(gpu, causal_conv.OP, "27B", (8192,))
 
