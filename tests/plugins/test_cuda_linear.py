@@ -147,6 +147,17 @@ def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> No
     assert len(cuts) == 1
 
 
+@pytest.mark.parametrize("layer", [a for a in LAYERS if a[0] == "nvfp4_linear"], ids=str)
+def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    form, problem = FORMS[op], sg.Problem(128, n, k)
+    tile = sg.choose(problem, form, H200)
+    cut = sg.cut_of(tile.rows, problem, form, H200)
+    cuts = -(-n // tile.rows) * (k // form.unit) // cut
+    assert cut % tile.units == 0
+    assert -(-cuts // H200.sms) * H200.sms <= 1.03 * cuts
+
+
 # ---- compilation -------------------------------------------------------------------------------
 
 
