@@ -1,9 +1,9 @@
 """Stacked expert weights as the mixture kernels read them: what a lane loads is its fragment.
 
 Rows come in groups of 64; in a group the units of 64 k in order; in a unit four strips of 16 rows.
-Lane 4g + t of a strip holds, of rows g and g + 8, k 8t … 8t + 7 of either half of 32: eight
-consecutive k, so that activations are read in runs of eight and an NVFP4 block scale serves a
-whole word. `up` weights have gate and up rows interleaved by eights, so that a lane holds both.
+Lane 4g + t of a strip holds, of rows g and g + 8, k 16t … 16t + 15: activations are read in runs
+of eight, and one NVFP4 block scale serves all that a lane has of a row. `up` weights have gate and
+up rows interleaved by eights, so that a lane holds both.
 Knows arrays only, no op and no GPU.
 """
 
@@ -52,19 +52,19 @@ def arranged(rows: Array, up: bool) -> Array:
 def pack_codes(rows: U8) -> U8:
     """NVFP4 codes [N, K/2] (low nibble first): a lane's four words of a strip.
 
-    Word 2p + r: row g + 8r, half p; its bits stand as nvfp4.cuh takes them.
+    Word 2p + r: row g + 8r, the p-th eight k; its bits stand as nvfp4.cuh takes them.
     """
     whole = _pad(rows, UNIT // 2)
     units = whole.shape[1] // (UNIT // 2)
-    pairs = whole.view(np.uint16).reshape(-1, 4, 2, 8, units, 2, 4, 2)  # group strip r g unit p t
+    pairs = whole.view(np.uint16).reshape(-1, 4, 2, 8, units, 4, 2, 2)  # group strip r g unit t p
     words = np.take(_WORDS[0], pairs[..., 0])  # several times faster than indexing
     words |= np.take(_WORDS[1], pairs[..., 1])
-    packed = np.ascontiguousarray(words.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
+    packed = np.ascontiguousarray(words.transpose(0, 4, 1, 3, 5, 6, 2)).view(np.uint8)
     return packed.reshape(whole.shape)
 
 
 def pack_scales(rows: U8) -> U8:
-    """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of a strip, four blocks each.
+    """e4m3 block scales [N, K/16]: a lane's four of two strips, rows g and g + 8 of either.
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
     adds a constant to have bf16. Zero becomes 0, which kernels read as 2^-22, too small to be
@@ -73,25 +73,25 @@ def pack_scales(rows: U8) -> U8:
     if (rows & 0x80).any():
         raise GraphError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
     whole = np.take(_WIDE, _pad(rows, UNIT // 16))
-    grid = whole.reshape(-1, 4, 2, 8, whole.shape[1] // 4, 4)
-    return np.ascontiguousarray(grid.transpose(0, 4, 1, 3, 2, 5)).reshape(whole.shape)
+    grid = whole.reshape(-1, 2, 2, 2, 8, whole.shape[1] // 4, 4)  # group pair strip r g unit t
+    return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3)).reshape(whole.shape)
 
 
 def pack_dense(rows: U8) -> U8:
     """bf16 rows as bytes [N, 2K]: of each step of 16 k, a lane's four registers."""
     whole = _pad(rows, UNIT * 2)
     units = whole.shape[1] // (UNIT * 2)
-    grid = whole.reshape(-1, 4, 2, 8, units, 2, 4, 2, 2, 4)  # group strip r g unit p t s h byte
-    packed = grid.transpose(0, 4, 1, 5, 7, 3, 6, 8, 2, 9)
+    grid = whole.reshape(-1, 4, 2, 8, units, 4, 2, 2, 2, 4)  # group strip r g unit t p s h byte
+    packed = grid.transpose(0, 4, 1, 6, 7, 3, 5, 8, 2, 9)
     return np.ascontiguousarray(packed).reshape(whole.shape)
 
 
 def pack_fp8(rows: U8) -> U8:
-    """e4m3 codes [N, K]: of each half of a strip (32 k), a lane's eight of row g, then of g + 8."""
+    """e4m3 codes [N, K]: a lane's first eight k of row g, then of g + 8; then its others."""
     whole = _pad(rows, UNIT)
     units = whole.shape[1] // UNIT
-    grid = whole.reshape(-1, 4, 2, 8, units, 2, 4, 8)  # group strip r g unit p t byte
-    return np.ascontiguousarray(grid.transpose(0, 4, 1, 5, 3, 6, 2, 7)).reshape(whole.shape)
+    grid = whole.reshape(-1, 4, 2, 8, units, 4, 2, 8)  # group strip r g unit t p byte
+    return np.ascontiguousarray(grid.transpose(0, 4, 1, 6, 3, 5, 2, 7)).reshape(whole.shape)
 
 
 def _pad(rows: U8, multiple: int) -> U8:

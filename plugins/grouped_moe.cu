@@ -8,7 +8,7 @@
 // Packed weights (plugins/expert_tiles.py): groups of 64 rows, units of 64 k in order, four strips
 // of 16 rows; a lane's 16 bytes are its fragments. Eight warps split k (WK) and groups (WN); a
 // warp keeps the fragments of its tokens in registers and streams its share of the weights through
-// a ring of its own (copy engine, one barrier a stage, nothing to synchronise between warps).
+// a ring of its own, by cp.async: nothing to synchronise between warps, and five instructions a unit.
 //
 // Work: each expert hit has ⌈tokens/COLS⌉ blocks; blocks x steps (WN groups each) is one line cut
 // into gridDim.x equal pieces, to the strip. Every block counts the pairs of each expert itself,
@@ -27,6 +27,15 @@
 //   a warp searching 32 at once, decoding on the multiplier: 44.5 / 99.5 / 157 / 300, alike
 //   the same, random weights: 47.4 / 106 / 166 / 286; cut to the step or the strip, one or two
 //   buffers of sums: no difference. Left out at 32: block scales, 100; decoding, 83.
+// From here on 8 / 32 / 64 / 128. By ncu at 128: 98 instructions a strip and unit, 32 of them the
+// copy engine's; memory waits 13 % of the time, fetching factors at a piece's end 7 to 9 %:
+//   47.7 / 106 / 139 / 165; cp.async, factors fetched early 45.1 / 101 / - / 156
+//   its copies evicted first 43.4 / 95.9 / - / 148; rotations on the shifter 41.8 / 90.3 / - / 142
+//   a lane's scale serves 32 codes and comes off the multiplier, 74 instructions: 39.1 / 84.7 / 111 / 131
+// Then: three resident blocks, rings of two or three, no difference or slower; five stages slower;
+// a rotation of the two on the multiplier 41.0 / 88.6 / 119 / 142; a path without questions for whole
+// pieces 39.8 / 85.7 / 113 / 135. Left out, before the last step but one: mathematics 33.5 / 80.3 /
+// - / 123; copies 36.2 / 79.9 / - / 125.
 //
 // Macros: those of moe_common.cuh, NT (columns / 8), DEPTH (stages of a warp's ring), BUFFERS (of
 // partial sums), RESIDENT (blocks of an SM), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
@@ -36,6 +45,7 @@ constexpr int COLS = NT * 8;
 #include "moe_route.cuh"
 
 constexpr int STAGE = 4 * (STRIP + SCALES);
+constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms whose machine code was looked at
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
 DEVICE void put_inner(void* h, u64 at, float value) {
@@ -43,64 +53,75 @@ DEVICE void put_inner(void* h, u64 at, float value) {
   else ((u16*)h)[at] = to_bf16(value);
 }
 
-// A block's share of the line, in strips: what lies between two steps' ends.
+// Where a block is on its line, in strips: a piece is what lies between two steps' ends.
+template <bool UP>
 struct Piece {
-  int step, block, from, to;  // strips from … to - 1 of the step
-  template <bool UP> DEVICE void at(int place, int end) {
-    const int line = place / 4;
-    step = line % Side<UP>::STEPS, block = line / Side<UP>::STEPS;
-    from = place % 4, to = min(4, from + end - place);
+  int place, end, step, block, from, to;  // strips from … to - 1 of the step
+
+  DEVICE void start(int begin, int stop) {
+    const int line = begin / 4;
+    place = begin, end = stop, step = line % Side<UP>::STEPS, block = line / Side<UP>::STEPS;
+    from = begin % 4, to = min(4, from + stop - begin);
+  }
+  DEVICE bool over() const { return place >= end; }
+  DEVICE bool next() {  // to another block of work?
+    place += to - from, from = 0, to = min(4, end - place);
+    const bool leaves = ++step == Side<UP>::STEPS;
+    if (leaves) step = 0, ++block;
+    return leaves;
   }
 };
 
-// What a warp fetches next: it runs DEPTH stages ahead of what the warp multiplies.
+// What a warp fetches: DEPTH stages ahead of what it multiplies. A lane copies the weights that it
+// reads itself; scales are its neighbours' as well.
 template <bool UP>
 struct Feed {
   using S = Side<UP>;
-  const u8 *w, *scales;  // the operands
-  u8* ring;              // of this warp
-  u64* full;
+  const u8 *w, *scales;  // the lane's, of the piece's first unit
+  u32 ring, to;          // the lane's place in this warp's ring: of the first stage, of the next
+  int expert;
+  u32 strips;  // a bit each
   u64 policy;
-  int place, end, expert, unit, slot;
-  Piece piece;
-  u64 unit0;
+  Piece<UP> piece;
 
-  DEVICE void locate(const Shared& s) {
-    if (place >= end) return;
-    piece.at<UP>(place, end);
+  DEVICE void locate(const Shared& s, const u8* all_w, const u8* all_scales) {
+    strips = 0;
+    if (piece.over()) return;
+    const int wk = (threadIdx.x >> 5) / S::WN, group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
     expert = expert_of(s, piece.block, expert);
-    const int wk = (threadIdx.x >> 5) / S::WN, wn = (threadIdx.x >> 5) % S::WN;
-    unit0 = ((u64)expert * S::GROUPS + piece.step * S::WN + wn) * S::UNITS + wk * S::KU;
+    if (S::GROUPS % S::WN == 0 || group < S::GROUPS) strips = (1 << piece.to) - (1 << piece.from);
+    const u64 at = (((u64)expert * S::GROUPS + group) * S::UNITS + wk * S::KU) * 4;
+    w = all_w + at * STRIP + lane_id() * 16;
+    if (SCALES) scales = all_scales + at * SCALES + lane_id() * 16;
   }
-  DEVICE void start(const Shared& s, int begin) {
-    place = begin, expert = 0, unit = 0, slot = 0;
-    locate(s);
+  DEVICE void copy(u32 to, const u8* from) {
+    if (HINTED) copy_async_hinted(to, from, policy);
+    else copy_async(to, from);
   }
-  // Queues one stage. All lanes keep count, lane 0 issues.
-  DEVICE void next(const Shared& s) {
-    if (place >= end) return;
-    const int wn = (threadIdx.x >> 5) % S::WN;
-    const bool busy = S::GROUPS % S::WN == 0 || piece.step * S::WN + wn < S::GROUPS;
-    if ((threadIdx.x & 31) == 0 && !busy) barrier_arrive(full + slot);
-    if ((threadIdx.x & 31) == 0 && busy) {
-      const int strips = piece.to - piece.from;
-      const u64 at = (unit0 + unit) * 4 + piece.from;
-      u8* const to = ring + slot * STAGE;
-      barrier_expect(full + slot, strips * (STRIP + SCALES));
-      bulk_load(to + piece.from * STRIP, w + at * STRIP, strips * STRIP, full + slot, policy);
-      if (SCALES)
-        bulk_load(to + 4 * STRIP + piece.from * SCALES, scales + at * SCALES, strips * SCALES,
-                  full + slot, policy);
+  // Queues the unit of the piece; the last goes on to the next piece.
+  DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int unit) {
+#pragma unroll
+    for (int strip = 0; strip < 4; ++strip)
+      if (strips >> strip & 1)
+#pragma unroll
+        for (int i = 0; i < STRIP; i += 512)
+          copy(to + strip * STRIP + i, w + (unit * 4 + strip) * STRIP + i);
+    if (SCALES && strips && lane_id() < 4 * SCALES / 16)
+      copy(to + 4 * STRIP, scales + unit * 4 * SCALES);
+    commit_copies();
+    to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
+    if (unit < S::KU - 1) return;
+    constexpr int STEP = S::WN * S::UNITS * 4;
+    const bool whole = !piece.next() && piece.to == 4 && S::GROUPS % S::WN == 0;
+    if (whole) {
+      w += STEP * STRIP, scales += STEP * SCALES, strips = 15;
+    } else {
+      locate(s, all_w, all_scales);
     }
-    if (++slot == DEPTH) slot = 0;
-    if (++unit < S::KU) return;
-    unit = 0;
-    place += piece.to - piece.from;
-    locate(s);
   }
 };
 
-// The activations of this block's tokens: lane (g, t) holds k 8t … 8t + 7 of column g.
+// The activations of this block's tokens: lane (g, t) holds k 16t … 16t + 15 of column g.
 template <bool UP>
 DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::KU][NT][2]) {
   using S = Side<UP>;
@@ -113,11 +134,17 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::KU][
     for (int u = 0; u < S::KU; ++u)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int k = (wk * S::KU + u) * 64 + h * 32 + (lane & 3) * 8;
+        const int k = (wk * S::KU + u) * 64 + (lane & 3) * 16 + h * 8;
         const bool inside = pair >= 0 && (S::K % 64 == 0 || k < S::K);
         x[u][n][h] = make_uint4(0, 0, 0, 0);
         if (inside) x[u][n][h] = __ldcg((const uint4*)(in + (row * S::K + k) * 2));
       }
+  }
+  // Here, or what is fetched later would be waited for with them.
+#pragma unroll
+  for (int i = 0; i < S::KU * NT * 2; ++i) {
+    uint4& v = x[i / (2 * NT)][i / 2 % NT][i % 2];
+    v.x = forget(v.x), v.y = forget(v.y), v.z = forget(v.z), v.w = forget(v.w);
   }
 }
 
@@ -133,51 +160,81 @@ struct Scales {
   }
 };
 
-// Adds the WK parts of a piece in order and writes its rows, a lane's fragment a thread.
+// What a thread writes at a piece's end. Of `up` a column of a fragment: its row's gate and up
+// value; of `down` the whole fragment: two rows, two columns.
 template <bool UP>
-DEVICE void finish(const Shared& s, const float4* parts, int expert, const Piece& piece,
-                   const Scales& scales, void* out) {
+struct Ending {
   using S = Side<UP>;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < S::WN * 4 * NT * 32; i += THREADS) {
-    const int lane = i & 31, n = i / 32 % NT, strip = i / (32 * NT) % 4, wn = i / (128 * NT);
-    if (strip < piece.from || strip >= piece.to) continue;
-    const float4* from = parts + (wn * 4 * NT + strip * NT + n) * 32 + lane;
-    float4 v = from[0];
+  static constexpr int SPLIT = UP ? 2 : 1;
+  static constexpr int COUNT = S::WN * 4 * 32 * SPLIT * NT;
+  static constexpr int EACH = (COUNT + THREADS - 1) / THREADS;
+  static constexpr int ROWS = (S::WN * 128 * SPLIT + THREADS - 1) / THREADS;  // different ones
+  float a[ROWS], b[ROWS];  // factors of the two rows
+
+  DEVICE static int item(int i) { return i * THREADS + threadIdx.x; }
+  DEVICE static int lane(int i) { return item(i) / SPLIT % 32; }
+  DEVICE static int strip(int i) { return item(i) / (32 * SPLIT) % 4; }
+  DEVICE static int wn(int i) { return item(i) / (128 * SPLIT) % S::WN; }
+  DEVICE static int column(int i) { return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2; }
+  DEVICE static int row(const Piece<UP>& p, int i) {
+    const int group = p.step * S::WN + wn(i);
+    return (UP ? group * 32 + strip(i) * 8 : group * 64 + strip(i) * 16) + (lane(i) >> 2);
+  }
+  DEVICE static bool there(const Piece<UP>& p, int i) {
+    return (COUNT % THREADS == 0 || item(i) < COUNT) && strip(i) >= p.from && strip(i) < p.to &&
+           row(p, i) < (UP ? INNER : HIDDEN);
+  }
+  // The factors, long before they are needed.
+  DEVICE void load(const Scales& scales, int expert, const Piece<UP>& p) {
 #pragma unroll
-    for (int k = 1; k < S::WK; ++k) {
-      const float4 p = from[k * S::WN * 4 * NT * 32];
-      v.x += p.x, v.y += p.y, v.z += p.z, v.w += p.w;
+    for (int i = 0; i < ROWS; ++i) {
+      const u64 at = (u64)expert * (UP ? 2 * INNER : HIDDEN) + row(p, i);
+      a[i] = b[i] = 0.0f;
+      if (!there(p, i)) continue;
+      a[i] = scales.of(expert, at);
+      if (UP || row(p, i) + 8 < HIDDEN) b[i] = scales.of(expert, at + (UP ? INNER : 8));
     }
-    const int g = lane >> 2, group = piece.step * S::WN + wn;
-    const int pair0 = s.list[n * 8 + (lane & 3) * 2], pair1 = s.list[n * 8 + (lane & 3) * 2 + 1];
-    if (UP) {
-      const int row = group * 32 + strip * 8 + g;
-      if (row >= INNER) continue;
-      const u64 at = (u64)expert * 2 * INNER + row;
-      const float a = scales.of(expert, at), b = scales.of(expert, at + INNER);
-      const float h0 = silu_mul(scaled(v.x, a), scaled(v.z, b));
-      const float h1 = silu_mul(scaled(v.y, a), scaled(v.w, b));
-      if (pair0 >= 0) put_inner(out, (u64)pair0 * INNER + row, h0);
-      if (pair1 >= 0) put_inner(out, (u64)pair1 * INNER + row, h1);
-    } else {
-      const int row = group * 64 + strip * 16 + g;
-      if (row >= HIDDEN) continue;
-      const u64 at = (u64)expert * HIDDEN + row;
-      float* y = (float*)out + row;
-      const bool more = row + 8 < HIDDEN;
-      const float a = scales.of(expert, at), b = more ? scales.of(expert, at + 8) : 0.0f;
-      if (pair0 >= 0) {
-        y[(u64)pair0 * HIDDEN] = scaled(v.x, a);
-        if (more) y[(u64)pair0 * HIDDEN + 8] = scaled(v.z, b);
-      }
-      if (pair1 >= 0) {
-        y[(u64)pair1 * HIDDEN] = scaled(v.y, a);
-        if (more) y[(u64)pair1 * HIDDEN + 8] = scaled(v.w, b);
+  }
+  // Adds the WK parts in order and writes the rows.
+  DEVICE void write(const Shared& s, const float4* parts, const Piece<UP>& p, void* out) const {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      if (!there(p, i)) continue;
+      constexpr int PART = S::WN * 4 * NT * 32;
+      const int n = column(i) / 8;
+      const float4* const from = parts + (wn(i) * 4 * NT + strip(i) * NT + n) * 32 + lane(i);
+      const int* const pair = s.list + column(i);
+      if (UP) {
+        const int half = item(i) & 1;
+        const float2* const mine = (const float2*)from + half;
+        float2 v = mine[0];
+#pragma unroll
+        for (int k = 1; k < S::WK; ++k) {
+          const float2 q = mine[k * PART * 2];
+          v.x += q.x, v.y += q.y;
+        }
+        if (pair[half] >= 0)
+          put_inner(out, (u64)pair[half] * INNER + row(p, i),
+                    silu_mul(scaled(v.x, a[i % ROWS]), scaled(v.y, b[i % ROWS])));
+      } else {
+        float4 v = from[0];
+#pragma unroll
+        for (int k = 1; k < S::WK; ++k) {
+          const float4 q = from[k * PART];
+          v.x += q.x, v.y += q.y, v.z += q.z, v.w += q.w;
+        }
+        const float low[2] = {v.x, v.z}, high[2] = {v.y, v.w};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          if (pair[c] < 0) continue;
+          float* const y = (float*)out + (u64)pair[c] * HIDDEN + row(p, i);
+          y[0] = scaled(low[c], a[i % ROWS]);
+          if (HIDDEN % 16 == 0 || row(p, i) + 8 < HIDDEN) y[8] = scaled(high[c], b[i % ROWS]);
+        }
       }
     }
   }
-}
+};
 
 #if QUANT == 2
 // sum += dot · (scale of the input's block) · (scale of the weights' block), for one unit of k.
@@ -204,7 +261,7 @@ DEVICE void add_strip(const Shared& s, const Scales& scales, const u8* stage, in
                       const uint4 (&x)[NT][2], int expert, int group, int unit,
                       float (&sums)[NT][4]) {
   u32 a[4][4];
-  fragments(load_raw(stage + strip * STRIP, stage + 4 * STRIP + strip * SCALES), a);
+  fragments(load_raw(stage + strip * STRIP, stage + 4 * STRIP + strip / 2 * 2 * SCALES), strip, a);
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
 #if QUANT == 2
@@ -224,17 +281,12 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
                    const Scales& scales, void* out) {
   using S = Side<UP>;
   extern __shared__ __align__(1024) u8 memory[];
-  __shared__ __align__(8) u64 barriers[WARPS * DEPTH];
   __shared__ int first[EXPERTS + 1], list[COLS], found[WARPS];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wn = warp % S::WN;
   float4* const parts = (float4*)(memory + WARPS * DEPTH * STAGE);
   constexpr int PARTS = WARPS * 4 * NT * 32;
   const Shared s = {first, list, found, (u16*)(parts + BUFFERS * PARTS)};
   const int pairs = tokens * K1;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < WARPS * DEPTH; ++i) barrier_init(barriers + i, 1);
-    barrier_init_fence();
-  }
   // `down` reads ids, which are older than the launch before it.
   if (UP) wait_for_previous(), let_next_start();
   count_blocks(s, ids, pairs);
@@ -242,32 +294,37 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   const int begin = (int)(total * blockIdx.x / gridDim.x);
   const int end = (int)(total * (blockIdx.x + 1) / gridDim.x);
   Feed<UP> feed;
-  feed.w = w, feed.scales = block_scales, feed.end = end, feed.policy = evict_first_policy();
-  feed.ring = memory + warp * DEPTH * STAGE;
-  feed.full = barriers + warp * DEPTH;
-  feed.start(s, begin);
-  for (int i = 0; i < DEPTH; ++i) feed.next(s);
+  feed.to = feed.ring = shared_address(memory) + warp * DEPTH * STAGE + lane * 16;
+  feed.expert = 0, feed.policy = evict_first_policy();
+  feed.piece.start(begin, end);
+  feed.locate(s, w, block_scales);
+#pragma unroll
+  for (int i = 0; i < DEPTH; ++i) feed.fetch(s, w, block_scales, i % S::KU);
   if (!UP) wait_for_previous(), let_next_start();
 
   uint4 x[S::KU][NT][2];
-  Piece piece;
-  int expert = 0, block = -1, slot = 0, phase = 0, turn = 0;
+  Piece<UP> piece;
+  int expert = 0, block = -1, turn = 0;
+  u32 slot = 0;
 #pragma unroll 1
-  for (int place = begin; place < end; place += piece.to - piece.from, turn ^= 1) {
-    piece.at<UP>(place, end);
+  for (piece.start(begin, end); !piece.over(); piece.next(), turn ^= 1) {
+    Ending<UP> ending;
     if (piece.block != block) {
       block = piece.block;
       expert = expert_of(s, block, expert);
       find_pairs(s, pairs, expert, (block - first[expert]) * COLS);
       load_tokens<UP>(s, in, x);
     }
+    constexpr bool EARLY = NT == 1 && Ending<UP>::ROWS == 1;  // more leave no registers for it
+    if (EARLY) ending.load(scales, expert, piece);
     float sums[4][NT][4] = {};
     const int group = piece.step * S::WN + wn;
     const bool busy = S::GROUPS % S::WN == 0 || group < S::GROUPS;
 #pragma unroll
     for (int u = 0; u < S::KU; ++u) {
-      barrier_wait(feed.full + slot, phase);
-      const u8* const stage = feed.ring + slot * STAGE;
+      wait_copies<DEPTH - 1>();
+      __syncwarp();
+      const u8* const stage = memory + warp * DEPTH * STAGE + slot;
       if (busy && piece.to - piece.from == 4) {
 #pragma unroll
         for (int strip = 0; strip < 4; ++strip)
@@ -281,18 +338,19 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
                           sums[strip]);
       }
       __syncwarp();
-      feed.next(s);
-      if (++slot == DEPTH) slot = 0, phase ^= 1;
+      feed.fetch(s, w, block_scales, (u + DEPTH) % S::KU);
+      slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
     if (BUFFERS == 1) __syncthreads();
     float4* const mine = parts + (BUFFERS == 2 && turn ? PARTS : 0);
 #pragma unroll
     for (int i = 0; i < 4 * NT; ++i) {
       const float(&d)[4] = sums[i / NT][i % NT];
-      mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[1], d[2], d[3]);
+      mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
     }
     __syncthreads();
-    finish<UP>(s, mine, expert, piece, scales, out);
+    if (!EARLY) ending.load(scales, expert, piece);
+    ending.write(s, mine, piece, out);
   }
 }
 

@@ -138,8 +138,8 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 def cost_wide(attrs: Attrs, specs: Specs, target: Target) -> float:
     """Bytes and mathematics; rows written and added; four launches. Fitted to measurements."""
     p = problem(attrs, specs)
-    read = 1.5 * p.hit * p.expert_bytes / target.bandwidth
-    multiply = 1.8 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
+    read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
+    multiply = 1.5 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
     return read + multiply + 4 * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 

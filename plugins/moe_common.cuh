@@ -53,21 +53,22 @@ DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
   p1 = mul_bf16x2((high & 0x80008000) | ((high & 0x7F007F00) >> 4), gain);
 }
 
-// A lane's share of one strip of a unit, as it lies.
+// A lane's share of one strip of a unit, as it lies. `scales`: also those of the strip beside it.
 struct Raw {
   uint4 words[STRIP / 512];
-  uint2 scales;
+  u32 scales;
 };
+// `scales`: of the two strips.
 DEVICE Raw load_raw(const u8* strip, const u8* scales) {
   Raw raw;
 #pragma unroll
   for (int i = 0; i < STRIP / 512; ++i)
     raw.words[i] = *(const uint4*)(strip + i * 512 + lane_id() * 16);
-  if (SCALES) raw.scales = *(const uint2*)(scales + (lane_id() >> 2) * 8);
+  if (SCALES) raw.scales = *(const u32*)(scales + lane_id() * 4);
   return raw;
 }
 // The fragments a[step][register] of it.
-DEVICE void fragments(const Raw& raw, u32 (&a)[4][4]) {
+DEVICE void fragments(const Raw& raw, int strip, u32 (&a)[4][4]) {
 #if WEIGHTS == 0
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -75,11 +76,11 @@ DEVICE void fragments(const Raw& raw, u32 (&a)[4][4]) {
     a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
   }
 #elif WEIGHTS == 1
-  fp4_fragments<true>(raw.words[0], raw.scales, a);
+  fp4_fragments(raw.words[0], raw.scales, strip & 1, a);
 #else
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint4 v = raw.words[half];  // row g, then row g + 8
+    const uint4 v = raw.words[half];  // eight k of row g, then of row g + 8
     fp8_pairs(v.x, a[2 * half][0], a[2 * half][2]);
     fp8_pairs(v.y, a[2 * half + 1][0], a[2 * half + 1][2]);
     fp8_pairs(v.z, a[2 * half][1], a[2 * half][3]);

@@ -187,7 +187,7 @@ def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
 
 def _cost(p: Problem, w: Work, target: Target) -> float:
     blocks = max(p.hit, p.pairs / (8 * w.columns) + p.hit / 2)
-    return (1.42 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
+    return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
 GROUPED = Tactic("grouped", "grouped_moe.cu", refuse_grouped, plan_grouped, cost_grouped)

@@ -19,21 +19,31 @@ DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
     atomicAdd(s.first + id + 1, 1);
   }
   __syncthreads();
-  if (threadIdx.x < 32) {
-    constexpr int EACH = (EXPERTS + 31) / 32;
-    const int from = 1 + threadIdx.x * EACH;
-    int sum = 0;
-    for (int i = from; i < min(from + EACH, EXPERTS + 1); ++i) {
-      sum += (s.first[i] + COLS - 1) / COLS;
-      s.first[i] = sum;
-    }
-    int before = sum;
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(~0u, before, d);
-      if (threadIdx.x >= d) before += other;
-    }
-    before -= sum;
-    for (int i = from; i < min(from + EACH, EXPERTS + 1); ++i) s.first[i] += before;
+  constexpr int EACH = (EXPERTS + THREADS - 1) / THREADS;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  int own[EACH], sum = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int expert = threadIdx.x * EACH + i;
+    own[i] = expert < EXPERTS ? (s.first[expert + 1] + COLS - 1) / COLS : 0;
+    sum += own[i];
+  }
+  int before = sum;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const int other = __shfl_up_sync(~0u, before, d);
+    if (lane >= d) before += other;
+  }
+  if (lane == 31) s.found[warp] = before;
+  __syncthreads();
+  before -= sum;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) before += w < warp ? s.found[w] : 0;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int expert = threadIdx.x * EACH + i;
+    before += own[i];
+    if (expert < EXPERTS) s.first[expert + 1] = before;
   }
   __syncthreads();
 }
@@ -64,6 +74,11 @@ DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
 
 // The expert of a block of work, not before `expert`; the whole warp searches.
 DEVICE int expert_of(const Shared& s, int block, int expert) {
+  constexpr int STRIDE = (EXPERTS + 31) / 32;
+  if (expert == 0) {  // coarsely first
+    const int last = min(((int)lane_id() + 1) * STRIDE, EXPERTS);
+    expert = (__ffs(__ballot_sync(~0u, s.first[last] > block)) - 1) * STRIDE;
+  }
   while (true) {
     const u32 beyond = __ballot_sync(~0u, s.first[min(expert + 1 + (int)lane_id(), EXPERTS)] > block);
     if (beyond) return expert + __ffs(beyond) - 1;

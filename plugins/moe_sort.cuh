@@ -65,18 +65,19 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   }
 }
 
-// Half a unit (32 k) a thread: chunk q of 16 bytes holds the q-th pairs of the four runs of eight.
+// Half a unit a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
   constexpr int HALVES = Side<true>::UNITS * 2;
   const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
   for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
     const int half = (int)(i % HALVES);
-    const u8* from = x + (i / HALVES) * HIDDEN * 2 + half * 64;
+    const int k = half / 2 * 64 + half % 2 * 8;
+    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
     uint4 v[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       v[t] = make_uint4(0, 0, 0, 0);
-      if (HIDDEN % 32 == 0 || half * 32 + t * 8 < HIDDEN) v[t] = __ldcg((const uint4*)from + t);
+      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
     }
     uint4* to = (uint4*)(out + i * 64);
     to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);

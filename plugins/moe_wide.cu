@@ -21,6 +21,8 @@
 //   four warpgroups of one group: 184 / 192 / 455 / 1525
 //   next tile and factors fetched early: 175 / 184 / 440 / 1493, of which at 2048 sort 12, up 241,
 //   down 141, combine 46
+//   rotations on the shifter, a lane's scale serves 32 codes: 157 / - / 392 / -, of which at 2048 sort
+//   12, up 208, down 126, combine 45
 // Left out in turn at 2048, of 455: decoding, 367; wgmma, 273; loads, 436; the readers' fence, no
 // difference.
 //
@@ -171,9 +173,10 @@ template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int 
     u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)unit * count * 128;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = column + i, chunk = (work.group & 1) * 4 + (g >> 1);
+      const int c = column + i, chunk = (strip & 1) * 4 + (g >> 1);
+      const int place = ((work.group & 1) * 2 + (strip >> 1)) * 4 + (g & 1) * 2;
       if (c < count)
-        *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + strip * 4 + (g & 1) * 2) =
+        *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + place) =
             WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
     }
   } else {
@@ -203,14 +206,14 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
     for (int run = 0; run < S::KU / SPAN; ++run) {
       const u8* const stage = r.memory + here.slot * STAGE;
       const u8* const w = stage + WEIGHTS_AT + own * GROUP + strip * STRIP;
-      const u8* const scales = stage + SCALES_AT + own * GROUP_SCALES + strip * SCALES;
+      const u8* const scales = stage + SCALES_AT + own * GROUP_SCALES + strip / 2 * 2 * SCALES;
       barrier_wait(r.full + here.slot, here.phase);
       if (UP) fence_async();
       Raw raw = load_raw(w, scales);
 #pragma unroll
       for (int unit = 0; unit < SPAN; ++unit) {
         u32 a[4][4];
-        fragments(raw, a);
+        fragments(raw, strip, a);
         if (unit + 1 < SPAN)
           raw = load_raw(w + (unit + 1) * 4 * STRIP, scales + (unit + 1) * 4 * SCALES);
         wgmma_fence();

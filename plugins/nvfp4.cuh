@@ -5,8 +5,8 @@
 // mask is code · 2^-126, a scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact
 // in bf16 (at most six significant bits), and NVFP4_REST is left for the end.
 //
-// Here a word's codes are eight consecutive k of one 16-block, so one scale serves a word: k is
-// permuted within every 32 before packing, which costs nothing, since activations are read in
+// Here a lane's two words of a row are the 16 consecutive k of one block, so one scale serves both:
+// k is permuted within every 64 before packing, which costs nothing, since activations are read in
 // runs of eight as well.
 #pragma once
 #include "numeric.cuh"
@@ -26,28 +26,26 @@ DEVICE u32 turn(u32 word) {
 }
 
 // Pairs k 8t + 2j, 8t + 2j + 1 of one row, j = 0…3.
-template <bool WIDE>
 DEVICE void fp4_pairs(u32 word, u32 scale, u32& p0, u32& p1, u32& p2, u32& p3) {
   const u32 all = 0x81C081C0;
   p0 = mul_bf16x2(word & all, scale);
   p1 = mul_bf16x2((word << 6) & all, scale);
-  p2 = mul_bf16x2(turn<WIDE, 10>(word) & all, scale);
-  p3 = mul_bf16x2((turn<WIDE, 12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
+  p2 = mul_bf16x2(turn<false, 10>(word) & all, scale);
+  p3 = mul_bf16x2((turn<false, 12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
 }
 
-// Byte i of four block scales, twice, as bf16 · 2^119. `pick` = 0x4040 + 0x0101 · i.
-DEVICE u32 fp4_scale(u32 bytes, u32 pick) {
-  return __byte_perm(bytes, 0, pick) * 16 + 0x70007000;
+// Byte i of four block scales, twice, as bf16 · 2^119: one instruction for the masks' pipe, one for
+// the multiplier's.
+DEVICE u32 fp4_scale(u32 bytes, int i) {
+  return __byte_perm(bytes, 0, 0x4440 + i) * 0x00100010 + 0x70007000;
 }
 
-// The fragments a[step][register] of a 16 x 64 tile from a lane's four words and eight scales.
-template <bool WIDE>
-DEVICE void fp4_fragments(const uint4& words, const uint2& scales, u32 (&a)[4][4]) {
-  const u32 pick = 0x4040 + ((threadIdx.x >> 1) & 1) * 0x0101;  // lanes t > 1: the second block
-  const u32 near0 = fp4_scale(scales.x, pick), near1 = fp4_scale(scales.x, pick + 0x0202);
-  const u32 far0 = fp4_scale(scales.y, pick), far1 = fp4_scale(scales.y, pick + 0x0202);
-  fp4_pairs<WIDE>(words.x, near0, a[0][0], a[0][2], a[1][0], a[1][2]);
-  fp4_pairs<WIDE>(words.y, far0, a[0][1], a[0][3], a[1][1], a[1][3]);
-  fp4_pairs<WIDE>(words.z, near1, a[2][0], a[2][2], a[3][0], a[3][2]);
-  fp4_pairs<WIDE>(words.w, far1, a[2][1], a[2][3], a[3][1], a[3][3]);
+// The fragments a[step][register] of a 16 x 64 tile from a lane's four words. `scales`: of rows g
+// and g + 8, of the first of two tiles, then of the second.
+DEVICE void fp4_fragments(const uint4& words, u32 scales, int tile, u32 (&a)[4][4]) {
+  const u32 near = fp4_scale(scales, 2 * tile), far = fp4_scale(scales, 2 * tile + 1);
+  fp4_pairs(words.x, near, a[0][0], a[0][2], a[1][0], a[1][2]);
+  fp4_pairs(words.y, far, a[0][1], a[0][3], a[1][1], a[1][3]);
+  fp4_pairs(words.z, near, a[2][0], a[2][2], a[3][0], a[3][2]);
+  fp4_pairs(words.w, far, a[2][1], a[2][3], a[3][1], a[3][3]);
 }

@@ -45,9 +45,9 @@ DEVICE uint4 load_once(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-DEVICE uint2 load_once8(const void* p) {
-  uint2 v;
-  asm volatile("ld.global.nc.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+DEVICE u32 load_once4(const void* p) {
+  u32 v;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
 // A word, or zero; where it stands, so that many are under way at once.
@@ -79,6 +79,13 @@ template <class Place>
 DEVICE void copy_async(Place to, const void* from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+}
+// 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum
+// with a uniform register ptxas 13.0 makes an illegal instruction.
+template <class Place>
+DEVICE void copy_async_hinted(Place to, const void* from, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+               :: "r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_copies() {
@@ -121,8 +128,8 @@ DEVICE void barrier_wait(Place bar, u32 parity) {
                  : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
 }
 // The same, but the compiler sees no loop. Which of the two a kernel has moves its registers,
-// either way (sm_90a: with this one moe_up takes up to 6 more, fp8_linear 20 more in a form of 8
-// rows, nvfp4_linear 1 fewer in one); each has the one it was measured with.
+// either way (sm_90a: with this one fp8_linear takes 20 more in a form of 8 rows, nvfp4_linear 1
+// fewer in one); each has the one it was measured with.
 template <class Place>
 DEVICE void barrier_wait_whole(Place bar, u32 parity) {
   asm volatile("{\n.reg .pred done;\n"
