@@ -12,6 +12,16 @@
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
 
+#ifdef FEW_ROWS
+#include "few_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    fp8_linear_few(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
+                   int m, int n, int k, int each) {
+  const Problem p = {x, w, nullptr, m, n, k};
+  few_rows(p, y, each, [=](int row) { return *x_scale * w_scale[row]; });
+}
+#else
 #include "stream_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
@@ -20,3 +30,4 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
   const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
   stream_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
 }
+#endif

@@ -1,4 +1,4 @@
-"""The CUDA side of `fp8_linear`: the packed weight and one streaming tactic."""
+"""The CUDA side of `fp8_linear`: the packed weight, streamed, and a tactic of few rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins import few_rows
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
@@ -52,7 +53,9 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
+FEW = few_rows.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+
 CUDA = Cuda(
-    tactics=order.streaming(Tactic("stream", "fp8_linear.cu", refuse, plan, cost)),
+    tactics=(FEW, *order.streaming(Tactic("stream", "fp8_linear.cu", refuse, plan, cost))),
     packs={1: Pack(_infer, _apply)},
 )

@@ -1,4 +1,4 @@
-"""The CUDA side of `linear`: the packed weight, streamed or, of few rows, held; all bf16."""
+"""The CUDA side of `linear`: the packed weight, three ways to read it by its size; all bf16."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins import few_rows
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
@@ -54,7 +55,9 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
+FEW = few_rows.tactic(FORM, (0, 1), problem, refuse)
+
 CUDA = Cuda(
-    tactics=(NARROW, *order.streaming(Tactic("stream", "linear.cu", refuse, plan, cost))),
+    tactics=(NARROW, FEW, *order.streaming(Tactic("stream", "linear.cu", refuse, plan, cost))),
     packs={1: Pack(_infer, _apply)},
 )

@@ -72,6 +72,16 @@ DEVICE void decode(const Raw& raw, u32 (&a)[4][4]) {
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
 
+#ifdef FEW_ROWS
+#include "few_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    nvfp4_linear_few(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
+                     int m, int n, int k, int each) {
+  const Problem p = {x, w, w_scale, m, n, k};
+  few_rows(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+}
+#else
 #include "stream_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
@@ -80,3 +90,4 @@ extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
   stream_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
 }
+#endif

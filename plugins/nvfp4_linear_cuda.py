@@ -1,4 +1,4 @@
-"""The CUDA side of `nvfp4_linear`: the packed weight and one streaming tactic."""
+"""The CUDA side of `nvfp4_linear`: the packed weight, streamed, and a tactic of few rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins import few_rows
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import stream_order as order
 from spark_engine.plugins import weight_tiles as wt
@@ -61,7 +62,9 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 CODES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 2, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 16, 16), _pack_scales)
 
+FEW = few_rows.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+
 CUDA = Cuda(
-    tactics=order.streaming(Tactic("stream", "nvfp4_linear.cu", refuse, plan, cost)),
+    tactics=(FEW, *order.streaming(Tactic("stream", "nvfp4_linear.cu", refuse, plan, cost))),
     packs={1: CODES, 2: SCALES},
 )

@@ -21,6 +21,12 @@ DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" 
 
 // ---- addresses ---------------------------------------------------------------------------------
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
+// True in one lane of a whole warp, always the same; then the compiler knows that it is one.
+DEVICE bool elect_one() {
+  u32 mine;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p; }" : "=r"(mine));
+  return mine;
+}
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE u32 shared_address(u32 address) { return address; }
 // Below, a `Place` in shared memory is a pointer or its 32-bit address.
@@ -179,9 +185,14 @@ template <int N> DEVICE void fewer_registers() {
 }
 
 // ---- clusters ----------------------------------------------------------------------------------
-DEVICE void cluster_meet() {
+// In two steps; who only arrives may leave.
+DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void cluster_meet() {
+  cluster_arrive();
+  cluster_wait();
 }
 // The address of this place in the shared memory of another block of the cluster.
 template <class Place>
@@ -203,6 +214,11 @@ DEVICE float4 load_of_block(const float4* p, u32 block) {
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
                : "r"(address_in_block(p, block)) : "memory");
   return v;
+}
+DEVICE void store_in_block(float4* p, u32 block, const float4& v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};"
+               :: "r"(address_in_block(p, block)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
 }
 
 // ---- between blocks of a grid ------------------------------------------------------------------

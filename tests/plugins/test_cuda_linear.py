@@ -16,6 +16,7 @@ from spark_engine.errors import CheckpointError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins import (
+    few_rows,
     formats,
     fp8_linear,
     fp8_linear_cuda,
@@ -147,6 +148,29 @@ def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> No
     assert len(cuts) == 1
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_few_rows_fit_and_sum_in_one_order(layer: tuple[str, int, int], target: Target) -> None:
+    op, n, k = layer
+    form, orders, taken = FORMS[op], set(), 0
+    for m in (1, 8, 9, 16):
+        problem = sg.Problem(m, n, k)
+        if few_rows.refuse(problem, form, target) is not None:
+            continue
+        share = few_rows.choose(problem, form, target)
+        (launch,) = few_rows.plan(share, problem, form, target, (0,), "bf16").launches
+        assert launch.shared + share.static_bytes(problem) <= target.shared_bytes
+        blocks = launch.grid[1]
+        assert (blocks - 1) * share.each < -(-n // wt.STRIP) <= blocks * share.each
+        assert blocks * share.splits <= target.sms
+        assert share.held * share.wn >= share.each and share.stages >= 2
+        orders.add((share.splits, share.wk))
+        taken += 1
+    assert len(orders) <= 1
+    assert taken == 4 or not target.hopper or n > 100_000
+    assert few_rows.refuse(sg.Problem(17, n, k), form, target) is not None
+
+
 @pytest.mark.parametrize("layer", [a for a in LAYERS if a[0] == "nvfp4_linear"], ids=str)
 def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int]) -> None:
     op, n, k = layer
@@ -174,8 +198,12 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
             tile = sg.choose(problem, form, target)
             launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
             jobs[nvrtc.Job(f"{op}.cu", launch.defines, (op,))] = m
+            if few_rows.refuse(problem, form, target) is None:
+                share = few_rows.choose(problem, form, target)
+                launch = few_rows.plan(share, problem, form, target, (0,), "bf16").launches[0]
+                jobs[nvrtc.Job(f"{op}.cu", launch.defines, (launch.symbol,))] = m
     for job, m in jobs.items():
-        usage = nvrtc.compile(job, target, cache).usage[op]
+        (usage,) = nvrtc.compile(job, target, cache).usage.values()
         assert usage.spills == 0, (m, job.defines, usage)
 
 
@@ -227,6 +255,11 @@ SHAPES = (
     ("nvfp4_linear", 17, 96, 5120),
     ("nvfp4_linear", 100, 4096, 512),
     ("nvfp4_linear", 200, 320, 1088),
+    ("nvfp4_linear", 9, 4112, 2064),
+    ("nvfp4_linear", 16, 34816, 1040),
+    ("nvfp4_linear", 3, 5120, 17392),
+    ("fp8_linear", 16, 2120, 1040),
+    ("linear", 11, 9216, 336),
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 
@@ -250,10 +283,11 @@ def test_equals_the_reference(bench: object, shape: tuple[str, int, int, int]) -
 @pytest.mark.parametrize("op", FORMS)
 def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str, n: int) -> None:
     arrays = operands(op, 128, n, 2048)
-    full = run(bench, op, arrays)
-    for m in (1, 8, 16, 32, 64):
+    full = run(bench, op, arrays) | run(bench, op, (arrays[0][:16], *arrays[1:]))
+    for m in (1, 8, 9, 16, 32, 64):
         for tactic, part in run(bench, op, (arrays[0][:m], *arrays[1:])).items():
-            assert part.tobytes() == full[tactic][:m].tobytes(), (tactic, m)
+            rows = min(m, len(full[tactic]))
+            assert part[:rows].tobytes() == full[tactic][:rows].tobytes(), (tactic, m)
 
 
 @pytest.mark.gpu
