@@ -1,10 +1,11 @@
 """What a GB10 should do, from bytes and from how near to its floor an H200 came. Not run there.
 
 A decode step is bound by bytes on both cards. Floor: the step's bytes at 243 GB/s, the best read
-measured on a GB10 (nominal 273 GB/s). Prediction: the floor over the fraction of its own floor
-that the H200 reached for the same model and batch, as `bench_decode` recorded it. Launches cost
-a GB10 relatively less, its step being 18 times longer; its tensor cores and its caches are other
-ones, so a kernel's fraction may differ either way.
+measured on a GB10 (nominal 273 GB/s), of an engine with a replay ring those that it moves.
+Prediction: the floor over the fraction of its own floor that the H200 reached for the same model
+and batch, as `bench_decode` recorded it. Launches cost a GB10 relatively less, its step being 18
+times longer; its tensor cores and its caches are other ones, so a kernel's fraction may differ
+either way.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def predict(rows: Iterable[Row]) -> list[dict[str, Any]]:
         if model not in floors:
             floors[model] = Floor(open_model(HERE / "configs" / model))
         state, kv = STATE_BYTES[row["gdn_state"]], KV_BYTES[row["kv"]]
-        work = Work(row["npl"], row["ctx"], state, kv)
+        work = Work(row["npl"], row["ctx"], state, kv, row.get("gdn_ring", 0))
         floor = floors[model].seconds(work, GB10_BANDWIDTH) * 1e3
-        fraction = row["floor_ms"] / row["step_ms"]
+        fraction = row.get("ring_floor_ms", row["floor_ms"]) / row["step_ms"]
         found.append(
             {
                 "model": model,

@@ -31,7 +31,7 @@
 // copy engine's; memory waits 13 % of the time, fetching factors at a piece's end 7 to 9 %:
 //   47.7 / 106 / 139 / 165; cp.async, factors fetched early 45.1 / 101 / - / 156
 //   its copies evicted first 43.4 / 95.9 / - / 148; rotations on the shifter 41.8 / 90.3 / - / 142
-//   a lane's scale serves 32 codes and comes off the multiplier, 74 instructions: 39.1 / 84.7 / 111 / 131
+//   a lane's scale serves 16 codes and comes off the multiplier, 74 instructions: 39.1 / 84.7 / 111 / 131
 // Then: three resident blocks, rings of two or three, no difference or slower; five stages slower;
 // a rotation of the two on the multiplier 41.0 / 88.6 / 119 / 142; a path without questions for whole
 // pieces 39.8 / 85.7 / 113 / 135. Left out, before the last step but one: mathematics 33.5 / 80.3 /

@@ -21,7 +21,7 @@
 //   four warpgroups of one group: 184 / 192 / 455 / 1525
 //   next tile and factors fetched early: 175 / 184 / 440 / 1493, of which at 2048 sort 12, up 241,
 //   down 141, combine 46
-//   rotations on the shifter, a lane's scale serves 32 codes: 157 / - / 392 / -, of which at 2048 sort
+//   rotations on the shifter, a lane's scale serves 16 codes: 157 / - / 392 / -, of which at 2048 sort
 //   12, up 208, down 126, combine 45
 // Left out in turn at 2048, of 455: decoding, 367; wgmma, 273; loads, 436; the readers' fence, no
 // difference.

@@ -9,7 +9,9 @@ import pytest
 
 from tests.house import ROOMS, ROOT, files
 
-FILE, FUNCTION, TOTAL = 400, 80, 32_000
+# In total: 7,600 lines are kernels (forms for few rows, many and prefill, for two GPUs), 9,900 the
+# ops with their references and cases, 5,900 the serving runtime, 4,100 the builder.
+FILE, FUNCTION, TOTAL = 400, 80, 36_000
 STORIES = "models/tiny/"  # the embedded model's corpus and training, which no engine needs
 SOURCES = files(*(f"{room}/*{ext}" for room in ROOMS for ext in (".py", ".cu", ".cuh")))
 

@@ -30,6 +30,7 @@ ROWWISE = {
     "act_quant": 1,
     "moe_router": 1,
     "grouped_moe": 3,
+    "moe_norm_quant": 4,
     "shared_gate": 3,
 }
 # Operands with rows beyond the leading ones: norm_quant's residual, act_quant's qkv.
