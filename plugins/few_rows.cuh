@@ -23,13 +23,10 @@
 // 3. rotations by the shifter: the multiplier's take 4.4 clocks
 //    of a quarter where the shifter's take 2.2                  27.8 / 16.7
 // 4. x by cp.async and ldmatrix (8 rows: 4.8 to 3.5 us in the last layer)
-// 5. what units have in common is worked out once; two stages for
-//    NVFP4: more only delay the first                           26.0 / 15.0 /  7.9 / 5.3 / 3.2
-// At 8 rows 26.1 / 15.3 / 8.1 / 5.5 / 3.3. Without decoding step 2 took 24.0 / 13.5 (memory), with
-// nothing to load step 5 with three stages took 25.1 / 15.2: NVFP4 is held up by decoding, some 80
-// instructions a strip's unit. FP8 in clusters of two: 9.7 where whole k takes 8.4; NVFP4 in
-// clusters of four 34 where two take 20 (step 1). FP8 with 8 warps and rings of 98 KB 9.4, 7.9
-// where 16 warps, or rings of 147 KB, take 7.9, 6.4 (5120 x 6144, 12288 x 2048).
+// 5. what a pass has in common is worked out once; two or three
+//    stages: more only delay the first                          26.7 / 15.2 /  7.9 / 5.3 / 3.1
+// Without decoding step 2 took 24.0 / 13.5 (memory), without loads step 5 takes 25.1 / 15.2: NVFP4
+// is held up by decoding, some 80 instructions a strip's unit. Clusters of four: 34 at 5120 x 17408.
 //
 // Macros of an instantiation: NB (8 or 16 rows of batch), WK, WN, MT, CHUNK (strips a stage),
 // STAGES (of a warp's ring), SPLITS, OUT_BF16, RAGGED (1: n is not whole strips).

@@ -16,8 +16,7 @@ from spark_engine.plugins.weight_tiles import STRIP, UNIT
 MOST_ROWS = 16
 _HELD = 9  # strips whose sums a warp holds
 _CHUNK = 5  # strips of a stage
-_BUSY = 147_456  # bytes of a block's rings
-_BUSY_DECODING = 65_536  # where decoding holds it up: more only delays its start
+_BUSY = 65536  # bytes of rings
 _FIXED = 2048  # shared memory of the barriers and what the system keeps
 _DECODED = 16e-9  # seconds in which a multiprocessor decodes an NVFP4 strip's unit, as on an H200
 
@@ -83,11 +82,9 @@ def choose(problem: Problem, form: Format, target: Target) -> Share:
         one, two = (_each(problem, target, s) * -(-units // s) for s in (1, 2))
         splits = 2 if two < 0.95 * one else 1
     each = _each(problem, target, splits)
-    wide = target.hopper and form.weight_bits == 4
-    # More warps decode faster, or fetch more; fewer have more memory and registers each.
-    long = target.hopper and each <= 3 and units >= 3 * 16
-    wk = 16 if (wide and each <= _HELD) or long else 8
-    return fill(Share(splits, each, wk, 2 if wide and wk == 8 else 1), problem, form, target)
+    wide = target.hopper and form.weight_bits == 4  # 16 warps to decode; of 8, each has more memory
+    wk, wn = (16, 1) if wide and each <= _HELD else (8, 2 if wide else 1)
+    return fill(Share(splits, each, wk, wn), problem, form, target)
 
 
 def fill(share: Share, problem: Problem, form: Format, target: Target) -> Share:
@@ -97,17 +94,13 @@ def fill(share: Share, problem: Problem, form: Format, target: Target) -> Share:
     """
     room = target.shared_bytes - share.static_bytes(problem) - share.warps * _inputs(problem)
     strips = room // share.warps // form.strip_unit_bytes
-    units = -(-problem.k // form.unit)
-    turns = -(-units // (share.splits * share.wk))
-    busy = (_BUSY_DECODING if form.weight_bits == 4 else _BUSY) // share.warps
-    for wanted in (busy, 0):
-        for chunks in range(1, share.held + 1):
-            chunk = -(-share.held // chunks)
-            stage = chunk * form.strip_unit_bytes
-            useful = min(-(-wanted // stage), turns * chunks)
-            stages = max(2, useful, -(-share.sums_bytes(problem) // stage))
-            if chunk <= _CHUNK and stages * chunk <= strips:
-                return replace(share, chunk=chunk, stages=stages)
+    for chunks in range(1, share.held + 1):
+        chunk = -(-share.held // chunks)
+        stage = chunk * form.strip_unit_bytes
+        least = max(share.sums_bytes(problem), _BUSY // share.warps)
+        stages = max(2 if chunks == 1 else 3, -(-least // stage))
+        if chunk <= _CHUNK and stages * chunk <= strips:
+            return replace(share, chunk=chunk, stages=stages)
     return replace(share, chunk=1, stages=0)
 
 
