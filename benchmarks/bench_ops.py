@@ -1,287 +1,48 @@
-"""The linear ops at served sizes: microseconds, bytes a second, share of the floor, vLLM's figure.
+"""Every op at served sizes: microseconds beside the floor, family by family.
 
-Weights are cold: a graph goes through at least 512 MB of copies of them. Run as
-`python -m benchmarks.bench_ops [results.json]` where a GPU is.
+Usage, where a GPU is: python -m benchmarks.bench_ops [FAMILY …], of linears, experts, recurrence,
+attention, sampling and rows; all of them by default. Each family is a module that can be run by
+itself and says there what its lines hold. What fails is named at the end, after the others ran.
 """
 
 from __future__ import annotations
 
-import json
+import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from benchmarks.graphs import target_here
-from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins import (
-    act_quant,
-    fp8_linear,
-    fp8_linear_cuda,
-    linear,
-    linear_cuda,
-    nvfp4_linear,
-    nvfp4_linear_cuda,
-)
-from spark_engine.plugins import stream_gemm as sg
-from spark_engine.plugins import weight_tiles as wt
-from spark_engine.runtime import device
-from spark_engine.tensors import Array, DType, TensorSpec
-from tests.plugins import cuda_node
-
-COLD = 512_000_000  # bytes of weights in a graph, at least
-BATCHES = (1, 8, 32, 64, 128)
-BF16 = DType.BF16.numpy
-NVFP4 = "nvfp4_linear"
-ACT: Attrs = {"act": "silu_mul", "heads": 0, "head_dim": 0, "keep": 1, "quant": "none", "n": 1}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One projection and how often a step runs it."""
-
-    model: str
-    name: str
-    op: str
-    n: int
-    k: int
-    times: int
-
-
-LAYERS = (
-    Layer("27b", "qkvz", "fp8_linear", 16384, 5120, 48),
-    Layer("27b", "qkv", "fp8_linear", 14336, 5120, 16),
-    Layer("27b", "out", "fp8_linear", 5120, 6144, 64),
-    Layer("27b", "ba", "linear", 96, 5120, 48),
-    Layer("27b", "gate_up", "nvfp4_linear", 34816, 5120, 64),
-    Layer("27b", "down", "nvfp4_linear", 5120, 17408, 64),
-    Layer("27b", "lm_head", "nvfp4_linear", 248320, 5120, 1),
-    Layer("35b", "qkvz", "fp8_linear", 12288, 2048, 30),
-    Layer("35b", "qkv", "fp8_linear", 9216, 2048, 10),
-    Layer("35b", "out", "fp8_linear", 2048, 4096, 40),
-    Layer("35b", "ba", "linear", 64, 2048, 30),
-    Layer("35b", "lm_head", "nvfp4_linear", 248320, 2048, 1),
-)
-# Milliseconds a step that vLLM 0.23 spends on the same card in the same projections, by batch:
-# NVFP4 in Marlin's kernels, FP8 in CUTLASS's.
-VLLM = {
-    ("27b", "nvfp4_linear"): (4.907, 4.967, 6.375, 9.476, 15.890),
-    ("27b", "fp8_linear"): (2.129, 2.250, 2.705, 2.440, 2.779),
-    ("35b", "nvfp4_linear"): (0.129, 0.128, 0.156, 0.224, 0.427),
-    ("35b", "fp8_linear"): (0.637, 0.621, 0.767, 0.716, 0.847),
+FAMILIES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "linears": (("linears",),),
+    "experts": (("moe",),),
+    "recurrence": (("gdn", "decode"), ("gdn", "rings"), ("gdn", "prefill"), ("gdn", "conv")),
+    "attention": (("attention", "decode"), ("attention", "fused"), ("attention", "prefill")),
+    "sampling": (("sampling",),),  # and the router
+    "rows": (("bench_rows",),),  # norms, quantisers, activations, embedding
 }
-OPS = {"linear": linear.OP, "fp8_linear": fp8_linear.OP, "nvfp4_linear": nvfp4_linear.OP}
-FORMS = {
-    "linear": linear_cuda.FORM,
-    "fp8_linear": fp8_linear_cuda.FORM,
-    "nvfp4_linear": nvfp4_linear_cuda.FORM,
-}
+Run = Callable[[Sequence[str]], int]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement."""
-
-    model: str
-    layer: str
-    op: str
-    m: int
-    n: int
-    k: int
-    microseconds: float
-    gigabytes_a_second: float
-    of_floor: float
+def run_module(words: Sequence[str]) -> int:
+    """The exit code of `python -m benchmarks.WORDS…`, in a process with the GPU to itself."""
+    return subprocess.run([sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]).returncode
 
 
-def activations(op: str, m: int, k: int) -> Array:
-    """Random x as the kernel sees it."""
-    x = np.random.default_rng(m + k).standard_normal((m, k), dtype=np.float32)
-    return (x * 50).astype(DType.F8E4M3.numpy) if op == "fp8_linear" else x.astype(BF16)
-
-
-def weights(op: str, n: int, k: int) -> list[Array]:
-    """Random weights and scales as the kernel sees them."""
-    rng = np.random.default_rng(n + k)
-    units = wt.padded(k, FORMS[op].unit)
-    code = np.frombuffer(rng.bytes(n * units * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
-    if op == "linear":
-        return [code.view(BF16).reshape(n, units)]
-    scale = rng.uniform(0.5, 2, n).astype(np.float32)
-    if op == "fp8_linear":
-        return [
-            code.view(DType.F8E4M3.numpy).reshape(n, units),
-            np.asarray(0.01, np.float32),
-            scale,
-        ]
-    # A byte's low half is the high part of some scale's exponent: near 1, whatever the rest.
-    blocks = rng.integers(0, 16, (n, units // 16), dtype=np.uint8) << 4
-    return [
-        code.reshape(n, units // 2),
-        blocks | rng.integers(9, 12, blocks.shape, np.uint8),
-        scale,
-    ]
-
-
-def planned(
-    bench: cuda_node.Bench, op: Op, attrs: Attrs, arrays: Sequence[Array]
-) -> cuda_node.Planned:
-    """The op's first tactic that takes these operands, which stand as the kernel sees them."""
-    specs = tuple(TensorSpec("", DType.of(a.dtype), a.shape) for a in arrays)
-    tactic = next(t for t in op.cuda.tactics if t.refuse(attrs, specs, bench.target) is None)
-    plan = tactic.plan(attrs, specs, bench.target)
-    return cuda_node.Planned(op, Case("", attrs, lambda rng: ()), tactic, plan)
-
-
-def measure(bench: cuda_node.Bench, layer: Layer, m: int, w: Sequence[Array]) -> Row:
-    """Median time of a launch among cold ones in a replayed graph."""
-    arrays = [activations(layer.op, m, layer.k), *w]
-    work = planned(bench, OPS[layer.op], {"dtype": "bf16"}, arrays)
-    plan = work.plan
-    weight = sum(a.nbytes for a in arrays[1:])
-    copies = min(300, max(2, -(-COLD // weight)))
-    sizes = [a.nbytes for a in arrays] * copies
-    sizes += [m * layer.n * 2, *(s.nbytes for s in plan.scratch)]
-    with bench.buffers(sizes) as made:
-        for i, buffer in enumerate(made[: copies * len(arrays)]):
-            bench.put(buffer, arrays[i % len(arrays)])
-        for buffer in made[copies * len(arrays) :]:
-            bench.gpu.fill(buffer.address, 0, buffer.nbytes)
-        seconds = replays(bench, work, [b.address for b in made], len(arrays), copies) / copies
-    problem, form = sg.Problem(m, layer.n, layer.k), FORMS[layer.op]
-    moved = sg.bytes_moved(problem, form, "bf16")
-    least = sg.floor(problem, form, bench.target, "bf16")
-    place = (layer.model, layer.name, layer.op, m, layer.n, layer.k)
-    return Row(*place, seconds * 1e6, moved / seconds / 1e9, least / seconds)
-
-
-def replays(
-    bench: cuda_node.Bench,
-    work: cuda_node.Planned,
-    at: Sequence[int],
-    operands: int,
-    copies: int,
-    times: int = 7,
-) -> float:
-    """The median seconds of a graph of one launch for each copy of the operands."""
-    functions = bench.functions(work.tactic.source, work.plan)
-    rest = list(at[copies * operands :])
-
-    def queue() -> None:
-        for i in range(copies):
-            inputs = list(at[i * operands : (i + 1) * operands])
-            places = {"input": inputs, "output": rest[:1], "scratch": rest[1:]}
-            bench.launch(work.plan, functions, places)
-
-    return timed(bench.gpu, queue, times)
-
-
-def mlp(bench: cuda_node.Bench, batches: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Batch and seconds of gate_up, SiLU and down of the 27B in a row, weights cold."""
-    inner, hidden, copies = 17408, 5120, 4
-    up, down = weights(NVFP4, 2 * inner, hidden), weights(NVFP4, hidden, inner)
-    with bench.buffers([a.nbytes for a in (*up, *down)] * copies) as held:
-        for i, buffer in enumerate(held):
-            bench.put(buffer, (*up, *down)[i % 6])
-        for m in batches:
-            x = activations(NVFP4, m, hidden)
-            wide = np.ones((m, 2 * inner), BF16)
-            dtype: Attrs = {"dtype": "bf16"}
-            works = (
-                planned(bench, nvfp4_linear.OP, dtype, [x, *up]),
-                planned(bench, act_quant.OP, ACT, [wide]),
-                planned(bench, nvfp4_linear.OP, dtype, [wide[:, :inner], *down]),
-            )
-            sizes = [x.nbytes, wide.nbytes, wide.nbytes // 2, x.nbytes]
-            with bench.buffers(sizes + [s.nbytes for w in works for s in w.plan.scratch]) as made:
-                for buffer in made:
-                    bench.gpu.fill(buffer.address, 0, buffer.nbytes)
-                bench.put(made[0], x)
-                queue = chain(bench, works, held, made)
-                yield m, timed(bench.gpu, queue) / copies
-
-
-def chain(
-    bench: cuda_node.Bench,
-    works: Sequence[cuda_node.Planned],
-    held: Sequence[cuda_node.Buffer],
-    made: Sequence[cuda_node.Buffer],
-) -> Callable[[], None]:
-    """Queues gate_up, SiLU and down for each copy of the weights `held` (three and three).
-
-    `made`: x, gate_up, act, y and the scratch memory of each of `works` in turn.
-    """
-    functions = [bench.functions(w.tactic.source, w.plan) for w in works]
-    x, wide, act, y, *scratch = [b.address for b in made]
-
-    def queue() -> None:
-        for i in range(0, len(held), 6):
-            w = [b.address for b in held[i : i + 6]]
-            operands = (([x, *w[:3]], wide), ([wide], act), ([act, *w[3:]], y))
-            free = iter(scratch)
-            for work, found, (given, out) in zip(works, functions, operands, strict=True):
-                own = [next(free) for _ in work.plan.scratch]
-                bench.launch(work.plan, found, {"input": given, "output": [out], "scratch": own})
-
-    return queue
-
-
-def timed(gpu: device.Gpu, queue: Callable[[], None], times: int = 7) -> float:
-    """The median seconds of a replayed graph of what `queue` queues."""
-    gpu.wait()
-    gpu.begin_capture()
-    queue()
-    graph = gpu.end_capture()
-    events = [gpu.event(timed=True) for _ in range(times + 1)]
-    gpu.replay(graph)
-    gpu.record(events[0])
-    for event in events[1:]:
-        gpu.replay(graph)
-        gpu.record(event)
-    gpu.wait()
-    gpu.destroy_graph(graph)
-    return (
-        float(np.median([gpu.milliseconds(*p) for p in zip(events, events[1:], strict=False)]))
-        / 1e3
-    )
-
-
-def totals(rows: Sequence[Row]) -> list[str]:
-    """Milliseconds a step by model, op and batch, beside vLLM's."""
-    times = {(layer.model, layer.name): layer.times for layer in LAYERS}
-    lines = []
-    for (model, op), theirs in VLLM.items():
-        for m, other in zip(BATCHES, theirs, strict=True):
-            mine = [r for r in rows if (r.model, r.op, r.m) == (model, op, m)]
-            ours = sum(r.microseconds * times[model, r.layer] for r in mine) / 1e3
-            lines.append(f"{model} {op:13} batch {m:4}: {ours:7.3f} ms, vLLM {other:7.3f}")
-    return lines
-
-
-def main() -> None:
-    """Measures every layer in every batch; writes JSON where asked."""
-    target, gpu = target_here(), device.Gpu()
-    bench = cuda_node.Bench(gpu, target, Path(tempfile.mkdtemp()))
-    rows = []
-    for layer in LAYERS:
-        w = weights(layer.op, layer.n, layer.k)
-        for m in BATCHES:
-            rows.append(row := measure(bench, layer, m, w))
-            print(
-                f"{row.model} {row.layer:8} {m:4} x {row.n:6} x {row.k:5} "
-                f"{row.microseconds:8.2f} us "
-                f"{row.gigabytes_a_second:6.0f} GB/s {row.of_floor:5.0%} of the floor",
-                flush=True,
-            )
-    print("\n".join(totals(rows)))
-    for m, seconds in mlp(bench, BATCHES):
-        print(f"27b gate_up, SiLU, down in one graph, batch {m:4}: {seconds * 1e6:7.1f} us")
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
-    gpu.close()
+def main(families: Sequence[str], run: Run = run_module) -> int:
+    """Runs the families' modules in order; the exit code is 1 if one failed, 2 for a wrong name."""
+    unknown = sorted(set(families) - set(FAMILIES))
+    if unknown:
+        print(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}", file=sys.stderr)
+        return 2
+    failed = []
+    for family in families or FAMILIES:
+        for words in FAMILIES[family]:
+            print(f"== {' '.join(words)}", flush=True)
+            if run(words):
+                failed.append(" ".join(words))
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.options import Options
+from spark_engine.kernel import H200
 from spark_engine.models.model import open_model
 from spark_engine.runtime.request import Event, FinishReason
 from tests.house import ROOT
@@ -18,7 +19,7 @@ from tests.models.test_synthetic import folder
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import bench_decode, predict_gb10  # noqa: E402
+from benchmarks import bench_decode, bench_ops, predict_gb10  # noqa: E402
 from benchmarks.floors import GB10_BANDWIDTH, H200_BANDWIDTH, Floor, Work  # noqa: E402
 from benchmarks.kernel_split import Timed, by_part, counts, part_of  # noqa: E402
 
@@ -149,3 +150,36 @@ def test_launches_belong_to_parts() -> None:
     symbols = {"nvfp4_linear": "linear-nvfp4", "moe_router": "router", "paged_decode": "attention"}
     symbols |= {"moe_norm": "moe", "moe_combine": "moe"}
     assert {s: part_of(s) for s in symbols} == symbols
+
+
+def test_every_family_runs_though_one_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(words: Any) -> int:
+        ran.append(tuple(words))
+        return int(words == ("sampling",))
+
+    assert bench_ops.main([], run) == 1
+    assert ran == [words for family in bench_ops.FAMILIES.values() for words in family]
+    assert "failed: sampling" in capsys.readouterr().err
+    assert bench_ops.main(["experts"], run) == 0 and ran[-1] == ("moe",)
+    for words in ran:
+        assert (ROOT / "benchmarks" / f"{words[0]}.py").exists()
+
+
+def test_a_wrong_family_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_ops.main(["norms"], lambda words: 0) == 2
+    assert "no family norms; there are linears" in capsys.readouterr().err
+
+
+def test_linears_takes_the_tactic_that_an_untimed_build_takes() -> None:
+    linears = pytest.importorskip("benchmarks.linears", reason="needs the extra `cuda`")
+
+    class Bench:
+        target = H200
+
+    for m, name in ((1, "few rows"), (128, "stream")):
+        x = linears.activations("nvfp4_linear", m, 17408)
+        operands = [x, *linears.weights("nvfp4_linear", 5120, 17408)]
+        work = linears.planned(Bench(), linears.OPS["nvfp4_linear"], {"dtype": "bf16"}, operands)
+        assert work.tactic.name == name
