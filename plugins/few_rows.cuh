@@ -27,6 +27,7 @@
 //    stages: more only delay the first                          26.7 / 15.2 /  7.9 / 5.3 / 3.1
 // Without decoding step 2 took 24.0 / 13.5 (memory), without loads step 5 takes 25.1 / 15.2: NVFP4
 // is held up by decoding, some 80 instructions a strip's unit. Clusters of four: 34 at 5120 x 17408.
+// The 7.9 of 5120 x 6144 are those of 16 warps; the 8 that are chosen take 9.4.
 //
 // Macros of an instantiation: NB (8 or 16 rows of batch), WK, WN, MT, CHUNK (strips a stage),
 // STAGES (of a warp's ring), SPLITS, OUT_BF16, RAGGED (1: n is not whole strips).
