@@ -13,16 +13,11 @@
 
 #define NVFP4_REST 128.0f
 
-// A rotation to the left by SHIFT. WIDE: on the multiplier, since the shifter shares its
-// pipe with the masks, for kernels that decode all the time; else on the shifter, for latency.
-template <bool WIDE, int SHIFT>
+// A rotation to the left, on the shifter: a wide multiplication takes twice as long and delays
+// wgmma beside it.
+template <int SHIFT>
 DEVICE u32 turn(u32 word) {
-  if (!WIDE) return __funnelshift_l(word, word, SHIFT);
-  u32 low, high;
-  asm("{.reg .b64 w;\nmul.wide.u32 w, %2, %3;\nmov.b64 {%0, %1}, w;}"
-      : "=r"(low), "=r"(high)
-      : "r"(word), "n"(1 << SHIFT));
-  return low | high;
+  return __funnelshift_l(word, word, SHIFT);
 }
 
 // Pairs k 8t + 2j, 8t + 2j + 1 of one row, j = 0…3.
@@ -30,8 +25,8 @@ DEVICE void fp4_pairs(u32 word, u32 scale, u32& p0, u32& p1, u32& p2, u32& p3) {
   const u32 all = 0x81C081C0;
   p0 = mul_bf16x2(word & all, scale);
   p1 = mul_bf16x2((word << 6) & all, scale);
-  p2 = mul_bf16x2(turn<false, 10>(word) & all, scale);
-  p3 = mul_bf16x2((turn<false, 12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
+  p2 = mul_bf16x2(turn<10>(word) & all, scale);
+  p3 = mul_bf16x2((turn<12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), scale);
 }
 
 // Byte i of four block scales, twice, as bf16 · 2^119: one instruction for the masks' pipe, one for

@@ -28,8 +28,8 @@ DEVICE void decode(u32 word, u32 even, u32 odd, u32& e0, u32& e2, u32& o0, u32& 
   const u32 all = 0x81C081C0;
   e0 = mul_bf16x2(word & all, even);
   e2 = mul_bf16x2((word << 6) & all, even);
-  o0 = mul_bf16x2(turn<false, 10>(word) & all, odd);
-  o2 = mul_bf16x2((turn<false, 12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
+  o0 = mul_bf16x2(turn<10>(word) & all, odd);
+  o2 = mul_bf16x2((turn<12>(word) & 0x80C080C0) | ((word << 4) & 0x01000100), odd);
 }
 
 // (word & keep) | add in one instruction: the constants must come from registers.

@@ -158,16 +158,6 @@ DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar, u64 policy)
                :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)),
                   "l"(policy) : "memory");
 }
-template <class Place>
-DEVICE void bulk_store(void* to, Place from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
-}
-DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the sources of all but PENDING groups may be overwritten.
-template <int PENDING> DEVICE void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
-}
 // This thread's accesses to shared memory before, those of copy engine and wgmma after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
