@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Op
+from spark_engine.kernel import Cuda
+from spark_engine.op import Attrs, Body, Case, Op
 from spark_engine.plugins import delta_ring_nodes as nodes
 from spark_engine.plugins import gated_delta, gated_delta_cuda, gated_ring_cases, gdn_decode_cuda
 from spark_engine.plugins.delta_ring import Ring, Wide, caught_up, ring_of
@@ -142,28 +143,21 @@ def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("gated_delta_ring_chunk", INPUTS, OUTPUTS)
 
 
-STEP = Op(
-    name="gated_delta_ring_step",
-    inputs=INPUTS,
-    outputs=OUTPUTS,
-    attrs=dict.fromkeys(ATTRS),
-    infer=infer,
-    reference=reference,
-    body=step_body,
-    cases=gated_ring_cases.STEP,
-    aliases={1: 4, 2: 5},
-    cuda=gdn_decode_cuda.CUDA,
-)
+def _op(name: str, body: Body, cases: tuple[Case, ...], cuda: Cuda) -> Op:
+    """One of the two ops; they differ in how many tokens a row may have."""
+    return Op(
+        name=name,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        attrs=dict.fromkeys(ATTRS),
+        infer=infer,
+        reference=reference,
+        body=body,
+        cases=cases,
+        aliases={1: 4, 2: 5},
+        cuda=cuda,
+    )
 
-CHUNK = Op(
-    name="gated_delta_ring_chunk",
-    inputs=INPUTS,
-    outputs=OUTPUTS,
-    attrs=dict.fromkeys(ATTRS),
-    infer=infer,
-    reference=reference,
-    body=chunk_body,
-    cases=gated_ring_cases.CHUNK,
-    aliases={1: 4, 2: 5},
-    cuda=gated_delta_cuda.CUDA,
-)
+
+STEP = _op("gated_delta_ring_step", step_body, gated_ring_cases.STEP, gdn_decode_cuda.CUDA)
+CHUNK = _op("gated_delta_ring_chunk", chunk_body, gated_ring_cases.CHUNK, gated_delta_cuda.CUDA)
