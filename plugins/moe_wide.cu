@@ -23,8 +23,9 @@
 //   down 141, combine 46
 //   rotations on the shifter, a lane's scale serves 16 codes: 157 / - / 392 / -, of which at 2048 sort
 //   12, up 208, down 126, combine 45
-// Left out in turn at 2048, of 455: decoding, 367; wgmma, 273; loads, 436; the readers' fence, no
-// difference.
+//   a fence by who copied again, two stages behind: 156 / 163 / 395 / 1392 (by who reads, the same day:
+//   157 / 163 / 393 / 1394; one, three or four stages behind: 161, 157, 159 at 128)
+// Left out in turn at 2048, of 455: decoding, 367; wgmma, 273; loads, 436.
 //
 // Macros: those of moe_common.cuh, TILE (tokens of a tile), DEPTH (stages). sm_90a only.
 #include "moe_sort.cuh"
@@ -38,6 +39,7 @@ constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
 constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
 constexpr int MULTIPLIERS = 4 * 128, COPIERS = 128;
 constexpr int ROUNDS = TILE / 16;  // rows that a thread copies
+constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = MULTIPLIERS + COPIERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
 static_assert(TILE == 64, "the widths below");
@@ -85,9 +87,7 @@ DEVICE void fetch_weights(const Ring& r, int slot, const u8* w, const u8* scales
               r.full + slot, policy);
 }
 
-// Rows of gathered tokens. Each thread's copies arrive at the barrier by themselves; who reads puts
-// the fence between them and wgmma. (A fence by who copied waits for the copies still under way as
-// well: 1200 clocks for every unit.)
+// Rows of gathered tokens, by cp.async.
 DEVICE void fetch_rows(const Ring& r, int slot, const u8* x, const u32 (&from)[ROUNDS], int unit,
                        int count) {
   const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
@@ -98,7 +98,17 @@ DEVICE void fetch_rows(const Ring& r, int slot, const u8* x, const u32 (&from)[R
 #pragma unroll
       for (int u = 0; u < SPAN; ++u)
         copy_async(to + u * COLUMNS + i * 2048, x + from[i] + (unit + u) * 128);
-  barrier_arrive_after_copies(r.full + slot);
+  commit_copies();
+}
+
+// wgmma reads through the async proxy, cp.async writes through the generic one: the thread that
+// copied fences once its copies are done, and only then announces the stage. LAG later stages stay
+// in flight meanwhile.
+template <int LEFT>
+DEVICE void announce(const Ring& r, int slot) {
+  wait_copies<LEFT>();
+  fence_async();
+  barrier_arrive(r.full + slot);
 }
 
 template <bool UP>
@@ -108,7 +118,7 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
   const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   const u64 policy = evict_first_policy();
-  Place here;
+  Place here, behind;  // the stage that is filled, the one that is announced next
   int done = 0;
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
@@ -128,6 +138,10 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
         fetch_weights<UP>(r, here.slot, w, scales, at, group < S::GROUPS, unit, policy);
       if (UP) {
         fetch_rows(r, here.slot, x.rows, from, unit, tile.z);
+        if (done >= LAG) {
+          announce<LAG>(r, behind.slot);
+          behind.next();
+        }
       } else if (thread == 0) {  // rows of `h` lie as they are read: a unit of a tile is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)unit * piece;
@@ -138,6 +152,8 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
       }
     }
   }
+  if (UP)
+    for (int left = min(done, LAG); left > 0; --left, behind.next()) announce<0>(r, behind.slot);
 }
 
 // --- Multiplying -----------------------------------------------------------------------------
@@ -208,7 +224,6 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
       const u8* const w = stage + WEIGHTS_AT + own * GROUP + strip * STRIP;
       const u8* const scales = stage + SCALES_AT + own * GROUP_SCALES + strip / 2 * 2 * SCALES;
       barrier_wait(r.full + here.slot, here.phase);
-      if (UP) fence_async();
       Raw raw = load_raw(w, scales);
 #pragma unroll
       for (int unit = 0; unit < SPAN; ++unit) {

@@ -130,26 +130,48 @@ def disassembler() -> Path | None:
     return found[0] if found else Path(other) if other else None
 
 
+def disassembled(job: nvrtc.Job, target: Target, compiled: Path, folder: Path) -> str:
+    """The job's machine code as text."""
+    tool = disassembler()
+    if tool is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    path = folder / "kernel.cubin"
+    path.write_bytes(nvrtc.compile(job, target, compiled).code)
+    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+def jobs_with(header: str, target: Target) -> set[nvrtc.Job]:
+    """Compilations that include `header`, of what is compiled of every op."""
+    pairs = [(w.tactic.source, w.plan) for op in OPS for w in chosen(op, target)]
+    return {job for job in nvrtc.jobs_of(pairs) if header in nvrtc.sources(job.source)}
+
+
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 def test_fp4_matrix_instructions_are_where_the_target_has_them(
     target: Target, compiled: Path, tmp_path: Path
 ) -> None:
-    tool = disassembler()
-    if tool is None:
-        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
     seen = 0
-    for op in OPS:
-        for work in chosen(op, target):
-            for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
-                for name in FP4.keys() & nvrtc.sources(job.source).keys():
-                    path = tmp_path / "kernel.cubin"
-                    path.write_bytes(nvrtc.compile(job, target, compiled).code)
-                    sass = subprocess.run(
-                        [tool, "-c", path], capture_output=True, text=True, check=True
-                    ).stdout
-                    assert (FP4[name] in sass) == target.fp4_mma, (job, target.name)
-                    seen += 1
+    for name, instruction in FP4.items():
+        for job in jobs_with(name, target):
+            sass = disassembled(job, target, compiled, tmp_path)
+            assert (instruction in sass) == target.fp4_mma, (job, target.name)
+            seen += 1
     assert seen, "no kernel has the instruction"
+
+
+def test_who_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -> None:
+    """wgmma reads shared memory through the async proxy. What cp.async wrote there is announced by
+    a plain arrival behind the copying thread's fence, never by an arrival of the copies themselves.
+    """
+    seen = 0
+    for job in jobs_with("wgmma.cuh", H200):
+        for kernel in disassembled(job, H200, compiled, tmp_path).split(".section\t.text.")[1:]:
+            if "GMMA" in kernel and "LDGSTS.E" in kernel:
+                label = job, kernel.split(",")[0]
+                assert "ARRIVES.LDGSTSBAR" not in kernel, label
+                assert "FENCE.VIEW.ASYNC" in kernel, label
+                seen += 1
+    assert seen, "no kernel copies for wgmma"
 
 
 def test_a_source_that_does_not_compile_says_so(tmp_path: Path) -> None:
