@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from spark_engine.kernel import Plan, Tactic
 from spark_engine.manifest import Json, canonical_json
 
 FORMAT = 1
+# "... x86_64 Kernel Module  535.104.05 ...", "... Open Kernel Module for x86_64  570.86.15 ..."
+_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class Machine:
     def label(self) -> str:
         """The key of this machine's times."""
         return f"{self.gpu}, driver {self.driver}, NVRTC {self.compiler}"
+
+
+def driver_version(text: str) -> str | None:
+    """The driver's version in what /proc/driver/nvidia/version says, proprietary or open."""
+    found = _DRIVER.search(text)
+    return found[1] if found else None
 
 
 def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:

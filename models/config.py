@@ -7,6 +7,7 @@ quantisation and no graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,8 @@ class Reader:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        if not sound or not 0 < value < math.inf:  # Python reads NaN and Infinity from JSON
             self._fail(key, value, "expected a positive number")
         return float(value)
 
