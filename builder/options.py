@@ -58,8 +58,9 @@ class Options:
 class ModelFacts:
     """What the defaults depend on. `kv_token_width` counts K and V values of one token.
 
-    `weight_bytes` are the checkpoint's; `state_width`, `record_width` and `conv_width` count values
-    of one sequence's recurrent states, of one record in each of its rings, of its convolutions.
+    `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
+    keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
+    recurrent states, of one record in each of its rings, of its convolutions.
     """
 
     max_context: int
@@ -71,6 +72,7 @@ class ModelFacts:
     state_width: int = 0
     conv_width: int = 0
     record_width: int = 0
+    wide_bytes: int = 0
 
     def needs(self, precision: Precision, page_size: int, ring: int = 0) -> Needs:
         """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
@@ -78,7 +80,8 @@ class ModelFacts:
         slot += 4 * ring * self.record_width
         slot += self.conv_width * precision.activation.itemsize
         page = page_size * self.kv_token_width * precision.kv.itemsize
-        return Needs(self.weight_bytes, slot, page)
+        halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
+        return Needs(self.weight_bytes - halved, slot, page)
 
 
 @dataclass(frozen=True)

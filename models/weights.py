@@ -8,7 +8,7 @@ join weights (`concat0`, `append_expert`) work on recipes. Knows no graph and no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,9 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.models import legal
 from spark_engine.tensors import Array, DType, TensorSpec
+
+
+ROUND = "to_bf16"  # the op of a recipe
 
 
 class Reads(Protocol):
@@ -121,6 +124,23 @@ def whole_scale(x: Recipe) -> Recipe:
 def part_scale(x: Recipe) -> Recipe:
     """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
     return Recipe("part_scale", x.dtype, x.shape, (x,))
+
+
+def to_bf16(x: Recipe) -> Recipe:
+    """An f16 or f32 matrix rounded to bf16 as it is read, joins part by part; bf16 as it is."""
+    if x.dtype is DType.BF16:
+        return x
+    if x.op in _JOINS:
+        return replace(x, dtype=DType.BF16, args=tuple(map(to_bf16, x.args)))
+    return Recipe(ROUND, DType.BF16, x.shape, (x,))
+
+
+def rounded(recipe: Recipe) -> Iterator[Recipe]:
+    """The sources that evaluating rounds to bf16, repeats included."""
+    if recipe.op == ROUND:
+        yield recipe.args[0]
+    for arg in recipe.args:
+        yield from rounded(arg)
 
 
 def one_plus(x: Recipe) -> Recipe:
@@ -229,5 +249,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
+    ROUND: lambda r, a, c: legal.round_to_bf16(r.args[0].source, a[0]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
 }
