@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from spark_engine import kernel
 from spark_engine.builder import budget
-from spark_engine.builder.buckets import Buckets, bucket_sizes
+from spark_engine.builder.buckets import Buckets, bucket_sizes, fine_decode_rows
 from spark_engine.builder.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
@@ -116,7 +116,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
     limits = replace(limits, pages=pages, gdn_ring=ring)
     prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
-    buckets = bucket_sizes(options.decode, prefill, limits)
+    decode = fine_decode_rows(seqs) if gpu and options.decode is None else options.decode
+    buckets = bucket_sizes(decode, prefill, limits)
     return Plan(
         target, limits, precision, buckets, options.fuse, options.debug, note,
         options.timing, options.invariant,

@@ -48,7 +48,8 @@ def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> 
     """sha256 of all that a time depends on beside the machine; `texts` are the sources by name."""
     attrs = {name: value for name, value in sorted(work.attrs.items())}
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
-    parts: Json = [work.name, tactic.name, attrs, specs, sorted(work.cold), asdict(plan)]
+    scene = [sorted(work.cold), work.context]
+    parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]
     sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
     return hashlib.sha256(canonical_json([parts, sources])).hexdigest()
 

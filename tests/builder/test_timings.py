@@ -93,6 +93,7 @@ def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
         key_of(replace(WORK, ins=(replace(X, shape=(5, 64)),)), TACTIC, PLAN, texts),
         key_of(replace(WORK, ins=(replace(X, dtype=DType.F32),)), TACTIC, PLAN, texts),
         key_of(replace(WORK, cold=frozenset()), TACTIC, PLAN, texts),
+        key_of(replace(WORK, context=2047), TACTIC, PLAN, texts),
         key_of(WORK, replace(TACTIC, name="b"), PLAN, texts),
         key_of(WORK, TACTIC, Plan((replace(launch, defines=(("N", "2"),)),)), texts),
         key_of(WORK, TACTIC, Plan((replace(launch, grid=(2, 1, 1)),)), texts),
