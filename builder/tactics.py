@@ -142,7 +142,9 @@ def _seconds(
     shares = SHARES[: len(measured)]
     names = [tactic.name for tactic, _ in plans]
     totals = {
-        name: sum(share * times[name] for share, times in zip(shares, measured.values(), strict=True))
+        name: sum(
+            share * times[name] for share, times in zip(shares, measured.values(), strict=True)
+        )
         for name in names
     }
     return {name: total / sum(shares) for name, total in totals.items()}, measured

@@ -78,7 +78,7 @@ def _first(array: Array, fails: Callable[[U8], bool], bad: Callable[[U8], Array]
 
 
 def _is_nan(part: U8) -> Array:
-    return (part & np.uint8(_NAN)) == _NAN
+    return np.asarray((part & np.uint8(_NAN)) == _NAN)
 
 
 def _refuse(name: str, array: Array, at: int, wanted: str) -> NoReturn:

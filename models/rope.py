@@ -138,9 +138,10 @@ def _attention_factor(row: Mapping[str, Any], factor: float) -> float:
 def _positive(
     row: Mapping[str, Any], text: Mapping[str, Any], key: str, default: float | None
 ) -> float:
-    value = row.get(key, text.get(key))
+    value: Any = row.get(key, text.get(key))
     value = default if value is None else value
     sound = isinstance(value, int | float) and not isinstance(value, bool)
-    if not sound or not 0 < value < math.inf:  # JSON as Python reads it has NaN and Infinity
+    number = float(value) if sound else math.nan
+    if not 0 < number < math.inf:  # Python reads NaN and Infinity from JSON
         raise CheckpointError(f"config.json: {key} is {value!r}: expected a positive number")
-    return float(value)
+    return number

@@ -17,7 +17,6 @@ from spark_engine.errors import GraphError
 from spark_engine.models import legal
 from spark_engine.tensors import Array, DType, TensorSpec
 
-
 ROUND = "to_bf16"  # the op of a recipe
 
 

@@ -38,7 +38,9 @@ def narrowed(path: Path, to: Path) -> Path:
     written = write_checkpoint(to, TWO, moe="moe" in path.name).path
     opened = open_checkpoint(path)
     tensors = {n: opened.read(n).copy() for n in opened.tensors}
-    wide = {n: a.astype(BF16) if a.ndim > 1 and "conv1d" not in n else a for n, a in tensors.items()}
+    wide = {
+        n: a.astype(BF16) if a.ndim > 1 and "conv1d" not in n else a for n, a in tensors.items()
+    }
     write_shards(written, wide, 1)
     return written
 
@@ -96,7 +98,9 @@ def test_a_number_that_bf16_has_not_is_named(
         run(path, tmp_path / "engine")
         return
     said = float(tensors[name][127, 255])
-    with pytest.raises(CheckpointError, match=re.escape(f"{name}[127, 255] is {said}: bf16, which")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{name}[127, 255] is {said}: bf16, which")
+    ):
         run(path, tmp_path / "engine")
 
 

@@ -196,9 +196,7 @@ def test_kv_scales(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")])
 @pytest.mark.parametrize("there", ["k", "v", "kv"])
-def test_k_and_v_have_their_own_scales(
-    tmp_path: Path, names: tuple[str, str], there: str
-) -> None:
+def test_k_and_v_have_their_own_scales(tmp_path: Path, names: tuple[str, str], there: str) -> None:
     """modelopt's names and compressed-tensors'."""
     written = write_checkpoint(tmp_path)
     opened = open_checkpoint(tmp_path)

@@ -15,6 +15,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
+from spark_engine.plugins import expert_tiles as et
 from spark_engine.plugins import (
     few_rows,
     formats,
@@ -25,7 +26,6 @@ from spark_engine.plugins import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins import expert_tiles as et
 from spark_engine.plugins import stream_gemm as sg
 from spark_engine.plugins import weight_tiles as wt
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -42,7 +42,9 @@ def test_it_is_chosen_for_few_rows_and_left_for_a_prefill() -> None:
 
 def test_without_clusters_others_take_the_few_rows() -> None:
     for m in (1, 8, 64, 2048):
-        refusals = {t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in linear.OP.cuda.tactics}
+        refusals = {
+            t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in linear.OP.cuda.tactics
+        }
         assert refusals.pop("narrow") == "clusters of sm_121a are not relied on"
         assert None in refusals.values()
 
