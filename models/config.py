@@ -133,7 +133,7 @@ class ModelConfig:
             vocab=text.count("vocab_size"),
             **_heads(text),
             rope=rope_from_hf(text.row),
-            conv_kernel=text.count("linear_conv_kernel_dim", 4),
+            conv_kernel=text.count("linear_conv_kernel_dim", 4, least=2),  # it keeps one token less
             eps=text.number("rms_norm_eps", 1e-6),
             intermediate=text.count("intermediate_size") if moe is None else None,
             moe=moe,

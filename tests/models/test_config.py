@@ -99,6 +99,7 @@ REFUSED: list[tuple[Json, str]] = [
     ({"vocab_size": 0}, "vocab_size is 0"),
     ({"num_hidden_layers": True}, "num_hidden_layers is True"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+    ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1: expected .* at least 2"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
     ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
     ({"layer_types": ["full_attention"]}, "expected 4 entries"),
