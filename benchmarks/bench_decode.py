@@ -8,7 +8,8 @@ every state in each step, as vLLM does; `ring_floor_ms` counts what the engine's
 is npl · 1,024 tokens over the time to the last first token. Ready is when the engine is open,
 counted from the start of the process. Engines come from `spark-build benchmarks/configs/MODEL -o
 engines/MODEL --target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536
---kv-tokens 163840`.
+--kv-tokens 163840`. With `--default-build` the engine is first built as who gives no option gets
+it, and measured between its buckets too; such rows are kept beside the others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -40,6 +43,7 @@ VLLM = HERE / "baselines" / "vllm_0.23_h200.json"
 WARM = 8  # steps
 SPARE = 16  # tokens a request may make beyond those counted
 IDS = 200_000  # prompts are drawn from the ids below
+NPLS, DEFAULT_NPLS = "1,8,32,64,128", "1,8,32,64,65,96,128"
 Row = dict[str, Any]
 
 
@@ -65,14 +69,17 @@ class Watched:
 
 
 class Bench:
-    """One open engine and what is measured on it."""
+    """One open engine and what is measured on it.
 
-    def __init__(self, folder: Path) -> None:
+    `before`: seconds that the process took for something else before it was opened.
+    """
+
+    def __init__(self, folder: Path, before: float = 0.0) -> None:
         options = EngineOptions(depth=1, swap_bytes=0)
         loaded = load(folder, 0, 1)
         self.executors = {key: Watched(e) for key, e in loaded.executors.items()}
         self.engine = Engine(replace(loaded, executors=self.executors), options)
-        self.ready = seconds_since_start()
+        self.ready = seconds_since_start() - before
         self.folder = loaded.folder
         self.rng = np.random.default_rng(0)
 
@@ -96,6 +103,7 @@ class Bench:
         median = statistics.median(times)
         return {
             "npl": npl,
+            "bucket": self.bucket("decode", npl),
             "ctx": ctx,
             "step_ms": round(median * 1e3, 3),
             "decode_tok_s": round(npl / median, 1),
@@ -123,6 +131,10 @@ class Bench:
             checked(self.engine.step())
         self.engine.check_idle()
 
+    def bucket(self, family: str, rows: int) -> int:
+        """Rows of the bucket that holds so many."""
+        return next(r for r in self.engine.loaded.rows(family) if r >= rows)
+
     def split(self, family: str, rows: int, step_ms: float = math.inf) -> Row:
         """Launches and their times by part, of the bucket that holds `rows`.
 
@@ -130,7 +142,7 @@ class Bench:
         difference is taken off every launch alike (`gap_us`).
         """
         assert self.folder is not None
-        held = next(r for r in self.engine.loaded.rows(family) if r >= rows)
+        held = self.bucket(family, rows)
         file = next(b for b in self.folder.manifest.buckets if (b.family, b.rows) == (family, held))
         payload = self.folder.engine(file).payload
         timed = kernel_split.time_launches(self.executors[family, held].inner, payload)
@@ -186,7 +198,8 @@ def baseline(model: str, npl: int, state: str) -> Row:
 def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """One printed line of the table."""
     return (
-        f"{row['model']:15} {row['npl']:4} {row['step_ms']:8.3f} ms, mean {row['mean_ms']:.3f}  "
+        f"{row['model']:15} {row['npl']:4} of {row['bucket']:4} {row['step_ms']:8.3f} ms, "
+        f"mean {row['mean_ms']:.3f}  "
         f"floor {row['floor_ms']:6.2f} ({row['floor_ms'] / row['step_ms']:4.0%})  "
         f"vLLM {theirs.get('step_ms', 0):7.3f} | "
         f"prefill {row['prefill_tok_s']:8.0f} tok/s, vLLM {theirs.get('prefill_tok_s', 0):8.0f} | "
@@ -197,7 +210,8 @@ def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 def key(row: Row) -> tuple[object, ...]:
     """What a row was measured of."""
-    return tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
+    work = tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
+    return (*work, row.get("build", ""))
 
 
 def save(path: Path, rows: list[Row]) -> None:
@@ -209,24 +223,39 @@ def save(path: Path, rows: list[Row]) -> None:
     path.write_text(json.dumps({"rows": kept + rows}, indent=1) + "\n")
 
 
-def arguments() -> argparse.Namespace:
+def build_default(config: Path, engine: Path, run: Callable[..., Any] = subprocess.run) -> float:
+    """Builds as `spark-build` does without options, in a process of its own; the seconds taken.
+
+    Raises CalledProcessError when the build fails.
+    """
+    start = time.perf_counter()
+    words = [sys.executable, "-P", "-m", "spark_engine.builder.cli", str(config), "-o", str(engine)]
+    run(words, check=True)
+    return time.perf_counter() - start
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="engine folder")
     parser.add_argument("config", type=Path, help="the folder of configs it was built from")
-    parser.add_argument("--npl", default="1,8,32,64,128")
+    parser.add_argument("--npl", help=f"default {NPLS}; of a default build {DEFAULT_NPLS}")
     parser.add_argument("--ctx", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--no-split", action="store_true", help="leave the split by part out")
+    parser.add_argument("--default-build", action="store_true", help="build ENGINE first")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, help="JSON file of rows to add to")
-    return parser.parse_args()
+    args = parser.parse_args(words)
+    args.npl = args.npl or (DEFAULT_NPLS if args.default_build else NPLS)
+    return args
 
 
 def main() -> None:
     """Measures every concurrency; writes after each, so that a failure loses nothing."""
     args = arguments()
-    bench = Bench(args.engine)
+    before = build_default(args.config, args.engine) if args.default_build else 0.0
+    bench = Bench(args.engine, before)
     assert bench.folder is not None
     print(f"ready after {bench.ready:.2f} s", flush=True)
     dtypes, model = bench.folder.manifest.dtypes, args.config.name
@@ -237,6 +266,7 @@ def main() -> None:
     npls = [int(n) for n in args.npl.split(",")]
     for npl in npls:
         row = {"model": model} | bench.run(npl, args.ctx, args.steps)
+        row |= {"build": "default", "build_s": round(before, 1)} if args.default_build else {}
         kv, state = dtypes.kv.itemsize, dtypes.state.itemsize
         work = Work(npl, args.ctx + args.steps // 2 + WARM, state, kv)
         row["floor_ms"] = round(floor.seconds(work, H200_BANDWIDTH) * 1e3, 3)
@@ -264,7 +294,8 @@ def command(args: argparse.Namespace) -> str:
     """What to type to measure this again."""
     places = f"engines/{args.config.name} benchmarks/configs/{args.config.name}"
     numbers = f"--npl {args.npl} --ctx {args.ctx} --steps {args.steps}"
-    return f"python -m benchmarks.bench_decode {places} {numbers}"
+    built = " --default-build" if args.default_build else ""
+    return f"python -m benchmarks.bench_decode {places} {numbers}{built}"
 
 
 def split(bench: Bench, row: Row, npl: int, prefill: bool) -> None:

@@ -16,7 +16,7 @@ from spark_engine.builder.backend import Backend, OrtBackend
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.emit import locked, seal, staging
 from spark_engine.builder.fingerprint import fingerprint
-from spark_engine.builder.lower import Lowered, facts_of, lower
+from spark_engine.builder.lower import Lowered, facts_of, lower, rounding_notes
 from spark_engine.builder.options import CPU, Options, Plan, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
@@ -77,7 +77,8 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-    seconds, notes = clock.seconds(), (*plan.notes, *backend.notes)
+    rounded = rounding_notes(c.lowered for c in families.values())
+    seconds, notes = clock.seconds(), (*plan.notes, *rounded, *backend.notes)
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 

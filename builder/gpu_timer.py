@@ -8,7 +8,6 @@ warm, as they are behind the kernel that made them.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from cuda.bindings import driver
 from spark_engine.builder import nvrtc
 from spark_engine.builder.operands import Filling, fillings
 from spark_engine.builder.tactics import Work
-from spark_engine.builder.timings import Machine, Timings, key_of
+from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
 from spark_engine.cuda_driver import MAX_SHARED, queueing, value
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
@@ -237,10 +236,10 @@ def machine(device: Any) -> Machine:
     name = value(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
     version = str(value(driver.cuDriverGetVersion()))
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", VERSION.read_text())
+        found = driver_version(VERSION.read_text())
     except OSError:
         found = None
-    return Machine(name, found[1] if found else version, nvrtc.compiler_version())
+    return Machine(name, found or version, nvrtc.compiler_version())
 
 
 def _free_bytes() -> int:

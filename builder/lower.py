@@ -5,17 +5,21 @@ Knows how to ask `models`; attaches no op's body yet (`ort.py` does, per bucket)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.options import ModelFacts, Plan
+from spark_engine.models.checkpoint import StoredTensor
 from spark_engine.models.config import FULL, LINEAR
 from spark_engine.models.model import Model
 from spark_engine.models.network import build_network
-from spark_engine.models.weights import Weight
+from spark_engine.models.weights import Weight, rounded
 from spark_engine.plugins.delta_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
+
+NAMED = 3  # rounded matrices that a note names
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,20 @@ def lower(model: Model, plan: Plan, family: str) -> Lowered:
     return Lowered(family, network.graph, dict(network.weights), network.states)
 
 
+def rounding_notes(families: Iterable[Lowered]) -> tuple[str, ...]:
+    """A sentence where matrices of the checkpoint are rounded to bf16."""
+    weights = [w.recipe for lowered in families for w in lowered.weights.values()]
+    sources = {r.source: r for recipe in weights for r in rounded(recipe)}
+    if not sources:
+        return ()
+    kinds = "/".join(sorted({r.dtype.value for r in sources.values()}))
+    named = ", ".join(sorted(sources)[:NAMED]) + (", …" if len(sources) > NAMED else "")
+    return (
+        f"{len(sources)} {kinds} matrices are rounded to bf16, which the target multiplies, each "
+        f"number by 1/512 of itself at most; none was out of bf16's range: {named}",
+    )
+
+
 def facts_of(model: Model) -> ModelFacts:
     """What defaults of options are decided from."""
     config = model.config
@@ -53,7 +71,13 @@ def facts_of(model: Model) -> ModelFacts:
         kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
         state_dtype=config.state_dtype,
         weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
+        wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
         state_width=linear * values * config.key_dim,
         conv_width=linear * (config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
     )
+
+
+def _wide(tensor: StoredTensor) -> bool:
+    """Stored in f32, and of a matrix."""
+    return tensor.dtype is DType.F32 and len(tensor.shape) > 1

@@ -15,7 +15,6 @@ import numpy as np
 from spark_engine.builder.tactics import Work
 from spark_engine.tensors import Array, DType, TensorSpec
 
-CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
 PATTERN = 4 << 20  # bytes made of a large operand, which are then repeated
 BY_SLOT = frozenset(("conv_state", "gdn_state", "gdn_ring", "seen"))
 BY_PAGE = frozenset(("k_pages", "v_pages"))
@@ -34,7 +33,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class Scene:
-    """The sequences of one launch: decode rows of CONTEXT tokens, or prefills of as many."""
+    """The sequences of one launch: decode rows of `context` tokens, or prefills of as many."""
 
     rows: int
     tile: int
@@ -42,6 +41,7 @@ class Scene:
     pages: int  # of one sequence
     page_size: int
     page_units: int
+    context: int
 
     @classmethod
     def of(cls, work: Work) -> Scene:
@@ -53,14 +53,15 @@ class Scene:
         size = paged.dims[2] if paged else 64
         tile = int(work.attrs.get("tile", 1))
         table = by_name["page_table"].dims[1] if "page_table" in by_name else 1 << 30
-        pages = min(table, -(-(CONTEXT + tile) // size))
+        pages = min(table, -(-(work.context + tile) // size))
         slots = max(1, min(states, default=rows + 1) - 1)
-        return cls(rows, tile, slots, pages, size, paged.dims[0] - 1 if paged else 1)
+        units = paged.dims[0] - 1 if paged else 1
+        return cls(rows, tile, slots, pages, size, units, work.context)
 
     @property
     def per_sequence(self) -> int:
         """Rows that one sequence has in the launch."""
-        return 1 if self.tile == 1 else max(1, min(CONTEXT, self.room) // self.tile)
+        return 1 if self.tile == 1 else max(1, min(self.context, self.room) // self.tile)
 
     @property
     def room(self) -> int:
@@ -74,7 +75,7 @@ class Scene:
     def starts(self) -> Array:
         """i32 [rows]."""
         if self.tile == 1:
-            return np.full(self.rows, max(0, min(CONTEXT, self.room - 1)), np.int32)
+            return np.full(self.rows, max(0, min(self.context, self.room - 1)), np.int32)
         return np.asarray(np.arange(self.rows) % self.per_sequence * self.tile, np.int32)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from spark_engine import kernel
 from spark_engine.builder import budget
-from spark_engine.builder.buckets import Buckets, bucket_sizes
+from spark_engine.builder.buckets import Buckets, bucket_sizes, fine_decode_rows
 from spark_engine.builder.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
@@ -58,8 +58,9 @@ class Options:
 class ModelFacts:
     """What the defaults depend on. `kv_token_width` counts K and V values of one token.
 
-    `weight_bytes` are the checkpoint's; `state_width`, `record_width` and `conv_width` count values
-    of one sequence's recurrent states, of one record in each of its rings, of its convolutions.
+    `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
+    keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
+    recurrent states, of one record in each of its rings, of its convolutions.
     """
 
     max_context: int
@@ -71,6 +72,7 @@ class ModelFacts:
     state_width: int = 0
     conv_width: int = 0
     record_width: int = 0
+    wide_bytes: int = 0
 
     def needs(self, precision: Precision, page_size: int, ring: int = 0) -> Needs:
         """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
@@ -78,7 +80,8 @@ class ModelFacts:
         slot += 4 * ring * self.record_width
         slot += self.conv_width * precision.activation.itemsize
         page = page_size * self.kv_token_width * precision.kv.itemsize
-        return Needs(self.weight_bytes, slot, page)
+        halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
+        return Needs(self.weight_bytes - halved, slot, page)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
     limits = replace(limits, pages=pages, gdn_ring=ring)
     prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
-    buckets = bucket_sizes(options.decode, prefill, limits)
+    decode = fine_decode_rows(seqs) if gpu and options.decode is None else options.decode
+    buckets = bucket_sizes(decode, prefill, limits)
     return Plan(
         target, limits, precision, buckets, options.fuse, options.debug, note,
         options.timing, options.invariant,

@@ -8,7 +8,7 @@ first agrees, over all buckets of a family, on what decides the bits of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_graphsurgeon as gs
 
@@ -19,6 +19,10 @@ from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
 from spark_engine.plugins.rows_cuda import STANDARD
 
+CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
+# Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences
+# are short, and a long one's step weighs more by its time alone.
+SHARES = (3, 1)
 OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
 
 
@@ -31,6 +35,7 @@ class Work:
         op: None for a standard ONNX operator.
         ins, outs: specs of operands and results.
         cold: operands that no node of the graph makes: weights, states, steps.
+        context: tokens behind each sequence when it is timed.
     """
 
     name: str
@@ -39,6 +44,19 @@ class Work:
     ins: Specs
     outs: Specs
     cold: frozenset[int]
+    context: int = CONTEXT
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Those to be timed at: CONTEXT, and of what decodes over pages the longest that the page
+        table holds and the pool has for every row at once, where that is twice as long."""
+        if self.op is None or "page_table" not in self.op.inputs or self.attrs.get("tile", 1) != 1:
+            return (CONTEXT,)
+        named = dict(zip(self.op.inputs, self.ins, strict=False))
+        units, _, size, _ = named["k_pages"].dims
+        held = (units - 1) // named["slots"].dims[0]  # pages of each row; one is for scratch
+        longest = min(named["page_table"].dims[1], held) * size - 1  # the new token has a place
+        return (CONTEXT, longest) if longest + 1 >= 2 * CONTEXT else (CONTEXT,)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -58,8 +76,10 @@ class Choice:
         tactic, plan: the chosen one; None where every tactic refuses.
         seconds: by which it was chosen.
         refused: reasons by tactic name.
-        candidates: seconds by name, of those that do not refuse.
+        candidates: seconds by name, of those that do not refuse; weighted by SHARES where they
+            are measured at two contexts.
         timed: the seconds are measured, not predicted.
+        at: measured seconds by context and name, where there are several contexts.
     """
 
     tactic: Tactic | None
@@ -68,6 +88,7 @@ class Choice:
     refused: Mapping[str, str]
     candidates: Mapping[str, float] = field(default_factory=dict)
     timed: bool = False
+    at: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 def choose(
@@ -80,9 +101,10 @@ def choose(
     plans, refused = _plans(cuda, work, target, order)
     if not plans:
         return Choice(None, None, 0.0, refused)
-    seconds, timed = _seconds(work, plans, target, timer)
+    seconds, measured = _seconds(work, plans, target, timer)
     tactic, plan = min(plans, key=lambda pair: seconds[pair[0].name])
-    return Choice(tactic, plan, seconds[tactic.name], refused, seconds, timed)
+    at = measured if len(measured) > 1 else {}
+    return Choice(tactic, plan, seconds[tactic.name], refused, seconds, bool(measured), at)
 
 
 def _plans(
@@ -103,18 +125,42 @@ def _plans(
 
 def _seconds(
     work: Work, plans: Sequence[tuple[Tactic, Plan]], target: Target, timer: Timer | None
-) -> tuple[dict[str, float], bool]:
-    """Seconds by tactic name, and whether they were measured."""
-    found: dict[str, float] = {}
-    for tactic, plan in plans if timer is not None and len(plans) > 1 else ():
+) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+    """Seconds by tactic name, and what was measured by context: nothing where they are predicted.
+
+    A context at which some tactic cannot be timed is left out for all.
+    """
+    measured: dict[int, dict[str, float]] = {}
+    for context in work.contexts if timer is not None and len(plans) > 1 else ():
         assert timer is not None
+        found = _timed(replace(work, context=context), plans, timer)
+        if found is None:
+            break
+        measured[context] = found
+    if not measured:
+        return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, {}
+    shares = SHARES[: len(measured)]
+    names = [tactic.name for tactic, _ in plans]
+    totals = {
+        name: sum(
+            share * times[name] for share, times in zip(shares, measured.values(), strict=True)
+        )
+        for name in names
+    }
+    return {name: total / sum(shares) for name, total in totals.items()}, measured
+
+
+def _timed(
+    work: Work, plans: Sequence[tuple[Tactic, Plan]], timer: Timer
+) -> dict[str, float] | None:
+    """Seconds by tactic name; None where one cannot be timed."""
+    found: dict[str, float] = {}
+    for tactic, plan in plans:
         seconds = timer(work, tactic, plan)
         if seconds is None:
-            break
+            return None
         found[tactic.name] = seconds
-    if found and len(found) == len(plans):
-        return found, True
-    return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, False
+    return found
 
 
 @dataclass
@@ -220,6 +266,9 @@ def report(file: str, decided: Iterable[tuple[gs.Node, Choice]]) -> tuple[Json, 
                 "microseconds": _microseconds(choice.candidates),
                 "refused": dict(choice.refused),
             }
+            if choice.at:
+                at = {str(context): _microseconds(t) for context, t in choice.at.items()}
+                rows[key]["microseconds_at"] = at
         rows[key]["nodes"] += 1
     return tuple(rows.values())
 

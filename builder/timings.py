@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from spark_engine.kernel import Plan, Tactic
 from spark_engine.manifest import Json, canonical_json
 
 FORMAT = 1
+# "... x86_64 Kernel Module  535.104.05 ...", "... Open Kernel Module for x86_64  570.86.15 ..."
+_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,18 @@ class Machine:
         return f"{self.gpu}, driver {self.driver}, NVRTC {self.compiler}"
 
 
+def driver_version(text: str) -> str | None:
+    """The driver's version in what /proc/driver/nvidia/version says, proprietary or open."""
+    found = _DRIVER.search(text)
+    return found[1] if found else None
+
+
 def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:
     """sha256 of all that a time depends on beside the machine; `texts` are the sources by name."""
     attrs = {name: value for name, value in sorted(work.attrs.items())}
     specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
-    parts: Json = [work.name, tactic.name, attrs, specs, sorted(work.cold), asdict(plan)]
+    scene = [sorted(work.cold), work.context]
+    parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]
     sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
     return hashlib.sha256(canonical_json([parts, sources])).hexdigest()
 

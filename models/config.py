@@ -7,6 +7,7 @@ quantisation and no graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,7 @@ class ModelConfig:
             vocab=text.count("vocab_size"),
             **_heads(text),
             rope=rope_from_hf(text.row),
-            conv_kernel=text.count("linear_conv_kernel_dim", 4),
+            conv_kernel=text.count("linear_conv_kernel_dim", 4, least=2),  # it keeps one token less
             eps=text.number("rms_norm_eps", 1e-6),
             intermediate=text.count("intermediate_size") if moe is None else None,
             moe=moe,
@@ -162,7 +163,8 @@ class Reader:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        if not sound or not 0 < value < math.inf:  # Python reads NaN and Infinity from JSON
             self._fail(key, value, "expected a positive number")
         return float(value)
 

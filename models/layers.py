@@ -9,7 +9,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from spark_engine.models.weights import Recipe, cast, constant, multiply, one_plus, reshape, stack
+from spark_engine.models.weights import (
+    Recipe,
+    cast,
+    constant,
+    multiply,
+    one_plus,
+    reshape,
+    stack,
+    whole_scale,
+)
 from spark_engine.models.writer import Writer, state_out
 from spark_engine.plugins.delta_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
@@ -114,7 +123,7 @@ def _kv_scale(w: Writer, attention: str) -> Recipe:
     for i, side in enumerate("kv" if w.precision.kv is DType.F8E4M3 else ""):
         for name in (f"{attention}.{side}_proj.{side}_scale", f"{attention}.{side}_scale"):
             if w.model.has(name):
-                found[i] = reshape(cast(w.model.source(name)), ())
+                found[i] = reshape(cast(whole_scale(w.model.source(name))), ())
     return stack(found)
 
 

@@ -17,13 +17,16 @@ from spark_engine.models.schemes import Dialect, Scheme
 from spark_engine.models.weights import (
     Recipe,
     cast,
+    codes,
     concat0,
     maximum,
     multiply,
+    part_scale,
     reciprocal,
     repeat,
     reshape,
     stack,
+    whole_scale,
 )
 
 
@@ -57,7 +60,7 @@ def _plain(model: Model, module: str) -> Projection:
 
 
 def _fp8(model: Model, module: str) -> Projection:
-    weight = model.source(f"{module}.weight")
+    weight = codes(model.source(f"{module}.weight"))
     scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
     read = _scalar(model, f"{module}.input_scale")
     return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
@@ -65,8 +68,8 @@ def _fp8(model: Model, module: str) -> Projection:
 
 def _fp8_block(model: Model, module: str) -> Projection:
     suffix = "weight_scale" if model.table.dialect is Dialect.COMPRESSED else "weight_scale_inv"
-    scale = cast(model.source(f"{module}.{suffix}"))
-    weight = model.source(f"{module}.weight")
+    scale = cast(part_scale(model.source(f"{module}.{suffix}")))
+    weight = codes(model.source(f"{module}.weight"))
     return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
 
 
@@ -86,27 +89,26 @@ def _fp4_tensors(
     model: Model, module: str, reads_input: bool
 ) -> tuple[Recipe, Recipe, Recipe, Recipe]:
     """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
-    block = model.source(f"{module}.weight_scale")
+    block = part_scale(model.source(f"{module}.weight_scale"))
     if model.table.dialect is Dialect.COMPRESSED:
-        codes = model.source(f"{module}.weight_packed")
+        packed = model.source(f"{module}.weight_packed")
         scale2 = reciprocal(_scalar(model, f"{module}.weight_global_scale"))
         read = f"{module}.input_global_scale"
-        return codes, block, scale2, reciprocal(_scalar(model, read)) if reads_input else scale2
-    codes = model.source(f"{module}.weight")
+        return packed, block, scale2, reciprocal(_scalar(model, read)) if reads_input else scale2
+    packed = model.source(f"{module}.weight")
     scale2 = _scalar(model, f"{module}.weight_scale_2")
-    return codes, block, scale2, _scalar(model, f"{module}.input_scale") if reads_input else scale2
+    return packed, block, scale2, _scalar(model, f"{module}.input_scale") if reads_input else scale2
 
 
 def _scalar(model: Model, name: str) -> Recipe:
-    return reshape(cast(model.source(name)), ())
+    return reshape(cast(whole_scale(model.source(name))), ())
 
 
 def _per_row(scale: Recipe, rows: int) -> Recipe:
     """f32 [rows] from one scale for all, or from one for each row."""
-    wide = cast(scale)
-    if wide.shape in ((), (1,)) and rows != 1:
-        return repeat(wide, rows)
-    return reshape(wide, (rows,))
+    if scale.shape in ((), (1,)) and rows != 1:
+        return repeat(cast(whole_scale(scale)), rows)
+    return reshape(cast(part_scale(scale)), (rows,))
 
 
 _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {

@@ -26,7 +26,7 @@ Mlp = Callable[[Writer, gs.Variable, str], gs.Variable]
 
 def write(w: Writer, debug: bool, mlp: Mlp = dense_mlp) -> None:
     """Writes the whole graph; steps, tables and common states are its inputs already."""
-    embedding = w.weight("embed_tokens.weight", w.model.source("embed_tokens.weight"))
+    embedding = w.matrix("embed_tokens.weight", w.model.source("embed_tokens.weight"))
     operands = [w["token_ids"], w["last_tokens"], w["slots"], embedding]
     x = w.one("embed", operands, "embed", tile=w.tile, dtype=w.activation)
     for i in range(len(w.config.layers)):

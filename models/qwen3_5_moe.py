@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 from spark_engine.models import qwen3_5
 from spark_engine.models.layers import swiglu
 from spark_engine.models.params import MOE_FORMATS, expert_params
+from spark_engine.models.schemes import Scheme
 from spark_engine.models.writer import Writer
 
 
@@ -22,15 +23,16 @@ def mixture(w: Writer, x: gs.Variable, layer: str) -> gs.Variable:
     """sum over the chosen experts of weight · expert(x), plus sigmoid(gate x) · shared(x)."""
     assert w.config.moe is not None
     p = f"{layer}.mlp"
-    router = w.weight(f"{p}.gate.weight", w.model.source(f"{p}.gate.weight"))
+    router = w.matrix(f"{p}.gate.weight", w.model.source(f"{p}.gate.weight"))
     choice = [f"{p}.expert_ids", f"{p}.expert_weights"]
     chosen = w.op("moe_router", [x, router], choice, top_k=w.config.moe.top_k)
     scheme = w.model.table[f"{p}.experts"]
     stacked = expert_params(w.model, f"{p}.experts", scheme)
-    operands = [x, *chosen, *(w.weight(f"{p}.experts.{n}", r) for n, r in stacked.items())]
+    put = w.matrix if scheme is Scheme.PLAIN else w.weight
+    operands = [x, *chosen, *(put(f"{p}.experts.{n}", r) for n, r in stacked.items())]
     attrs = {"format": MOE_FORMATS[scheme], "dtype": w.activation}
     routed = w.one("grouped_moe", operands, f"{p}.routed", **attrs)
     shared = swiglu(w, x, f"{p}.shared_expert")
     name = f"{p}.shared_expert_gate.weight"
-    gate = w.weight(name, w.model.source(name))
+    gate = w.matrix(name, w.model.source(name))
     return w.one("shared_gate", [routed, shared, x, gate], f"{p}.y")

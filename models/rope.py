@@ -45,9 +45,12 @@ class Rope:
     yarn: Yarn | None = None
 
     def inv_freq(self) -> NDArray[np.float32]:
-        """f32 [dims/2], computed in f32 as transformers does."""
+        """f32 [dims/2], the same on every machine; rounded where transformers rounds.
+
+        The power is taken in f64: numpy's f32 power differs between processors in its last bit.
+        """
         steps = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
-        freqs = (np.float32(self.theta) ** steps).astype(np.float32)
+        freqs = (np.float64(self.theta) ** steps.astype(np.float64)).astype(np.float32)
         plain = np.float32(1) / freqs
         if self.yarn is None:
             return plain
@@ -102,16 +105,18 @@ def rope_from_hf(text: Mapping[str, Any]) -> Rope:
 
 
 def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: float) -> Rope:
-    longest = int(text.get("max_position_embeddings") or 32768)
-    original = int(row.get("original_max_position_embeddings") or longest)
-    factor = float(row.get("factor") or longest / original)
+    longest = _positive(text, {}, "max_position_embeddings", 32768)
+    original = int(_positive(row, {}, "original_max_position_embeddings", longest))
+    factor = _positive(row, {}, "factor", longest / original)
     if factor < 1:
         raise CheckpointError(f"config.json: the yarn factor is {factor}; it must be at least 1")
+    if theta <= 1:
+        raise CheckpointError(f"config.json: rope_theta is {theta}; with yarn it must be above 1")
     yarn = Yarn(
         factor=factor,
         original=original,
-        beta_fast=float(row.get("beta_fast") or 32),
-        beta_slow=float(row.get("beta_slow") or 1),
+        beta_fast=_positive(row, {}, "beta_fast", 32),
+        beta_slow=_positive(row, {}, "beta_slow", 1),
         truncate=bool(row.get("truncate", True)),
     )
     return Rope(dims, theta, _attention_factor(row, factor), yarn)
@@ -120,7 +125,7 @@ def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: flo
 def _attention_factor(row: Mapping[str, Any], factor: float) -> float:
     given = row.get("attention_factor")
     if given is not None:
-        return float(given)
+        return _positive(row, {}, "attention_factor", None)
 
     def mscale(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -133,8 +138,10 @@ def _attention_factor(row: Mapping[str, Any], factor: float) -> float:
 def _positive(
     row: Mapping[str, Any], text: Mapping[str, Any], key: str, default: float | None
 ) -> float:
-    value = row.get(key, text.get(key))
+    value: Any = row.get(key, text.get(key))
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    sound = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if sound else math.nan
+    if not 0 < number < math.inf:  # Python reads NaN and Infinity from JSON
         raise CheckpointError(f"config.json: {key} is {value!r}: expected a positive number")
-    return float(value)
+    return number

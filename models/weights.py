@@ -8,13 +8,16 @@ join weights (`concat0`, `append_expert`) work on recipes. Knows no graph and no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from spark_engine.errors import GraphError
+from spark_engine.models import legal
 from spark_engine.tensors import Array, DType, TensorSpec
+
+ROUND = "to_bf16"  # the op of a recipe
 
 
 class Reads(Protocol):
@@ -107,6 +110,38 @@ def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
     return x if x.dtype is dtype else Recipe("cast", dtype, x.shape, (x,))
 
 
+def codes(x: Recipe) -> Recipe:
+    """FP8 codes of the file, refused where one is NaN (models/legal.py, as the two below)."""
+    return Recipe("codes", x.dtype, x.shape, (x,))
+
+
+def whole_scale(x: Recipe) -> Recipe:
+    """A tensor's own scale in the file, refused unless it is finite and above 0."""
+    return Recipe("whole_scale", x.dtype, x.shape, (x,))
+
+
+def part_scale(x: Recipe) -> Recipe:
+    """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
+    return Recipe("part_scale", x.dtype, x.shape, (x,))
+
+
+def to_bf16(x: Recipe) -> Recipe:
+    """An f16 or f32 matrix rounded to bf16 as it is read, joins part by part; bf16 as it is."""
+    if x.dtype is DType.BF16:
+        return x
+    if x.op in _JOINS:
+        return replace(x, dtype=DType.BF16, args=tuple(map(to_bf16, x.args)))
+    return Recipe(ROUND, DType.BF16, x.shape, (x,))
+
+
+def rounded(recipe: Recipe) -> Iterator[Recipe]:
+    """The sources that evaluating rounds to bf16, repeats included."""
+    if recipe.op == ROUND:
+        yield recipe.args[0]
+    for arg in recipe.args:
+        yield from rounded(arg)
+
+
 def one_plus(x: Recipe) -> Recipe:
     """f32 1 + x, for the zero-centred norms."""
     return Recipe("one_plus", DType.F32, x.shape, (x,))
@@ -186,11 +221,22 @@ _JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
 }
 
 
+def _checked(recipe: Recipe, value: Array) -> Array:
+    """The value itself, a view as before."""
+    _CHECKS[recipe.op](recipe.args[0].source, value)
+    return value
+
+
 def _transform(recipe: Recipe, value: Array) -> Array:
     assert recipe.function is not None
     return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
 
 
+_CHECKS = {
+    "codes": legal.check_codes,
+    "whole_scale": legal.check_whole,
+    "part_scale": legal.check_part,
+}
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "source": lambda r, a, c: c.read(r.source),
     "constant": lambda r, a, c: np.array(r.values, np.float32).reshape(r.shape),
@@ -202,4 +248,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
+    ROUND: lambda r, a, c: legal.round_to_bf16(r.args[0].source, a[0]),
+    **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
 }

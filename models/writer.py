@@ -85,6 +85,14 @@ class Writer:
             raise GraphError(f"weight {name} has two recipes")
         return self[name]
 
+    def matrix(self, name: str, recipe: Recipe) -> gs.Variable:
+        """A weight stored unquantised, which activations are multiplied with or taken from.
+
+        Where activations are bf16 so is the matrix: kernels multiply what is alike.
+        """
+        narrow = self.precision.activation is DType.BF16
+        return self.weight(name, weights.to_bf16(recipe) if narrow else recipe)
+
     def op(
         self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any
     ) -> list[gs.Variable]:
@@ -130,7 +138,7 @@ class Writer:
         output = output or f"{module}.y"
         scheme = self.model.table[module]
         if scheme is Scheme.PLAIN:
-            matrix = self.weight(f"{module}.weight", self.model.source(f"{module}.weight"))
+            matrix = self.matrix(f"{module}.weight", self.model.source(f"{module}.weight"))
             return self.matmul(x, matrix, output, dtype)
         p = params.projection(self.model, module, scheme)
         scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]

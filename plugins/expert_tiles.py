@@ -68,10 +68,10 @@ def pack_scales(rows: U8) -> U8:
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
     adds a constant to have bf16. Zero becomes 0, which kernels read as 2^-22, too small to be
-    seen beside the least scale, 2^-9. Raises GraphError for a negative scale.
+    seen beside the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
-    if (rows & 0x80).any():
-        raise GraphError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
+    if rows.max(initial=0) >= 0x7F:
+        raise GraphError("an NVFP4 block scale is negative or NaN: refuse it where it is read")
     whole = np.take(_WIDE, _pad(rows, UNIT // 16))
     grid = whole.reshape(-1, 2, 2, 2, 8, whole.shape[1] // 4, 4)  # group pair strip r g unit t
     return np.ascontiguousarray(grid.transpose(0, 5, 1, 4, 6, 2, 3)).reshape(whole.shape)
@@ -118,7 +118,6 @@ def _wide_table() -> U8:
     """e4m3 byte -> exponent + 15 in 5 bits, mantissa in 3; subnormals normalised."""
     table = np.arange(256, dtype=np.uint8) + np.uint8(120)
     table[:8] = (0, 104, 112, 116, 120, 122, 124, 126)
-    table[0x7F] = 0xFF  # NaN stays NaN
     return table
 
 

@@ -78,7 +78,7 @@ def _each(problem: Problem, target: Target, splits: int) -> int:
 def choose(problem: Problem, form: Format, target: Target) -> Share:
     """The shares that leave no multiprocessor much more to decode than another."""
     splits, units = 1, -(-problem.k // form.unit)
-    if target.hopper and form.weight_bits == 4:  # others leave the multiprocessors idle anyway
+    if target.clusters and form.weight_bits == 4:  # others leave the multiprocessors idle anyway
         one, two = (_each(problem, target, s) * -(-units // s) for s in (1, 2))
         splits = 2 if two < 0.95 * one else 1
     each = _each(problem, target, splits)

@@ -17,7 +17,9 @@ def _steps(k: int) -> int:
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    """Refuses anything but bf16, more than 256 rows of weights, and k that no warp holds."""
+    """Refuses all but bf16, over 256 rows of weights, k that no warp holds, a lack of clusters."""
+    if not target.clusters:
+        return f"clusters of {target.name} are not relied on"
     for spec in specs:
         if spec.dtype is not DType.BF16:
             return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"

@@ -44,8 +44,8 @@ def refuse_cluster(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     reason = refuse(attrs, specs, target)
     if reason:
         return reason
-    if not target.hopper:
-        return f"{target.name} is not Hopper; its clusters are not relied on"
+    if not target.clusters:
+        return f"clusters of {target.name} are not relied on"
     hidden, experts = specs[0].dims[1], specs[1].dims[0]
     if hidden % 64 or experts % ROWS or experts > 2 * ROWS * CLUSTER:
         return (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.errors import CheckpointError
+from spark_engine.errors import GraphError
 from spark_engine.tensors import Array
 
 U8 = NDArray[np.uint8]
@@ -110,10 +110,10 @@ def pack_scales(scales: U8) -> U8:
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
     adds a constant to have bf16; in a word the first two scales stand where bf16 has them, the
     other two a rotation by 8 away. Zero becomes 0, which kernels read as 2^-22, too small to be
-    seen beside the least scale, 2^-9. Raises CheckpointError for a negative scale.
+    seen beside the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
-    if (scales & 0x80).any():
-        raise CheckpointError("an NVFP4 block scale is negative; quantise with scales of 0 or more")
+    if scales.max(initial=0) >= 0x7F:
+        raise GraphError("an NVFP4 block scale is negative or NaN: refuse it where it is read")
 
     def arrange(part: U8, strips: int) -> U8:
         s0, s1, s2, s3 = np.moveaxis(
@@ -211,7 +211,6 @@ def _wide_table() -> U8:
     """e4m3 byte -> exponent + 15 in 5 bits, mantissa in 3; subnormals normalised."""
     table = np.arange(256, dtype=np.uint8) + np.uint8(120)
     table[:8] = (0, 104, 112, 116, 120, 122, 124, 126)
-    table[0x7F] = 0xFF  # NaN stays NaN
     return table
 
 

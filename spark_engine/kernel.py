@@ -38,8 +38,19 @@ class Target:
 
     @property
     def hopper(self) -> bool:
-        """Has wgmma, thread-block clusters and 227 KiB of shared memory."""
+        """Has wgmma and 227 KiB of shared memory."""
         return self.name.startswith("sm_90")
+
+    @property
+    def clusters(self) -> bool:
+        """Blocks of a cluster read each other's shared memory, up to eight of them.
+
+        Only on Hopper, where it was run. For GB10 such kernels compile, but sources disagree on
+        whether it has distributed shared memory at all, CUTLASS keeps its clusters at one block,
+        and none was run there yet: a launch that is refused, or wrong, would cost the engine, and
+        clusters save a few microseconds.
+        """
+        return self.hopper
 
     @property
     def fp4_mma(self) -> bool:

@@ -113,6 +113,27 @@ def test_rows_replace_those_of_the_same_work(tmp_path: Path) -> None:
     ]
 
 
+def test_a_default_build_is_built_first_and_measured_between_its_buckets(tmp_path: Path) -> None:
+    args = bench_decode.arguments(["e", "benchmarks/configs/m", "--default-build"])
+    assert args.npl == "1,8,32,64,65,96,128"
+    assert bench_decode.command(args).endswith("--steps 48 --default-build")
+    assert bench_decode.arguments(["e", "c"]).npl == "1,8,32,64,128"
+    assert bench_decode.arguments(["e", "c", "--default-build", "--npl", "3"]).npl == "3"
+    ran: list[tuple[list[str], bool]] = []
+
+    def run(words: list[str], check: bool) -> None:
+        ran.append((words[1:], check))
+
+    assert bench_decode.build_default(Path("c"), Path("e"), run) >= 0
+    assert ran == [(["-P", "-m", "spark_engine.builder.cli", "c", "-o", "e"], True)], (
+        "no option is given"
+    )
+    row = {"model": "m", "npl": 1, "ctx": 4, "gdn_state": "f32", "kv": "bf16", "step_ms": 1.0}
+    bench_decode.save(tmp_path / "r.json", [row])
+    bench_decode.save(tmp_path / "r.json", [row | {"build": "default"}])
+    assert len(json.loads((tmp_path / "r.json").read_text())["rows"]) == 2
+
+
 def test_vllms_row_for_the_same_state() -> None:
     assert bench_decode.baseline("qwen36-27b", 128, "f32")["step_ms"] == 34.127
     assert bench_decode.baseline("qwen36-35b-a3b", 128, "bf16")["step_ms"] == 15.189
@@ -125,14 +146,14 @@ def test_the_protocol_on_a_small_engine(tmp_path: Path, monkeypatch: pytest.Monk
     path = folder(tmp_path / "m", "bf16", False)
     build(path, tmp_path / "e", options, lambda text: None)
     bench = bench_decode.Bench(tmp_path / "e")
-    for npl in (1, 4):
+    for npl in (1, 3):
         row = bench.run(npl, 100, 6)
-        assert (row["npl"], row["ctx"]) == (npl, 100)
+        assert (row["npl"], row["bucket"], row["ctx"]) == (npl, 1 if npl == 1 else 4, 100)
         assert 0 < row["host_ms"] <= row["step_ms"] and row["prefill_tok_s"] > 0
         assert 0 < row["distinct_tokens"] <= 1
         bench.finish()
     counts = bench.engine.stats()
-    assert counts["prefilled"] == 5 * 100 and counts["running"] == 0
+    assert counts["prefilled"] == 4 * 100 and counts["running"] == 0
     assert bench.ready > 0
     bench.engine.close()
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from spark_engine.builder import budget
-from spark_engine.builder.buckets import Size, bucket_sizes, decode_rows, parse_sizes
+from spark_engine.builder.buckets import (
+    Size,
+    bucket_sizes,
+    decode_rows,
+    fine_decode_rows,
+    parse_sizes,
+)
 from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
@@ -23,6 +29,25 @@ FACTS = ModelFacts(262144, 1000, 2 * 2 * 2 * 64, None, None)
 )
 def test_decode_rows(most: int, rows: tuple[int, ...]) -> None:
     assert decode_rows(most) == rows
+
+
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [
+        (1, (1,)),
+        (16, (1, 2, 4, 8, 16)),
+        (24, (1, 2, 4, 8, 16, 24)),
+        (64, (1, 2, 4, 8, 16, 24, 32, 48, 64)),
+        (65, (1, 2, 4, 8, 16, 24, 32, 48, 64, 65)),
+        (100, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)),
+        (128, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
+    ],
+)
+def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
+    """65 rows alive run 96, not 128."""
+    assert fine_decode_rows(most) == rows
+    plan = resolve(Options(target="sm_90a", max_seqs=most, max_context=64), FACTS)
+    assert tuple(size.rows for size in plan.buckets.decode) == rows
 
 
 def test_sizes_bind_dims_and_name_files() -> None:
@@ -93,7 +118,7 @@ def test_a_gpus_memory_is_shared_out() -> None:
     plan = resolve(Options(target="sm_90a"), DENSE)
     limits = plan.limits
     assert (limits.max_seqs, limits.max_context) == (128, 32768)
-    assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
     assert [s.dims["tokens"] for s in plan.buckets.prefill] == [256, 1024, 4096]
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.builder.operands import CONTEXT, Filling, fillings, names
-from spark_engine.builder.tactics import Work
+from spark_engine.builder.operands import Filling, fillings, names
+from spark_engine.builder.tactics import CONTEXT, Work
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
 
@@ -15,8 +17,8 @@ RNG = np.random.default_rng(0)
 LIMITS = {"S": 9, "MP": 32, "P": 300}
 
 
-def attention(rows: int, tile: int) -> dict[str, np.ndarray]:
-    """The filled integers of a paged_attention node, by operand."""
+def attention(rows: int, tile: int, long: bool = False) -> dict[str, np.ndarray]:
+    """The filled integers of a paged_attention node, by operand, at the last of its contexts."""
     op = registry.get("paged_attention")
     shapes = [
         (DType.BF16, (rows * tile, 2048)),
@@ -29,6 +31,7 @@ def attention(rows: int, tile: int) -> dict[str, np.ndarray]:
     ]
     specs = tuple(TensorSpec("t", d, s) for d, s in shapes)
     work = Work(op.name, op, {"tile": tile}, specs, (), frozenset())
+    work = replace(work, context=work.contexts[-1]) if long else work
     made = dict(zip(names(work), zip(fillings(work, RNG), specs, strict=True), strict=True))
     found = {n: whole(f, s).reshape(s.dims) for n, (f, s) in made.items() if s.dtype is DType.I32}
     return {**found, "reached": np.array([made["k_pages"][0].nbytes // (2 * 64 * 64)])}
@@ -65,6 +68,15 @@ def test_decode_rows_have_a_context_on_pages_that_exist() -> None:
     held = made["page_table"][:8, : CONTEXT // 64 + 1]
     assert len(np.unique(held)) == held.size and held.max() < made["reached"][0]
     assert (made["page_table"][:, CONTEXT // 64 + 1 :] == -1).all()
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_long_context_fills_the_table_and_stays_in_the_pool(rows: int) -> None:
+    made = attention(rows, 1, long=True)
+    assert (made["starts"] == 32 * 64 - 1).all()
+    held = made["page_table"][:rows]
+    assert len(np.unique(held)) == held.size == rows * 32, "every row has pages of its own"
+    assert 0 <= held.min() and held.max() < made["reached"][0] <= LIMITS["P"] + 1
 
 
 def test_prefill_rows_are_sequences_of_the_context() -> None:

@@ -220,6 +220,16 @@ def test_a_projection_read_alone_is_not_merged() -> None:
     assert refusal.reason == "p0 is also read alone"
 
 
+@pytest.mark.parametrize("reader", ["p0", "p1"])
+def test_a_projection_that_another_node_reads_is_not_merged(reader: str) -> None:
+    b = merged(8, 8)
+    (part,) = [n.outputs[0] for n in b.scene.graph.nodes if n.name == reader]
+    b.scene.graph.outputs.append(b.standard("Add", [part, b.input("other", 8)], "sum", 8))
+    done = rewrite(b.scene, [MERGE_PROJECTIONS])
+    assert done.counts == {"merge_projections": 0} and b.ops["linear"] == 2
+    assert [r.reason for r in done.refusals] == [f"{reader} is also read alone"]
+
+
 def test_fp8_merges_where_the_scales_are_equal() -> None:
     b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.5}))
     scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)

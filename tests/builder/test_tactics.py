@@ -11,7 +11,7 @@ from spark_engine.builder.buckets import Size
 from spark_engine.builder.graph import variable
 from spark_engine.builder.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
 from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
-from spark_engine.plugins import fp8_linear_cuda, linear_cuda, nvfp4_linear_cuda
+from spark_engine.plugins import fp8_linear_cuda, linear_cuda, nvfp4_linear_cuda, registry
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder import toy
 
@@ -89,6 +89,60 @@ def test_what_one_candidate_cannot_be_timed_for_is_predicted_for_all() -> None:
     (node,) = graph().nodes
     choice = made.node(node, SIZES[0])
     assert choice.tactic is not None and choice.tactic.name == "few" and not choice.timed
+
+
+def decode_attention(rows: int, table: int, pool: int, tile: int = 1) -> Work:
+    """`paged_attention` over pages of 64 tokens: `table` a sequence, `pool` in all."""
+    op, pages = registry.get("paged_attention"), (pool + 1, 2, 64, 64)
+    shapes = [(rows * tile, 512), (64,), (64,), (8,), (2,), pages, pages, (rows + 1, table)]
+    specs = tuple(TensorSpec("t", DType.BF16, s) for s in [*shapes, *[(rows,)] * 3])
+    return Work(op.name, op, {"tile": tile}, specs, (), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("rows", "table", "pool", "contexts"),
+    [
+        (1, 512, 9999, (1024, 512 * 64 - 1)),  # as long as a sequence may be
+        (32, 512, 32 * 40 + 31, (1024, 40 * 64 - 1)),  # as every row may be at once
+        (32, 512, 32 * 32, (1024, 2047)),
+        (32, 512, 32 * 32 - 1, (1024,)),  # nothing is learnt so near
+        (1, 24, 9999, (1024,)),
+    ],
+)
+def test_contexts_of_attention(rows: int, table: int, pool: int, contexts: tuple[int, ...]) -> None:
+    assert decode_attention(rows, table, pool).contexts == contexts
+    assert decode_attention(rows, table, pool, tile=64).contexts == (1024,)
+
+
+def test_attention_is_chosen_by_three_short_steps_and_a_long_one() -> None:
+    times = {
+        "short": {1024: 4e-6, 32767: 50e-6},  # 15.5 weighted
+        "long": {1024: 9e-6, 32767: 31e-6},  # 14.5
+        "even": {1024: 7e-6, 32767: 40e-6},  # 15.25
+    }
+    tactics = tuple(tactic(name, lambda rows: 1.0) for name in times)
+    work = decode_attention(1, 512, 9999)
+    made = choose(Cuda(tactics), work, H200, lambda w, t, p: times[t.name][w.context])
+    assert made.tactic is not None and made.tactic.name == "long" and made.timed
+    assert made.candidates == pytest.approx({"short": 15.5e-6, "long": 14.5e-6, "even": 15.25e-6})
+    (row,) = report("decode_b1.engine", [(gs.Node("paged_attention", "o"), made)])
+    assert row["microseconds_at"] == {
+        "1024": {"short": 4.0, "long": 9.0, "even": 7.0},
+        "32767": {"short": 50.0, "long": 31.0, "even": 40.0},
+    }
+    assert row["microseconds"]["long"] == 14.5
+
+
+def test_a_context_that_cannot_be_timed_is_left_out_for_all() -> None:
+    def timer(work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        if work.context > 1024 and tactic.name == "many":
+            return None
+        return {"few": 2e-6, "many": 3e-6}[tactic.name]
+
+    made = choose(Cuda(few_and_many()), decode_attention(1, 512, 9999), H200, timer)
+    assert made.timed and made.candidates == {"few": 2e-6, "many": 3e-6} and made.at == {}
+    (row,) = report("decode_b1.engine", [(gs.Node("paged_attention", "o"), made)])
+    assert "microseconds_at" not in row
 
 
 def test_one_order_for_all_buckets() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.builder.tactics import Work
-from spark_engine.builder.timings import Machine, Timings, key_of
+from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
 from spark_engine.kernel import Launch, Plan, Tactic
 from spark_engine.tensors import DType, TensorSpec
 
@@ -93,6 +93,7 @@ def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
         key_of(replace(WORK, ins=(replace(X, shape=(5, 64)),)), TACTIC, PLAN, texts),
         key_of(replace(WORK, ins=(replace(X, dtype=DType.F32),)), TACTIC, PLAN, texts),
         key_of(replace(WORK, cold=frozenset()), TACTIC, PLAN, texts),
+        key_of(replace(WORK, context=2047), TACTIC, PLAN, texts),
         key_of(WORK, replace(TACTIC, name="b"), PLAN, texts),
         key_of(WORK, TACTIC, Plan((replace(launch, defines=(("N", "2"),)),)), texts),
         key_of(WORK, TACTIC, Plan((replace(launch, grid=(2, 1, 1)),)), texts),
@@ -100,3 +101,34 @@ def test_a_key_changes_with_all_that_a_time_depends_on() -> None:
     ]
     assert len({base, *others}) == 1 + len(others)
     assert key_of(replace(WORK, ins=(replace(X, name="z"),)), TACTIC, PLAN, texts) == base
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC "
+            "2023\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n",
+            "535.104.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  "
+            "(dvs-builder@U16-I3-B03-4-3)  Thu Jan  9 23:07:27 UTC 2025\n",
+            "570.86.15",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX aarch64 Kernel Module  535.161.07  Sat Feb 17 22:21:45 UTC "
+            "2024\n",
+            "535.161.07",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build  "
+            "(dvs-builder@U22-I3-AM28-33-2)  Tue Sep 23 10:11:16 UTC 2025\n",
+            "580.95.05",
+        ),
+        ("NVRM version: something else 1.2\n", None),
+    ],
+    ids=["x86_64", "open x86_64", "aarch64", "open aarch64", "unknown"],
+)
+def test_the_drivers_version_is_not_the_machines_name(line: str, version: str | None) -> None:
+    assert driver_version(line) == version

@@ -57,6 +57,10 @@ def test_eos_ids_of_both_files_in_order() -> None:
     assert ModelConfig.from_hf(config, {"eos_token_id": [9, 7]}).eos_token_ids == (9, 7)
     assert ModelConfig.from_hf(config, {"eos_token_id": 3}).eos_token_ids == (3, 7)
     assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
+    text = config | {"eos_token_id": [4, 5]}
+    outer = {"model_type": "qwen3_5", "text_config": text, "eos_token_id": [5, 6]}
+    assert ModelConfig.from_hf(outer, {"eos_token_id": [8, 9]}).eos_token_ids == (8, 9, 4, 5, 6)
+    assert ModelConfig.from_hf(outer | {"eos_token_id": 2}, {}).eos_token_ids == (4, 5, 2)
     with pytest.raises(CheckpointError, match="eos_token_id is 'x'"):
         ModelConfig.from_hf(config, {"eos_token_id": "x"})
 
@@ -95,6 +99,9 @@ REFUSED: list[tuple[Json, str]] = [
     ({"vocab_size": 0}, "vocab_size is 0"),
     ({"num_hidden_layers": True}, "num_hidden_layers is True"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+    ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1: expected .* at least 2"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
     ({"layer_types": ["full_attention"]}, "expected 4 entries"),
     ({"layer_types": ["sliding_attention"] * 4}, "'full_attention'"),
     ({"num_key_value_heads": 3}, "num_attention_heads is 4"),

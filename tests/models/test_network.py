@@ -14,6 +14,7 @@ import pytest
 from spark_engine import interface
 from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.models.checkpoint import open_checkpoint
 from spark_engine.models.model import Model, describe, open_model
 from spark_engine.models.network import Network, build_network
 from spark_engine.tensors import DType
@@ -191,6 +192,24 @@ def test_kv_scales(tmp_path: Path) -> None:
     want = pytest.approx([0.04, 0.05])
     assert _value(scaled, _build(scaled, precision=BF16), name) == want
     assert _value(scaled, _build(scaled, precision=F32), name) == [1, 1]
+
+
+@pytest.mark.parametrize("names", [("k_proj.k_scale", "v_proj.v_scale"), ("k_scale", "v_scale")])
+@pytest.mark.parametrize("there", ["k", "v", "kv"])
+def test_k_and_v_have_their_own_scales(tmp_path: Path, names: tuple[str, str], there: str) -> None:
+    """modelopt's names and compressed-tensors'."""
+    written = write_checkpoint(tmp_path)
+    opened = open_checkpoint(tmp_path)
+    stored = {n: opened.read(n).copy() for n in opened.tensors}
+    values = {"k": 0.0390625, "v": 0.5}
+    for side, name in zip("kv", names, strict=True):
+        if side in there:
+            value = np.array([values[side]], np.float32)
+            stored[f"model.layers.3.self_attn.{name}"] = value
+    write_shards(written.path, stored, 1)
+    model = open_model(tmp_path)
+    got = _value(model, _build(model, precision=BF16), "layers.3.self_attn.kv_scale")
+    assert got == [values[side] if side in there else 1.0 for side in "kv"]
 
 
 def test_norms_arrive_with_their_one(tmp_path: Path) -> None:

@@ -167,6 +167,18 @@ def test_unsupported_is_named(row: Json, words: str) -> None:
     assert any(w in text for w in ("supported", "groups of 16", "give a dense", "export"))
 
 
+@pytest.mark.parametrize("key", ["exclude_modules", "ignore"])
+def test_excluded_and_listed_is_plain(key: str) -> None:
+    names = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
+    layers = {f"model.layers.3.{n}": {"quant_algo": "FP8"} for n in names}
+    row = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    row[key] = ["model.layers.3.self_attn.q_proj", "*.down_proj"]
+    table = _table(row)
+    assert table["layers.3.self_attn.k_proj"] is Scheme.FP8
+    assert table["layers.3.self_attn.q_proj"] is Scheme.PLAIN
+    assert table["layers.3.mlp.down_proj"] is Scheme.PLAIN
+
+
 def test_files_that_contradict_each_other() -> None:
     _, hf = quantisation_configs("fp8", ["model.layers.0.mlp.up_proj"])
     row, _ = quantisation_configs("nvfp4", ["model.layers.0.mlp.up_proj"])

@@ -28,6 +28,21 @@ def test_default_is_the_definition() -> None:
     assert legacy == _rope(BASE)
 
 
+# 1 / f32(1e7^(2i/64)), each power rounded from 60 decimal digits.
+EXACT = """
+3f800000 3f1ab32b 3ebaf81b 3e61f835 3e088d77 3da50956 3d47763f 3cf11177
+3c91ad39 3c301052 3bd4ca15 3b80967d 3b1b690d 3abbd3ed 3a6301e2 3a092e02
+39a5cb60 394860c1 38f22ce2 3892587e 3830df52 37d5c441 37812dab 371c1fc4
+36bcb0c1 36640cc6 3609cf4a 35a68e4c 35494c57 34f3499d 3493048e 3431af44
+"""
+
+
+def test_frequencies_are_the_same_on_every_processor() -> None:
+    got = _rope(BASE).inv_freq()
+    assert got.dtype == np.float32
+    assert [f"{word:08x}" for word in got.view(np.uint32).tolist()] == EXACT.split()
+
+
 def test_yarn_keeps_the_fast_and_stretches_the_slow() -> None:
     plain, yarn = _rope(BASE).inv_freq(), _rope(YARN)
     ratio = yarn.inv_freq() / plain
@@ -70,3 +85,16 @@ def test_bad_factors() -> None:
         _rope(YARN | {"factor": 0.5})
     with pytest.raises(CheckpointError, match="rope_theta is 'x'"):
         _rope({"rope_theta": "x"})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0, True, "2"], ids=str)
+@pytest.mark.parametrize(
+    "key", ["rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor"]
+)
+def test_a_number_that_is_none_is_named(key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} is {value!r}: expected a positive number"):
+        _rope(YARN | {key: value})
+    with pytest.raises(CheckpointError, match="original_max_position_embeddings is -1"):
+        _rope(YARN | {"original_max_position_embeddings": -1})
+    with pytest.raises(CheckpointError, match="rope_theta is 1.0; with yarn"):
+        _rope(YARN | {"rope_theta": 1})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
@@ -14,6 +16,7 @@ from spark_engine.models.model import open_model
 from spark_engine.models.modules import Layout
 from spark_engine.models.quantisation import quant_table
 from spark_engine.models.tensors import Expected, expected_tensors, usual
+from spark_engine.tensors import DType
 from tests.checkpoint_files import FORMATS, PLAIN, write_shards
 from tests.checkpoints import write_checkpoint
 from tests.models import nvidia_configs
@@ -114,6 +117,34 @@ def test_missing_unknown_and_misshapen_are_all_reported(tmp_path: Path) -> None:
     assert f"{p}mlp.down_proj.weight in model.safetensors is bf16 [128]: expected" in text
     assert "model.norm.weight is missing" in text
     assert "download missing or damaged files again" in text
+
+
+@pytest.mark.parametrize(
+    ("format", "leaf", "dtype"),
+    [
+        ("bf16", "mlp.up_proj.weight", DType.I32),
+        ("bf16", "linear_attn.A_log", DType.I64),
+        ("fp8", "mlp.up_proj.weight", DType.U8),
+        ("fp8", "mlp.up_proj.weight", DType.BF16),
+        ("fp8", "mlp.up_proj.weight_scale", DType.I32),
+        ("nvfp4", "mlp.up_proj.weight", DType.F8E4M3),
+        ("nvfp4", "mlp.up_proj.weight_scale", DType.U8),
+        ("nvfp4", "mlp.up_proj.weight_scale_2", DType.BF16),
+    ],
+)
+def test_a_dtype_that_no_scheme_has_is_named(
+    tmp_path: Path, format: str, leaf: str, dtype: DType
+) -> None:
+    write_checkpoint(tmp_path, format=format)
+    opened, name = open_checkpoint(tmp_path), f"model.layers.0.{leaf}"
+    tensors = {n: opened.read(n).copy() for n in opened.tensors}
+    shape = list(tensors[name].shape)
+    tensors[name] = np.zeros(shape, dtype.numpy)
+    write_shards(tmp_path, tensors, 1)
+    words = f"{name} in model.safetensors is {dtype} {shape}: expected "
+    with pytest.raises(CheckpointError, match=re.escape(words)) as caught:
+        open_model(tmp_path)
+    assert "1 tensors do not fit" in str(caught.value)
 
 
 def test_many_faults_are_counted(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.errors import CheckpointError
+from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
+from spark_engine.plugins import expert_tiles as et
 from spark_engine.plugins import (
     few_rows,
     formats,
@@ -115,9 +116,14 @@ def test_scales_decode_by_one_addition() -> None:
     np.testing.assert_array_equal(got * 2.0**-119, want)
 
 
-def test_negative_scales_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="negative"):
-        wt.pack_scales(np.full((16, 4), 0x81, np.uint8))
+@pytest.mark.parametrize("scale", [0x7F, 0x81, 0xFF])
+def test_scales_that_have_no_packed_form_are_refused(scale: int) -> None:
+    for pack in (wt.pack_scales, et.pack_scales):
+        scales = np.full((64, 4), 0x7E, np.uint8)
+        pack(scales)
+        scales[63, 3] = scale
+        with pytest.raises(GraphError, match="negative or NaN"):
+            pack(scales)
 
 
 # ---- tiles -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_engine.kernel import H200, TARGETS, Target
+from spark_engine.kernel import GB10, H200, TARGETS, Target
 from spark_engine.plugins import linear, linear_narrow_cuda
 from spark_engine.plugins.linear_narrow_cuda import NARROW
 from spark_engine.tensors import DType, TensorSpec
@@ -40,7 +40,19 @@ def test_it_is_chosen_for_few_rows_and_left_for_a_prefill() -> None:
     assert cheapest == ["narrow"] * 4 + ["stream"]
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_without_clusters_others_take_the_few_rows() -> None:
+    for m in (1, 8, 64, 2048):
+        refusals = {
+            t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in linear.OP.cuda.tactics
+        }
+        assert refusals.pop("narrow") == "clusters of sm_121a are not relied on"
+        assert None in refusals.values()
+
+
+TAKERS = [t for t in TARGETS.values() if t.clusters]
+
+
+@pytest.mark.parametrize("target", TAKERS, ids=lambda t: t.name)
 def test_compiles_without_spills(target: Target) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder import nvrtc

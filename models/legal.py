@@ -1,0 +1,90 @@
+"""Which values a stored scale or code may have. Refused when they are read, tensor by tensor.
+
+    codes of FP8 weights    any sign, no NaN
+    scale of a whole        finite and above 0: of a tensor, an input, a cache. Zero would wipe the
+                            tensor out or divide by zero, and signs belong to the codes
+    scale of a part         finite and 0 or above: of a row, an FP8 block, an NVFP4 group. Zero says
+                            that this part of the tensor is zero, whatever its codes
+    matrix rounded to bf16  finite in bf16: f32 has its range but for the last 0.4 % (above
+                            3.39e38), f16 far less; NaN and infinities were damage before
+
+One pass over the bytes while they are in the cache; knows arrays and names, no recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import CheckpointError
+from spark_engine.tensors import Array, DType
+
+_NAN = 0x7F  # e4m3's, without the sign; negative codes are above it
+_AT_ONCE = 1 << 18  # bytes
+_LEAST = np.finfo(np.float32).tiny  # the least whose reciprocal is finite and no kernel flushes
+U8 = NDArray[np.uint8]
+
+
+def check_codes(name: str, array: Array) -> None:
+    """Refuses NaN among e4m3 codes. Raises CheckpointError naming tensor, place and value."""
+    at = _first(array, lambda part: (part & np.uint8(_NAN)).max() == _NAN, _is_nan)
+    if at is not None:
+        _refuse(name, array, at, "an FP8 weight must be a number")
+
+
+def check_whole(name: str, array: Array) -> None:
+    """Refuses a tensor's scale that is not above 0. Raises as `check_codes` does."""
+    wide = array.astype(np.float32).reshape(-1)
+    bad = ~((wide >= _LEAST) & (wide < np.inf))
+    if bad.any():
+        _refuse(name, array, int(bad.argmax()), "the scale of a tensor must be finite and above 0")
+
+
+def check_part(name: str, array: Array) -> None:
+    """Refuses scales of rows, blocks or groups below 0. Raises as `check_codes` does."""
+    if array.dtype == DType.F8E4M3.numpy:
+        at = _first(array, lambda part: part.max() >= _NAN, lambda part: part >= _NAN)
+    else:
+        wide = array.astype(np.float32).reshape(-1)
+        bad = ~((wide >= 0) & (wide < np.inf))
+        at = int(bad.argmax()) if bad.any() else None
+    if at is not None:
+        _refuse(name, array, at, "the scale of a part must be finite and 0 or above")
+
+
+def round_to_bf16(name: str, array: Array) -> Array:
+    """An f16 or f32 matrix rounded to nearest even. Raises CheckpointError for what has none."""
+    rounded = array.astype(DType.BF16.numpy)
+    bits, most = rounded.view(np.uint16).reshape(-1), 0x7F80  # infinity's
+    for begin in range(0, bits.size, _AT_ONCE):
+        part = bits[begin : begin + _AT_ONCE] & np.uint16(0x7FFF)
+        if part.max() >= most:
+            at = begin + int((part >= most).argmax())
+            _refuse(name, array, at, "bf16, which GPU kernels read, has no such number")
+    return rounded
+
+
+def _first(array: Array, fails: Callable[[U8], bool], bad: Callable[[U8], Array]) -> int | None:
+    """The index of the first bad byte. `fails` tells whether a stretch has one, cheaply."""
+    flat = array.view(np.uint8).reshape(-1)
+    for begin in range(0, flat.size, _AT_ONCE):
+        part = flat[begin : begin + _AT_ONCE]
+        if fails(part):
+            return begin + int(bad(part).argmax())
+    return None
+
+
+def _is_nan(part: U8) -> Array:
+    return np.asarray((part & np.uint8(_NAN)) == _NAN)
+
+
+def _refuse(name: str, array: Array, at: int, wanted: str) -> NoReturn:
+    place = [int(i) for i in np.unravel_index(at, array.shape)] if array.shape else []
+    value = float(array.reshape(-1)[at])
+    raise CheckpointError(
+        f"{name}{place or ''} is {value}: {wanted}; download the checkpoint again, or quantise it "
+        "anew"
+    )

@@ -1,0 +1,38 @@
+"""The shipped limits: what each row of the table lets pass, and what it rejects."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_engine.check.report import Finding
+from spark_engine.check.thresholds import PATH, load
+
+ROUNDED = ("f32 quantised", "bf16", "bf16 quantised")
+
+
+def _passes(name: str, strays: int, rows: int = 100) -> bool:
+    finding = Finding("x", rows=rows, strays=strays)
+    finding.settle(load(name).stray)
+    return finding.passed
+
+
+def test_the_rows_are_these() -> None:
+    assert set(json.loads(PATH.read_text())) == {"f32", *ROUNDED}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_tenth_of_the_rows_may_stray_and_no_more(name: str) -> None:
+    assert _passes(name, 10) and not _passes(name, 15) and not _passes(name, 11)
+
+
+def test_no_row_of_an_unrounded_engine_may_stray() -> None:
+    assert _passes("f32", 0) and not _passes("f32", 1, 10_000)
+
+
+@pytest.mark.parametrize("name", ["f32", *ROUNDED])
+def test_limits_are_of_a_size_that_sees_an_error(name: str) -> None:
+    limits = load(name)
+    assert 0.97 <= limits.cosine < 1 and 0 < limits.rel_l2 <= 0.25
+    assert 0 < limits.kl <= 0.1 and 0 < limits.tie < 0.1
