@@ -1,4 +1,4 @@
-"""What `seen` holds after given tokens, in literals: 2 · (times generated) + (1 if in the prompt)."""
+"""What `seen` holds, in literals: 2 · (times generated) + (1 if in the prompt)."""
 
 from __future__ import annotations
 
