@@ -84,6 +84,12 @@ def test_nvfp4_scales_round_saturate_and_vanish(ask: Ask) -> None:
 
 
 @BOTH
+def test_nvfp4_block_without_a_scale_is_zero_without_a_sign(ask: Ask) -> None:
+    packed, scale = ask("nvfp4_quant", [[-1e-3 * TINY] * 16], 1.0)
+    assert bits(scale) == [0] and codes_of(packed) == [0] * 16
+
+
+@BOTH
 def test_nvfp4_input_scale_divides(ask: Ask) -> None:
     packed, scale = ask("nvfp4_quant", [[3.0, -1.5] + [0.0] * 14], 0.25)
     assert scale.astype(np.float32).tolist() == [[2]]  # 3 / 6 / 0.25

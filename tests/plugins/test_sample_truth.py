@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +43,29 @@ def by_body(rows: Sequence[Row]) -> list[Array]:
     return run(sample.OP, attrs, sample_rows.operands(rows))
 
 
-BOTH = pytest.mark.parametrize("sampler", [by_reference, by_body])
+def by_kernel(bench: Bench, rows: Sequence[Row]) -> list[Array]:
+    """Rows are padded to the kernel's width by logits of no weight that are never chosen."""
+    from tests.plugins import cuda_node
+
+    used = len(rows[0].logits)
+    more = max(0, 32 - used)
+    wide = [
+        replace(r, logits=(*r.logits, *[-1e4] * more), seen=(*r.seen, *[0] * more)) for r in rows
+    ]
+    arrays = tuple(sample_rows.operands(wide).values())
+    case = Case("literal", {"vocab": rows[0].vocab, "top": sample_rows.TOP}, lambda _: arrays)
+    (work,) = cuda_node.planned(sample.OP, case, bench.target)
+    outputs = list(cuda_node.run(bench, work, arrays))
+    return [*outputs[:2], outputs[2][:, :used], outputs[3][:, :used], *outputs[4:]]
+
+
+ON_GPU = pytest.param(None, marks=pytest.mark.gpu, id="by_kernel")
+
+
+@pytest.fixture(params=[by_reference, by_body, ON_GPU])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    """The op's reference, its body, or its kernel."""
+    return request.param or partial(by_kernel, request.getfixturevalue("bench"))
 
 
 def tokens(sampler: Sampler, rows: Sequence[Row]) -> list[int]:
@@ -84,7 +107,6 @@ PENALISED = {
 }
 
 
-@BOTH
 @pytest.mark.parametrize("case", PENALISED)
 def test_literal_penalties(case: str, sampler: Sampler) -> None:
     """Token 1 wins against a rival just below the value, and loses against one just above."""
@@ -103,7 +125,6 @@ def test_literal_penalties(case: str, sampler: Sampler) -> None:
     assert tokens(sampler, rivals) == [1, 0]
 
 
-@BOTH
 def test_literal_columns_of_the_table(sampler: Sampler) -> None:
     """temperature 0.5, top_p 0.75, min_p 0.05, repetition 2, presence 0.25, frequency 0.125."""
     row = at_zero(
@@ -130,7 +151,6 @@ def test_literal_columns_of_the_table(sampler: Sampler) -> None:
     assert 1 / 1.14 - 0.06 < found.count(0) / 400 < 1 / 1.14 + 0.06
 
 
-@BOTH
 def test_literal_draw_is_the_first_id_whose_sum_exceeds(sampler: Sampler) -> None:
     cases = {
         (0.3, 0.2, 0.5): 1,  # in ascending ids: 0.3, 0.5; in descending weight it were 2
@@ -143,7 +163,6 @@ def test_literal_draw_is_the_first_id_whose_sum_exceeds(sampler: Sampler) -> Non
         assert tokens(sampler, [at_zero(logs(*weights))]) == [want], weights
 
 
-@BOTH
 def test_literal_temperature_divides(sampler: Sampler) -> None:
     """Two ids, the first at logit 0.2: its share is 1 / (1 + e^(−0.2 / T)) of 1."""
     # T = 0.5: 0.5987. With the second id first, its share 0.4013 > U; at T = 0.48 it is 0.3973.
@@ -152,7 +171,6 @@ def test_literal_temperature_divides(sampler: Sampler) -> None:
     assert tokens(sampler, [hot, cold]) == [0, 1]
 
 
-@BOTH
 def test_literal_top_p_keeps_exactly_half_of_four_equals(sampler: Sampler) -> None:
     rows = [at_zero([0.5] * 4, top_p=0.5, position=p) for p in range(200)]
     assert set(tokens(sampler, rows)) == {0, 1}
@@ -162,7 +180,6 @@ def test_literal_top_p_keeps_exactly_half_of_four_equals(sampler: Sampler) -> No
     assert set(tokens(sampler, none)) == {0}
 
 
-@BOTH
 def test_literal_top_p_is_of_what_top_k_left(sampler: Sampler) -> None:
     """0.4, 0.3, 0.2, 0.1: of the first two 0.571 is the first's; of all 0.4."""
     logits = logs(0.1, 0.4, 0.3, 0.2)
@@ -172,7 +189,6 @@ def test_literal_top_p_is_of_what_top_k_left(sampler: Sampler) -> None:
     assert set(tokens(sampler, rows)) == {1, 2}
 
 
-@BOTH
 def test_literal_top_k_keeps_k_and_the_lower_ids_of_equals(sampler: Sampler) -> None:
     rows = [at_zero([1.0, 2.0, 1.0, 1.0, 1.0], top_k=3, position=p) for p in range(200)]
     assert set(tokens(sampler, rows)) == {0, 1, 2}
@@ -181,7 +197,6 @@ def test_literal_top_k_keeps_k_and_the_lower_ids_of_equals(sampler: Sampler) -> 
     assert set(tokens(sampler, [replace(r, top_k=99) for r in rows])) == {0, 1, 2, 3, 4}
 
 
-@BOTH
 def test_literal_min_p_is_of_the_largest_and_keeps_its_edge(sampler: Sampler) -> None:
     rows = [at_zero([3.0, 3.0, 3.0 - math.log(4)], position=p) for p in range(200)]
     for min_p, ids in ((0.2499, {0, 1, 2}), (0.2501, {0, 1}), (1.0, {0, 1})):
@@ -190,7 +205,6 @@ def test_literal_min_p_is_of_the_largest_and_keeps_its_edge(sampler: Sampler) ->
     assert set(tokens(sampler, [replace(r, min_p=0.2) for r in rows])) == {0, 1, 2}
 
 
-@BOTH
 def test_literal_temperature_0_is_the_lowest_of_the_largest_after_penalties(
     sampler: Sampler,
 ) -> None:
@@ -201,7 +215,6 @@ def test_literal_temperature_0_is_the_lowest_of_the_largest_after_penalties(
     assert tokens(sampler, [replace(row, bias=((0, 2.0), (1, -0.5)))]) == [0]
 
 
-@BOTH
 def test_literal_padding_of_the_vocabulary_is_counted_and_never_chosen(sampler: Sampler) -> None:
     row = replace(at_zero([0.0, 0.0, math.log(2)]), vocab=2)
     outputs = sampler([replace(row, position=p) for p in range(100)])
@@ -211,7 +224,6 @@ def test_literal_padding_of_the_vocabulary_is_counted_and_never_chosen(sampler: 
     np.testing.assert_allclose(outputs[3][0], logs(1 / 2, 1 / 4, 1 / 4), rtol=1e-6)
 
 
-@BOTH
 def test_literal_log_probabilities_are_raw(sampler: Sampler) -> None:
     """Bias, penalties, temperature and top_k move the draw and not the log-probability."""
     row = at_zero(logs(0.5, 0.25, 0.25), temperature=3.0, top_k=1, bias=((2, 9.0),))
@@ -221,7 +233,6 @@ def test_literal_log_probabilities_are_raw(sampler: Sampler) -> None:
     assert outputs[2][0].tolist() == [0, 1, 2]
 
 
-@BOTH
 def test_literal_seeds_are_two_words(sampler: Sampler) -> None:
     """Each word counts, and so does every position: 64 equal logits show u's first six bits."""
     flat = at_zero([0.0] * 64)
@@ -235,7 +246,6 @@ def test_literal_seeds_are_two_words(sampler: Sampler) -> None:
     assert tokens(sampler, [flat]) == [25]  # ⌊64 U⌋
 
 
-@BOTH
 def test_literal_a_row_that_is_not_finite_yields_0(sampler: Sampler) -> None:
     rows = [at_zero([0.0, 9.0, bad]) for bad in (math.nan, math.inf, -math.inf)]
     outputs = sampler([*rows, at_zero([0.0, 9.0, 1.0], temperature=0.0)])
