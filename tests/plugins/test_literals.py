@@ -124,17 +124,17 @@ def silu(y: Array) -> Array:
     return np.asarray(wide / (1 + np.exp(-wide)))
 
 
-TAPS = [[0.5, -1.0, 2.0, 4.0]]  # oldest first; 4 multiplies the current token
+TAPS = [[0.03125, -0.0625, 0.125, 0.25]]  # oldest first; ¼ multiplies the current token
 
 
 @BOTH
 def test_conv_decode_steps_shift_the_window(ask: Ask) -> None:
-    """The window 1, 2, 3 and the new 4: 0.5 − 2 + 6 + 16. Slot 0 is fresh: 4 · 5 alone."""
+    """The window 1, 2, 3 and the new 4: (1 − 4 + 12 + 32) / 32. Slot 0 is fresh: 5 / 4 alone."""
     state = np.asarray([[[np.nan]] * 3, [[1], [2], [3]], [[np.nan]] * 3], np.float32)
     rows = [[1, 0, -1], [7, 0, 0], [1, 1, 0]]
     x = [[4, 9], [5, 9], [0, 9]]
     c, new = ask("causal_conv", {"tile": 1}, [x, TAPS, state, *rows])
-    near(c[:2], silu(np.asarray([[20.5], [20.0]])))
+    near(c[:2], silu(np.asarray([[41 / 32], [40 / 32]])))
     near(new[:2, :, 0], [[0, 0, 5], [2, 3, 4]])
 
 
@@ -149,7 +149,10 @@ def test_conv_windows_reach_over_the_edges_of_tiles(ask: Ask) -> None:
     line = [10, 20, 30, *(i / 64 for i in range(1, 66))]
     want = [sum(w * line[t + j] for j, w in enumerate(TAPS[0])) for t in range(65)]
     near(c[:65, 0], silu(np.asarray(want)))
-    assert want[0] == 5 - 20 + 60 + 4 / 64 and want[2] == 15 - 1 / 64 + 4 / 64 + 12 / 64
+    assert (
+        want[0] == (10 - 40 + 120 + 8 / 64) / 32
+        and want[2] == (30 - 2 / 64 + 8 / 64 + 24 / 64) / 32
+    )
     near(new[1, :, 0], [63 / 64, 64 / 64, 65 / 64])
 
 
