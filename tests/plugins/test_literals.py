@@ -66,6 +66,16 @@ def test_norm_quant_adds_before_it_norms(ask: Ask) -> None:
 
 
 @BOTH
+def test_norm_quant_serves_each_consumer_by_its_scale(ask: Ask) -> None:
+    """y (1.2, −0.8) by scales 0.1, 0.4: 12 and −8; 3 and −2. What is kept comes first."""
+    attrs = {"eps": 12.5, "add": 0, "keep": 1, "quant": "fp8", "n": 2}
+    y, first, second = ask("norm_quant", attrs, [[[3.0, 4.0]], [2.0, -1.0], [0.1, 0.4]])
+    near(y, [[1.2, -0.8]])
+    near(first, [[12, -8]])
+    near(second, [[3, -2]])
+
+
+@BOTH
 def test_gated_norm(ask: Ask) -> None:
     """Two heads of (3, 4): normed (1.2, 0.8) by weights (2, 1). silu(ln 3) = ¾ ln 3, silu(−ln 3) =
     −¼ ln 3; z stands behind three columns of others."""

@@ -246,6 +246,22 @@ def test_literal_seeds_are_two_words(sampler: Sampler) -> None:
     assert tokens(sampler, [flat]) == [25]  # ⌊64 U⌋
 
 
+@pytest.mark.parametrize("how", ["reference", "body"])
+def test_literal_only_rows_that_emit_store_their_token(how: str) -> None:
+    """Slots 0, 1 hold 7 and 8; of two rows that choose 1 the first emits. Row 2 is nobody's."""
+    row = at_zero([0.0, 3.0, 1.0], temperature=0.0)
+    operands = sample_rows.operands([row, row, row])
+    operands["slots"][:] = (0, 1, -1)
+    operands["emit"][:] = (1, 0, 0)
+    operands["last_tokens"][:2] = (7, 8)
+    attrs = {"vocab": 3, "top": 3}
+    if how == "reference":
+        outputs = list(sample.OP.reference(attrs, tuple(operands.values())))
+    else:
+        outputs = run(sample.OP, attrs, operands)
+    assert outputs[5][:2].tolist() == [1, 8] and outputs[5][2] == -5
+
+
 def test_literal_a_row_that_is_not_finite_yields_0(sampler: Sampler) -> None:
     rows = [at_zero([0.0, 9.0, bad]) for bad in (math.nan, math.inf, -math.inf)]
     outputs = sampler([*rows, at_zero([0.0, 9.0, 1.0], temperature=0.0)])
