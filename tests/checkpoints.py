@@ -109,7 +109,7 @@ def write_checkpoint(
     shards: int = 1,
     seed: int = 0,
     split_scales: bool = False,
-    kv_scales: bool = False,
+    kv_scales: bool | str = False,
     generation: Mapping[str, Any] | None = None,
 ) -> Written:
     """Writes one random checkpoint into `path` (made if absent).
@@ -120,7 +120,8 @@ def write_checkpoint(
         prefix: "model." (flat text config) or "model.language_model." (nested config).
         experts: "split" or "fused" (plain formats only).
         split_scales: give q, k, v (and gate and up, qkv and z) different input scales.
-        kv_scales: add calibrated k_scale and v_scale tensors.
+        kv_scales: add calibrated k_scale and v_scale tensors, by modelopt's names, or by
+            compressed-tensors' with "compressed"; those of v are ten times as large.
         generation: contents of generation_config.json, if any.
     """
     if format not in FORMATS or (experts == "fused" and format not in PLAIN):
@@ -134,7 +135,7 @@ def write_checkpoint(
     if experts == "fused":
         stored, values = _fuse(stored, config), _as_f32(_fuse(values, config))
     if kv_scales:
-        stored |= _kv_scales(config, prefix)
+        stored |= _kv_scales(config, prefix, kv_scales == "compressed")
     path.mkdir(parents=True, exist_ok=True)
     write_configs(path, config, format, prefix, generation, sorted(drawn))
     write_shards(path, stored, shards)
@@ -282,10 +283,14 @@ def _as_f32(tensors: Mapping[str, Array]) -> dict[str, F32]:
     return {n: a.astype(np.float32) for n, a in tensors.items()}
 
 
-def _kv_scales(c: Json, prefix: str) -> dict[str, Array]:
+def _kv_scales(c: Json, prefix: str, compressed: bool) -> dict[str, Array]:
     full = [i for i, kind in enumerate(c["layer_types"]) if kind == "full_attention"]
-    names = (f"{prefix}layers.{{}}.self_attn.{s}" for s in ("k_proj.k_scale", "v_proj.v_scale"))
-    return {n.format(i): _scalar(0.01 * (i + 1 + j)) for j, n in enumerate(names) for i in full}
+    names = ("k_scale", "v_scale") if compressed else ("k_proj.k_scale", "v_proj.v_scale")
+    return {
+        f"{prefix}layers.{i}.self_attn.{name}": _scalar(0.01 * (i + 1 + j) * 10**j)
+        for j, name in enumerate(names)
+        for i in full
+    }
 
 
 def _full(name: str, prefix: str) -> str:

@@ -61,9 +61,12 @@ class Result:
     margin: float = np.inf
 
 
-def forward(checkpoint: Path, ids: Sequence[int]) -> Result:
-    """Runs `ids` through the checkpoint folder. Raises KeyError when a tensor is missing."""
-    return _Net(checkpoint).forward(np.asarray(ids))
+def forward(checkpoint: Path, ids: Sequence[int], fp8_kv: bool = False) -> Result:
+    """Runs `ids` through the checkpoint folder. Raises KeyError when a tensor is missing.
+
+    `fp8_kv`: keys and values are attended to as an FP8 cache gives them back.
+    """
+    return _Net(checkpoint, fp8_kv).forward(np.asarray(ids))
 
 
 class _Files:
@@ -180,8 +183,8 @@ def _row_size(x: NDArray[Any]) -> F64:
 class _Net:
     """The network of one checkpoint; `forward` fills a `Result`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.files = _Files(folder)
+    def __init__(self, folder: Path, fp8_kv: bool = False) -> None:
+        self.files, self.fp8_kv = _Files(folder), fp8_kv
         self.c: dict[str, Any] = self.files.config.get("text_config", self.files.config)
         self.eps = float(self.c.get("rms_norm_eps", 1e-6))
         self.rounder = _Rounder()
@@ -283,12 +286,21 @@ class _Net:
         v = self.linear(x, f"{m}.v_proj").reshape(length, nkv, d)
         q = self._rope(self.norm(q, f"{m}.q_norm"))
         k = self._rope(self.norm(k, f"{m}.k_norm"))
+        if self.fp8_kv:
+            k, v = self._cached(k, m, "k"), self._cached(v, m, "v")
         self.result.keys[i], self.result.values[i] = k, v
         shared = nq // nkv
         scores = np.einsum("qhd,khd->hqk", q, k.repeat(shared, axis=1)) / np.sqrt(d)
         scores[:, np.triu(np.ones((length, length), bool), 1)] = -np.inf
         o = np.einsum("hqk,khd->qhd", _softmax(scores), v.repeat(shared, axis=1))
         return self.linear((o * _sigmoid(gate)).reshape(length, -1), f"{m}.o_proj")
+
+    def _cached(self, x: F64, m: str, side: str) -> F64:
+        """k or v through e4m3 codes, by modelopt's scale, compressed-tensors', or 1."""
+        names = (f"{m}.{side}_proj.{side}_scale", f"{m}.{side}_scale")
+        found = [self.files.scalar(n) for n in names if n in self.files.tensors]
+        scale = found[0] if found else 1.0
+        return self.rounder.fp8(x, scale) * scale
 
     def _rope(self, x: F64) -> F64:
         """Rotates the first `rotary` dimensions of x [T, heads, D], pairing i with i + half."""

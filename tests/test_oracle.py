@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,16 @@ def test_it_agrees_with_transformers(case: str, tmp_path: Path) -> None:
     for i, keys in ours.keys.items():
         theirs = _first(cache.layers[i].keys, 3).transpose(1, 0, 2)
         np.testing.assert_allclose(keys, theirs, rtol=0, atol=2e-5 * np.ptp(theirs))
+
+
+@pytest.mark.parametrize("name", ["oracle", "sampler_truth", "attention_truth", "delta_truth"])
+def test_a_truth_imports_nothing_of_the_package(name: str) -> None:
+    tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text())
+    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    modules = {a.name for n in nodes for a in n.names if isinstance(n, ast.Import)}
+    modules |= {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+    assert "numpy" in modules or "math" in modules
+    assert not [m for m in modules if m.split(".")[0] in ("spark_engine", "tests")]
 
 
 def test_e4m3_rounds_as_the_type_does() -> None:

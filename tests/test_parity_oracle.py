@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -36,8 +37,8 @@ OPTIONS = Options(
 )
 
 
-def _engine(folder: Path, name: str, fuse: bool = True) -> Loaded:
-    options = Options(**{**OPTIONS.to_json(), "fuse": fuse})  # type: ignore[arg-type]
+def _engine(folder: Path, name: str, **changes: object) -> Loaded:
+    options = Options(**{**OPTIONS.to_json(), **changes})  # type: ignore[arg-type]
     build(folder, folder.with_name(name), options, lambda text: None)
     return load(folder.with_name(name), threads=1)
 
@@ -96,3 +97,21 @@ def test_rounded_activations(format: str, moe: bool, tmp_path: Path) -> None:
     assert len(clear) == 2, "no prompt without a near tie"
     for ids, truth in clear:
         _compare(_run(engine, ids, (), decoded=1), truth)
+
+
+@pytest.mark.parametrize(("names", "format"), [("modelopt", "bf16"), ("compressed", "ct_nvfp4")])
+def test_fp8_pages(names: str, format: str, tmp_path: Path) -> None:
+    """Each side by its own scale, whatever its name."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder, SHALLOW, format=format, seed=11, kv_scales=names)
+    engine = _engine(folder, "engine", kv_dtype="fp8")
+    drawn = (_ids(seed, 4) for seed in range(200))
+    runs = ((ids, oracle.forward(folder, ids, fp8_kv=True)) for ids in drawn)
+    clear = [run for run in runs if run[1].margin > MARGIN][:2]
+    assert len(clear) == 2, "no prompt without a near tie"
+    for ids, truth in clear:
+        solo = _run(engine, ids, (2,), decoded=1)
+        _near(np.stack(solo.logits), truth.logits, TOLERANCE, "logits")
+        for side, held, scale in zip("kv", (truth.keys, truth.values), (0.02, 0.3), strict=True):
+            codes = solo.pages_of(1, f"{side}_pages").view(ml_dtypes.float8_e4m3fn)
+            _near(codes.astype(np.float64) * scale, held[1], 1e-6, f"{side}_pages")

@@ -183,13 +183,14 @@ def _value(model: Model, network: Network, name: str) -> list[float]:
     return values
 
 
-def test_kv_scales(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["modelopt", "compressed"])
+def test_kv_scales(names: str, tmp_path: Path) -> None:
     name = "layers.3.self_attn.kv_scale"
     plain = _made(tmp_path / "a", "modelopt_mixed")
     assert plain.table.kv_fp8
     assert _value(plain, _build(plain, precision=BF16), name) == [1, 1]
-    scaled = _made(tmp_path / "b", "modelopt_mixed", kv_scales=True)
-    want = pytest.approx([0.04, 0.05])
+    scaled = _made(tmp_path / "b", "modelopt_mixed", kv_scales=names)
+    want = pytest.approx([0.04, 0.5])
     assert _value(scaled, _build(scaled, precision=BF16), name) == want
     assert _value(scaled, _build(scaled, precision=F32), name) == [1, 1]
 

@@ -13,9 +13,16 @@ from tests.plugins import one_node
 
 def run(op: Op, attrs: Attrs, operands: Mapping[str, Array], threads: int = 1) -> list[Array]:
     """The op's outputs in order; weights become initializers."""
-    names = [f"out_{o}" for o in op.outputs]
-    fixed = [n for n in op.inputs if n in one_node.WEIGHT_NAMES]
-    node = one_node.Node(op, op.inputs, names, attrs)
+    return run_named(op, attrs, operands, op.outputs, threads)
+
+
+def run_named(
+    op: Op, attrs: Attrs, operands: Mapping[str, Array], outputs: Sequence[str], threads: int = 1
+) -> list[Array]:
+    """The same for an op whose outputs are as many as `outputs` names."""
+    names = [f"out_{o}" for o in outputs]
+    fixed = [n for n in operands if n in one_node.WEIGHT_NAMES]
+    node = one_node.Node(op, list(operands), names, attrs)
     results = one_node.run_graph([node], dict(operands), names, fixed, threads)
     return [results[n] for n in names]
 
