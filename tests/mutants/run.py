@@ -101,12 +101,23 @@ class Copy:
         subprocess.run([*git, "add", "-A"], check=True)
 
     def _interpreter(self, folder: Path) -> str:
-        """A virtual environment of the tree and of the libraries that this process has."""
+        """A virtual environment of the tree, and of the libraries that this process has."""
         venv.EnvBuilder(symlinks=True).create(folder)
         site = next(folder.glob("lib/python*/site-packages"))
-        libraries = [p for p in sys.path if p.endswith("-packages")]
-        (site / "mutants.pth").write_text("\n".join([str(self.tree), *libraries]) + "\n")
+        (site / "mutants.pth").write_text(f"{self.tree}\n")
+        # Linked one by one: some look for their shared libraries beside themselves only.
+        for path in (
+            p for folder in sys.path if folder.endswith("-packages") for p in _items(folder)
+        ):
+            if not (
+                path.name.startswith("__") or path.suffix == ".pth" or (site / path.name).exists()
+            ):
+                (site / path.name).symlink_to(path)
         return str(folder / "bin" / "python")
+
+
+def _items(folder: str) -> list[Path]:
+    return sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
 
 
 @dataclass
