@@ -2,7 +2,8 @@
 
     python -m tests.mutants.run                     all of tests/mutants/*.toml
     python -m tests.mutants.run --only scheduler    those whose label, file or reason has the word
-    python -m tests.mutants.run --sample 10         as many, drawn by --seed
+    python -m tests.mutants.run --sample 10         as many, drawn by --seed from those that set no
+                                                    timeout of their own
 
 Works in copies of the tree, one for each core; the tree itself is never changed. Exits with 1
 unless 95 % of the mutants that are not argued equivalent are killed and none is broken.
@@ -29,7 +30,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.house import ROOMS, ROOT, files
-from tests.mutants.listing import Mutant, faults, mutated, read
+from tests.mutants.listing import TIMEOUT, Mutant, faults, mutated, read
 
 WANTED = 0.95
 BASELINE = 600.0  # seconds for the unmutated tests of one file
@@ -276,7 +277,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     mutants = [m for m in read() if options.only in f"{m.label} {m.file} {m.why}"]
     if options.sample is not None:
-        some = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
+        quick = [m for m in mutants if m.timeout == TIMEOUT and not m.equivalent]
+        some = random.Random(options.seed).sample(quick, min(options.sample, len(quick)))
         mutants = [m for m in mutants if m in some]
     if wrong := [fault for mutant in mutants for fault in faults(ROOT, mutant)]:
         print("\n".join(wrong))
