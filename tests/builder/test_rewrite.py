@@ -139,7 +139,7 @@ def test_what_is_done_in_a_later_sweep_is_no_refusal() -> None:
 
 
 def test_a_rule_goes_on_until_nothing_is_found() -> None:
-    """Each sweep opens one place: as a last one does that another rule's sweep would miss."""
+    """A sweep of one place may open another."""
     left = iter(("triple", "round"))
 
     def find(scene: Scene, node: gs.Node) -> Place | None:
