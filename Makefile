@@ -1,4 +1,5 @@
-# Two commands, each from nothing: `make run` and `make test`. Neither needs a GPU.
+# Two commands, each from nothing: `make run` and `make test`. Neither needs a GPU. `make mutants`
+# breaks the sources by hand-made bugs and holds the tests to seeing them (docs/testing.md).
 # Set-up happens once and again whenever pyproject.toml changes.
 #   PYTHON=python3.12       another interpreter, 3.11 or later
 #   ORACLE_PIP_ARGS=...     arguments for installing torch, for instance, where the package index
@@ -13,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types clean
+.PHONY: run test lint types mutants clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -34,6 +35,9 @@ types: $(VENV)/.test
 	@ln -s $(CURDIR)/spark_engine/*.py $(CURDIR)/spark_engine/py.typed $(TYPED)/
 	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine
+
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutants.run
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -187,6 +187,17 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
         read_engine(folder / ENGINE)
 
 
+def test_a_manifest_of_equal_values_in_other_bytes_is_refused(folder: Path) -> None:
+    file = folder / "manifest.json"
+    data = file.read_bytes()
+    for same in (data.replace(b"\n", b"\n ", 1), data.replace(b": ", b":", 1), data[:-1]):
+        file.write_bytes(same)
+        with pytest.raises(EngineError, match="changed after it was written"):
+            open_folder(folder, "cpu")
+    file.write_bytes(data)
+    open_folder(folder, "cpu")
+
+
 def test_file_outside_the_folder_is_refused(folder: Path) -> None:
     bad = replace(example(folder), files={"../x": engine_file.digest_file(folder / ENGINE)})
     (folder / "manifest.json").write_bytes(bad.encode())

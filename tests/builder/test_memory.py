@@ -58,6 +58,19 @@ def test_an_alias_extends_its_source() -> None:
     assert blocks == (Block("inner", 256, 0, 2),)
 
 
+def test_an_alias_of_an_alias_lies_where_the_first_does() -> None:
+    names = ("x", "inner", "once", "twice", "out")
+    x, inner, once, twice, out = (variable(TensorSpec(n, DType.F32, (4,))) for n in names)
+    nodes = [
+        gs.Node("double", name="n0", inputs=[x], outputs=[inner], domain="spark"),
+        gs.Node("accumulate", name="n1", inputs=[x, inner], outputs=[once], domain="spark"),
+        gs.Node("accumulate", name="n2", inputs=[x, once], outputs=[twice], domain="spark"),
+        gs.Node("double", name="n3", inputs=[twice], outputs=[out], domain="spark"),
+    ]
+    blocks = lifetimes(gs.Graph(nodes, [x], [out]), OPS, {})
+    assert blocks == (Block("inner", 256, 0, 3),)
+
+
 def test_totals() -> None:
     page = TensorSpec("k", DType.U8, (3, 64))
     slot = TensorSpec("seen", DType.I32, (5,))

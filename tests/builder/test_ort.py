@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,16 @@ def test_equal_bodies_are_one_function() -> None:
     assert [n.op_type for n in model.graph.node].count(names[0]) == 2
 
 
+def test_attributes_and_shapes_tell_bodies_apart() -> None:
+    text = '<domain: "spark", opset_import: ["" : 23]> f (x) => (y) {y = Mul(x, x)}'
+    body = lambda attrs, specs: text.replace("Mul", attrs["by"])  # noqa: E731
+    functions = ort.Functions({**OPS, "double": replace(OPS["double"], body=body)})
+    specs = [(TensorSpec("x", DType.F32, (n,)),) for n in (2, 3)]
+    names = [functions.name("double", {"by": by}, s) for by in ("Mul", "Add") for s in specs]
+    assert names[0] == names[1] != names[2] == names[3], "by what the body says, not by who asks"
+    assert sorted(functions.protos) == sorted({names[0], names[2]})
+
+
 def test_nodes_say_what_they_were() -> None:
     node = compile_toy().graph.node[0]
     origin = {p.key: json.loads(p.value) for p in node.metadata_props}
@@ -82,8 +93,6 @@ def test_the_header_orders_steps_before_tables() -> None:
 
 
 def test_a_body_that_does_not_parse_is_our_bug() -> None:
-    from dataclasses import replace
-
     ops = {**OPS, "double": replace(OPS["double"], body=lambda attrs, specs: "nonsense")}
     with pytest.raises(GraphError, match="body of double_.* does not parse"):
         ort.compile(toy_graph(), SIZE, {}, ops)

@@ -8,12 +8,17 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import add_node, variable
+from spark_engine.builder.graph import add_node, detach, variable
 from spark_engine.builder.merge_rules import MERGE_PROJECTIONS
 from spark_engine.builder.quant_rules import ACT_QUANT, NORM_QUANT
 from spark_engine.builder.rewrite import Place, Rule, Scene, rewrite
 from spark_engine.builder.rules import RULES
-from spark_engine.builder.weights import joined_name, without_input_scale
+from spark_engine.builder.weights import (
+    add_weight,
+    joined_name,
+    same_values,
+    without_input_scale,
+)
 from spark_engine.errors import GraphError
 from spark_engine.models import weights
 from spark_engine.models.weights import Recipe
@@ -112,6 +117,56 @@ def test_counts_and_refusals() -> None:
     assert [(r.rule, r.node, r.reason) for r in done.refusals] == [
         ("undouble", "h", "it is Sunday")
     ]
+
+
+def test_what_is_done_in_a_later_sweep_is_no_refusal() -> None:
+    """The Add is refused as long as `double` stands before it."""
+
+    def find(scene: Scene, node: gs.Node) -> Place | None:
+        return Place(node, {}) if node.op in ("double", "Add") else None
+
+    def check(scene: Scene, place: Place) -> str | None:
+        doubled = any(n.op == "double" for n in scene.graph.nodes)
+        return "later" if place.root.op == "Add" and doubled else None
+
+    def replace(scene: Scene, place: Place) -> None:
+        place.root.op = "Sub" if place.root.op == "Add" else "round"
+
+    scene = toy_scene()
+    scene.graph.nodes[:2] = scene.graph.nodes[1::-1]  # the Add is met first
+    done = rewrite(scene, [Rule("late", find, check, replace)])
+    assert done.counts == {"late": 2} and done.refusals == ()
+
+
+def test_a_rule_goes_on_until_nothing_is_found() -> None:
+    """A sweep of one place may open another."""
+    left = iter(("triple", "round"))
+
+    def find(scene: Scene, node: gs.Node) -> Place | None:
+        return Place(node, {}) if node.op in ("double", "triple") else None
+
+    def replace(scene: Scene, place: Place) -> None:
+        place.root.op = next(left)
+
+    done = rewrite(toy_scene(), [Rule("down", find, lambda scene, place: None, replace)])
+    assert done.counts == {"down": 2}
+
+
+def test_a_node_that_the_sweep_removed_is_passed() -> None:
+    """The rule takes the `double` away that stands later in the order."""
+    scene, seen = toy_scene(), []
+
+    def find(scene: Scene, node: gs.Node) -> Place | None:
+        seen.append(node.name)
+        return Place(node, {}) if node.op == "Add" and node.inputs[0].name == "h" else None
+
+    def replace(scene: Scene, place: Place) -> None:
+        detach(next(n for n in scene.graph.nodes if n.op == "double"))
+        place.root.inputs[0] = scene.graph.inputs[0]
+
+    scene.graph.nodes[:2] = scene.graph.nodes[1::-1]
+    assert rewrite(scene, [Rule("cut", find, lambda s, p: None, replace)]).counts == {"cut": 1}
+    assert "h" not in seen
 
 
 def test_a_rule_that_never_ends_is_our_bug() -> None:
@@ -230,6 +285,22 @@ def test_a_projection_that_another_node_reads_is_not_merged(reader: str) -> None
     assert [r.reason for r in done.refusals] == [f"{reader} is also read alone"]
 
 
+def test_projections_of_different_attributes_are_not_merged() -> None:
+    b = merged(8, 8)
+    b.scene.graph.nodes[1].attrs["dtype"] = "bf16"
+    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    assert refusal.reason == "p1 and p0 have different attributes"
+
+
+def test_fp8_stays_apart_where_the_scales_differ() -> None:
+    b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.25}))
+    scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
+    codes = b.op("fp8_quant", [b.input("x"), scale], "q")
+    parts = [b.fp8_linear(codes, s, n, 16) for n, s in (("a", scale), ("b", other))]
+    done = b.done(b.standard("Concat", parts, "ab", 32, axis=1))
+    assert [r.reason for r in done.refusals] == ["b and a read inputs quantised differently"]
+
+
 def test_fp8_merges_where_the_scales_are_equal() -> None:
     b = Bench(Store(**{"a.scale": 0.5, "b.scale": 0.5}))
     scale, other = b.weight("a.scale", DType.F32), b.weight("b.scale", DType.F32)
@@ -299,6 +370,32 @@ def test_experts_and_the_next_norm_are_one_launch(swapped: bool) -> None:
     assert dict(node.attrs) == made
 
 
+def test_a_quantised_value_that_is_shown_is_written_too() -> None:
+    b = Bench()
+    y = b.norm(b.input("x"))
+    done = b.done(b.fp8(y, "a"), y)
+    assert done.counts["norm_quant"] == 1 and b.node("norm_quant").attrs["keep"] == 1
+    assert [t.name for t in b.node("norm_quant").outputs] == ["norm", "a.q"]
+
+
+def test_a_weight_of_another_recipe_under_a_known_name_is_our_bug() -> None:
+    b = Bench()
+    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    first = add_weight(b.scene, "w", one)
+    assert add_weight(b.scene, "w", one) is first and len(b.scene.graph.inputs) == 1
+    with pytest.raises(GraphError, match="two different weights are named w"):
+        add_weight(b.scene, "w", two)
+
+
+def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
+    b = Bench(Store(a=0.5, b=0.5, c=0.25))
+    a, same, other = (b.weight(n, DType.F32) for n in "abc")
+    assert same_values(b.scene, [a], [same]) and not same_values(b.scene, [a], [other])
+    wide = weights.reshape(weights.source("a", DType.F32, ()), (1,))
+    assert not same_values(b.scene, [a], [add_weight(b.scene, "wide", wide)])
+    assert not same_values(b.scene, [a], [b.input("x")])
+
+
 def test_experts_whose_sum_is_read_alone_stay_apart() -> None:
     b, h, routed = experts_bench()
     done = b.done(b.norm(b.standard("Add", [h, routed], "sum", K)), routed)
@@ -342,13 +439,67 @@ def test_a_gate_without_quantiser_is_taken_too() -> None:
     assert dict(b.node("attention_decode").attrs)["keep"] == 1
 
 
-@pytest.mark.parametrize("why", ["tiles", "read alone", "another projection"])
+@pytest.mark.parametrize("why", ["tiles", "read alone", "read by another", "another projection"])
 def test_attention_that_stays_apart(why: str) -> None:
     b, qkv, (o, *pages), _ = attention_bench(64 if why == "tiles" else 1)
     gates = b.input("other", 2 * 3 * 32) if why == "another projection" else qkv
     y = b.op("sigmoid_gate", [o, gates], "y", heads=2, head_dim=32)
-    done = b.done(y, *pages, *([o] if why == "read alone" else []))
-    assert done.counts["attention_decode"] == 0 and b.ops["sigmoid_gate"] == 1
-    reasons = {"tiles": [], "read alone": ["o is also read alone"]}
+    shown = [o] if why == "read alone" else []
+    if why == "read by another":
+        shown = [b.op("sigmoid_gate", [o, b.input("q2", 2 * 3 * 32)], "y2", heads=2, head_dim=32)]
+    done = b.done(y, *pages, *shown)
+    assert done.counts["attention_decode"] == 0 and b.ops["paged_attention"] == 1
+    alone = "o is also read alone"
+    reasons = {"tiles": [], "read alone": [alone], "read by another": [alone, alone]}
     want = reasons.get(why, ["o and y read different projections"])
     assert [r.reason for r in done.refusals if r.rule == "attention_decode"] == want
+
+
+def delta_bench(why: str = "") -> tuple[Bench, list[gs.Tensor]]:
+    """A decode layer's convolution, step and norm, with one thing amiss; and its results."""
+    b, value = Bench(), 2 * 32
+    slots, starts, counts, other = (
+        variable(TensorSpec(n, DType.I32, ("tokens",))) for n in ("slots", "starts", "counts", "o")
+    )
+    conv_state = variable(TensorSpec("conv_state", DType.F32, (5, 3, 3 * value)))
+    state = variable(TensorSpec("gdn_state", DType.F32, (5, 2, 32, 32)))
+    b.scene.graph.inputs += [slots, starts, counts, other, conv_state, state]
+    qkvz, ba = b.input("qkvz", 4 * value), b.input("ba", 4)
+    kernel = b.weight("conv.weight", DType.F32, 3 * value, 4)
+    rows = [slots, starts, counts]
+    mixed, conv_out = b.op("causal_conv", [qkvz, kernel, conv_state, *rows], "c", "c.out", tile=1)
+    decay = [b.weight(n, DType.F32, 2) for n in ("A_log", "dt_bias")]
+    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1}
+    seen = [slots, starts, other] if why == "other rows" else rows
+    operands = [mixed, ba, *decay, state, *seen]
+    o, state_out = b.op("gated_delta_step", operands, "o_", "state.out", **heads)
+    gates = b.input("other_qkvz", 4 * value) if why == "another projection" else qkvz
+    norm = {"eps": 1e-6, "heads": 2, "offset": 3 * value}
+    y = b.op("gated_norm", [o, gates, b.weight("n", DType.F32, 32)], "y", **norm)
+    alone = {"convolution read": [mixed], "step shown": [o]}.get(why, [])
+    return b, [y, conv_out, state_out, *alone]
+
+
+def test_a_decode_layer_of_the_delta_net_is_one_launch() -> None:
+    b, results = delta_bench()
+    assert b.done(*results).counts["gdn_decode"] == 1 and b.ops == {"gdn_decode": 1}
+    node = b.node("gdn_decode")
+    want = ["qkvz", "ba", "conv.weight", "conv_state", "A_log", "dt_bias", "gdn_state", "n"]
+    assert [t.name for t in node.inputs] == [*want, "slots", "starts", "counts"]
+    assert [t.name for t in node.outputs] == ["c.out", "state.out", "y"] and node.name == "y"
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("convolution read", "c is also read alone"),
+        ("step shown", "o_ is also read alone"),
+        ("another projection", "c and y read different projections"),
+        ("other rows", "c and o_ read different rows"),
+    ],
+)
+def test_a_delta_net_that_stays_apart(why: str, reason: str) -> None:
+    b, results = delta_bench(why)
+    done = b.done(*results)
+    assert done.counts["gdn_decode"] == 0 and b.ops["gated_norm"] == 1
+    assert [r.reason for r in done.refusals if r.rule == "gdn_decode"] == [reason]

@@ -166,6 +166,48 @@ def test_bits_that_hang_on_neighbours_are_no_choice() -> None:
     assert "decode_b1.engine, decode_b8.engine" in made.agree(graph(), SIZES)["double"]
 
 
+def test_an_order_is_as_fast_as_its_fastest_tactic() -> None:
+    """`a` has two tactics, the slow one last; `b` stands between them."""
+    same = {"bits": lambda rows: "a"}
+    made = chooser(
+        tactic("a fast", lambda rows: 1.0, **same),
+        tactic("a slow", lambda rows: 9.0, **same),
+        tactic("b", lambda rows: 3.0),
+    )
+    assert made.agree(graph(), SIZES) == {} and chosen(made) == ["a fast", "a fast"]
+
+
+def test_the_order_agreed_on_is_fastest_over_all_buckets_and_known_to_all() -> None:
+    """`one` is fastest for one row, `both` in sum; `ends` lacks the bucket in the middle."""
+    sizes = [Size("decode", rows) for rows in (1, 4, 8)]
+    one = tactic("one", lambda rows: 1.0 if rows == 1 else 50.0)
+    both = tactic("both", lambda rows: 5.0)
+    ends = tactic("ends", lambda rows: 0.1, bits=lambda rows: None if rows == 4 else "ends")
+    made = chooser(one, both, ends)
+    assert made.agree(graph(), sizes) == {} and chosen(made) == ["both", "both"]
+
+
+def test_what_was_decided_before_the_buckets_agreed_is_decided_again() -> None:
+    made = chooser(*few_and_many())
+    assert chosen(made) == ["few", "many"]
+    made.agree(graph(), SIZES)
+    assert chosen(made) == ["many", "many"]
+
+
+def test_families_agree_apart() -> None:
+    """What decode agreed on is no word on prefill, whose tactics take other numbers of rows."""
+    made = chooser(*few_and_many())
+    made.agree(graph(), SIZES)
+    (node,) = graph().nodes
+    choice = made.node(node, Size("prefill", 1))
+    assert choice.tactic is not None and choice.tactic.name == "few"
+
+
+def test_nodes_of_other_dtypes_are_decided_apart() -> None:
+    work = {d: Work("op", None, {}, (TensorSpec("x", d, (4,)),), (), frozenset()) for d in DType}
+    assert len({w.key for w in work.values()}) == len(DType)
+
+
 def test_rivals_are_those_that_compete() -> None:
     made = chooser(*few_and_many())
     found = made.rivals([(graph(), SIZES)])

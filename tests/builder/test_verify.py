@@ -82,6 +82,39 @@ def broadcast(g: gs.Graph) -> None:
     g.inputs[1].shape = [3]
 
 
+def shape(g: gs.Graph) -> None:
+    g.nodes[0].outputs[0].shape = ["rows", 4]
+
+
+def too_few(g: gs.Graph) -> None:
+    g.nodes[2].inputs = g.nodes[2].inputs[:1]
+
+
+def written_input(g: gs.Graph) -> None:
+    g.inputs[0].inputs.append(g.nodes[2])
+
+
+def self_reading(g: gs.Graph) -> None:
+    g.nodes[0].inputs = [g.nodes[0].outputs[0]]
+
+
+def joined_rows(g: gs.Graph) -> None:
+    g.nodes[1].op, g.nodes[1].attrs["axis"] = "Concat", 0
+
+
+def state_of_another(g: gs.Graph) -> None:
+    g.nodes[2].inputs[1] = g.inputs[1]
+
+
+def state_shape(g: gs.Graph) -> None:
+    g.outputs[0].shape = ["rows", 4]
+
+
+def state_gathered(g: gs.Graph) -> None:
+    part = f32("part", "rows", 3)
+    g.nodes.insert(0, gs.Node("Gather", name="g", inputs=[g.inputs[2]], outputs=[part]))
+
+
 def state_lost(g: gs.Graph) -> None:
     g.outputs[0].name = "other"
 
@@ -130,6 +163,14 @@ def crowded(g: gs.Graph) -> None:
         (disorder, "order", "stands before"),
         (dtype, "inference", "writes h bf16"),
         (broadcast, "inference", "no broadcasting"),
+        (shape, "inference", "writes h f32"),
+        (too_few, "operands", "has 1 inputs"),
+        (written_input, "wiring", "x is written 1 times"),
+        (self_reading, "order", "h stands before h"),
+        (joined_rows, "inference", "must join last axes"),
+        (state_of_another, "states", "not an in-place update of total"),
+        (state_shape, "states", "total.out is total.out f32"),
+        (state_gathered, "no_state_copies", "Gather g copies state total"),
         (state_lost, "states", "has no output total.out"),
         (state_replaced, "states", "not an in-place update"),
         (read_late, "hazards", "late read total after last"),
@@ -143,6 +184,37 @@ def test_each_fault_is_seen(spoil: Callable[[gs.Graph], None], check: str, words
     spoil(graph)
     known = [c for c in CHECKS if c.__name__ == check]
     assert words in " ".join(known[0](subject(graph)))
+
+
+@pytest.mark.parametrize(("count", "legal"), [(0, False), (1, True), (2, True), (5, True)])
+def test_a_last_operand_may_repeat(count: int, legal: bool) -> None:
+    """`x` and any number of `parts*`."""
+    graph = toy_graph()
+    ops = {**OPS, "double": replace(OPS["double"], inputs=("x", "parts*"))}
+    graph.nodes[0].inputs = [graph.inputs[1]] * count
+    found = list(verify.operands(replace(subject(graph), ops=ops)))
+    assert not found if legal else "has 0 inputs" in found[0]
+
+
+def test_a_missing_attribute_is_named() -> None:
+    ops = {**OPS, "double": replace(OPS["double"], attrs={"eps": None, "tile": 1})}
+    found = list(verify.operands(replace(subject(toy_graph()), ops=ops)))
+    assert found == ["double h: attributes unknown [], missing ['eps']"]
+
+
+def test_as_many_launches_as_the_limit_are_legal() -> None:
+    graph = toy_graph()
+    crowded(graph)
+    graph.nodes.pop()
+    assert not list(verify.launches(subject(graph)))
+
+
+def test_outputs_have_their_dtype_and_shape() -> None:
+    graph = toy_graph()
+    for name, dtype in (("next_tokens", DType.I64), ("ok", DType.I32)):
+        graph.outputs.append(variable(TensorSpec(name, dtype, ("rows",))))
+    found = [c.split()[1] for c in verify.outputs(subject(graph))]
+    assert found == ["next_tokens", "logprobs", "top_ids", "top_logprobs", "logits"]
 
 
 def test_prefill_may_quantise_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,26 @@ def test_a_near_tie_excuses_another_token() -> None:
     verdicts = Compare(LIMITS)(other, _results())
     assert all(verdicts.values())
     assert verdicts["logits"].figures["near_ties"] == 1
+
+
+def test_strays_of_logits_are_those_of_either_measure() -> None:
+    """Row 1 is too far off and chooses alike; row 2 chooses another token by a hair."""
+    truth = np.array([[9, 0, 0], [0, 9, 0], [5, 4.8, 0]], np.float32)
+    x = np.array([[9, 0, 0], [0, 10, 0], [4.86, 4.94, 0]], np.float32)
+    limits = replace(LIMITS, rel_l2=0.05, kl=9)
+    verdict = Compare(limits)({"logits": x}, {"logits": truth})["logits"]
+    assert (verdict.rows, verdict.strays) == (3, 1)
+    assert "1 of 3 rows choose another token" in verdict.reason and "in row 1" in verdict.reason
+    verdict = Compare(limits)({"logits": x[[0, 2]]}, {"logits": truth[[0, 2]]})["logits"]
+    assert verdict.strays == 1
+
+
+def test_one_wrong_probability_of_many_is_the_rows() -> None:
+    truth = np.log(np.full((2, 20), 0.05))
+    x = truth.copy()
+    x[1, 7] = np.log(0.08)
+    verdict = Compare(LIMITS)({"top_logprobs": x}, {"top_logprobs": truth})["top_logprobs"]
+    assert not verdict and (verdict.rows, verdict.strays) == (2, 1)
 
 
 def test_rows_of_the_table() -> None:

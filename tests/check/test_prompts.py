@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spark_engine.check.prompts import DECODED, LENGTHS, Launch, Session, sessions
+from spark_engine.check.prompts import (
+    DECODED,
+    LENGTHS,
+    Launch,
+    Session,
+    Text,
+    next_launches,
+    sessions,
+)
 from spark_engine.interface import TILE, Limits
 
 LIMITS = Limits(max_seqs=8, max_context=192, pages=24, vocab=97)
@@ -81,6 +89,25 @@ def test_small_engines_get_smaller_sessions() -> None:
     for session in sessions(tiny, [("decode", 2), ("prefill", 1)]):
         assert _replay(session)
         assert max(len(t.ids) for t in session.texts) <= 70
+
+
+def test_a_launch_emits_from_the_prompts_last_token_on() -> None:
+    for session in sessions(LIMITS, BUCKETS):
+        prompts = {text.slot: text.prompt for text in session.texts}
+        for launch in session.launches:
+            rows = zip(launch.slots, launch.starts, launch.counts, launch.emit, strict=True)
+            for slot, start, count, emit in rows:
+                assert emit == (slot >= 0 and start + count >= prompts[int(slot)])
+
+
+def test_texts_go_on_until_their_room_is_used() -> None:
+    text = Text(slot=3, pages=(0,), ids=(1, 2, 3, 0, 0), prompt=3)  # room for two tokens
+    session = Session("s", (text,), {}, ())
+    steps = [list(next_launches(session, {3: said}, 2)) for said in ([7], [7, 8], [7, 8, 9])]
+    assert [len(launches) for launches in steps] == [1, 1, 0]
+    (launch,) = steps[1]
+    assert launch.token_ids.tolist() == [8, 0] and launch.slots.tolist() == [3, -1]
+    assert launch.starts[0] == 4 and launch.emit.tolist() == [1, 0]
 
 
 def test_seeds_decide() -> None:

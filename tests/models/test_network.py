@@ -12,12 +12,14 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine import interface
-from spark_engine.errors import CheckpointError, OptionError
+from spark_engine.errors import CheckpointError, GraphError, OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.models import weights
 from spark_engine.models.checkpoint import open_checkpoint
 from spark_engine.models.model import Model, describe, open_model
 from spark_engine.models.network import Network, build_network
-from spark_engine.tensors import DType
+from spark_engine.models.writer import Writer
+from spark_engine.tensors import DType, TensorSpec
 from tests.checkpoint_files import FORMATS, write_shards
 from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
@@ -249,8 +251,9 @@ def test_published_models_lower_from_their_configs_alone(name: str) -> None:
 
 def test_contradictory_limits_and_families(tmp_path: Path) -> None:
     model = describe(text_config(False))
-    with pytest.raises(OptionError, match="vocabulary of 9"):
-        build_network(model, "decode", Limits(4, 256, 16, 9), F32)
+    for vocab in (9, 513):
+        with pytest.raises(OptionError, match=f"vocabulary of {vocab}"):
+            build_network(model, "decode", Limits(4, 256, 16, vocab), F32)
     with pytest.raises(OptionError, match="'chunk'"):
         build_network(model, "chunk", Limits(4, 256, 16, 512), F32)
 
@@ -267,3 +270,16 @@ def test_described_equals_opened(tmp_path: Path) -> None:
 
 def _spelled(network: Network) -> list[tuple[str, Mapping[str, object], list[str]]]:
     return [(n.op, n.attrs, [t.name for t in n.inputs]) for n in network.graph.nodes]
+
+
+def test_a_name_stands_for_one_tensor_and_one_recipe(tmp_path: Path) -> None:
+    w = Writer(describe(text_config(False)), "decode", Limits(4, 256, 16, 512), F32)
+    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    first = w.weight("a", one)
+    assert w.weight("a", one) is first and [t.name for t in w.graph.inputs] == ["a"]
+    with pytest.raises(GraphError, match="weight a has two recipes"):
+        w.weight("a", two)
+    with pytest.raises(GraphError, match="two tensors are named a"):
+        w.input(TensorSpec("a", DType.F32, (2,)))
+    with pytest.raises(GraphError, match="the decode graph has no tensor b yet"):
+        w["b"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from spark_engine.errors import CheckpointError
 from spark_engine.models.model import Model, open_model
 from spark_engine.models.modules import linears
-from spark_engine.models.params import Projection, expert_params, projection
+from spark_engine.models.params import Projection, _per_row, expert_params, projection
 from spark_engine.models.schemes import Scheme
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights import Recipe, constant
 from spark_engine.tensors import Array
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import Written, write_checkpoint
@@ -106,3 +106,15 @@ def test_blocks_that_do_not_tile_gate_and_up(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"moe_intermediate_size": 192}, "fp8_block", moe=True)
     with pytest.raises(CheckpointError, match="moe_intermediate_size is 192"):
         expert_params(open_model(tmp_path), "layers.0.mlp.experts", Scheme.FP8_BLOCK)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 1)])
+def test_a_scale_of_the_tensor_or_of_each_row_is_one_of_each_row(shape: tuple[int, ...]) -> None:
+    class Nothing:
+        def read(self, name: str) -> Array:
+            raise AssertionError(name)
+
+    stored = np.arange(1, 1 + int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    found = _per_row(constant(stored), 3).evaluate(Nothing())
+    assert found.tolist() == (stored.ravel().tolist() if stored.size == 3 else [1, 1, 1])
+    assert _per_row(constant(np.ones(shape and (1,))), 1).shape == (1,)

@@ -186,6 +186,29 @@ def test_files_that_contradict_each_other() -> None:
         _table(row, hf=hf)
 
 
+@pytest.mark.parametrize("where", ["config", "hf"])
+def test_either_file_may_ask_for_an_fp8_cache(where: str) -> None:
+    row, hf = quantisation_configs("fp8", [])
+    assert not _table(row, hf=hf).kv_fp8
+    if where == "hf":
+        hf = {**hf, "quantization": {**hf["quantization"], "kv_cache_quant_algo": "FP8"}}
+    else:
+        row = {**row, "kv_cache_quant_algo": "FP8"}
+    assert _table(row, hf=hf).kv_fp8
+
+
+def test_experts_in_two_quantised_formats() -> None:
+    layers = {
+        f"model.layers.1.mlp.experts.{e}.{p}_proj": {"quant_algo": "FP8"}
+        for e in range(8)
+        for p in ("gate", "up", "down")
+    }
+    layers["model.layers.1.mlp.experts.3.up_proj"] = {"quant_algo": "W4A16_NVFP4"}
+    row = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with pytest.raises(CheckpointError, match=r"experts.3.up_proj is nvfp4, but other .* are fp8"):
+        _table(row, MOE)
+
+
 def test_experts_that_differ() -> None:
     row = {"quant_method": "modelopt", "quant_algo": "FP8"}
     row["ignore"] = ["model.layers.1.mlp.experts.3.up_proj"]

@@ -80,6 +80,25 @@ def test_yarn_is_transformers(more: dict[str, Any]) -> None:
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
+def test_an_older_spelling_of_yarn_is_yarn() -> None:
+    row = {k: v for k, v in YARN.items() if k not in ("rope_type", *BASE)} | {"type": "yarn"}
+    assert rope_from_hf(TEXT | BASE | {"rope_scaling": row}) == _rope(YARN)
+
+
+def test_mscale_counts_beside_mscale_all_dim_only() -> None:
+    default = _rope(YARN).attention_factor
+    for one in ({"mscale": 0.7}, {"mscale_all_dim": 0.7}):
+        assert _rope(YARN | one).attention_factor == default
+    both = _rope(YARN | {"mscale": 0.7, "mscale_all_dim": 0.3}).attention_factor
+    assert both == pytest.approx((0.07 * math.log(4) + 1) / (0.03 * math.log(4) + 1))
+
+
+@pytest.mark.parametrize(("head_dim", "part"), [(6, 0.5), (2, 0.5), (8, 1.25)])
+def test_rotary_dimensions_are_even_and_within_the_head(head_dim: int, part: float) -> None:
+    with pytest.raises(CheckpointError, match="rotary dimensions; they must be even"):
+        _rope(BASE | {"partial_rotary_factor": part}, head_dim=head_dim)
+
+
 def test_bad_factors() -> None:
     with pytest.raises(CheckpointError, match="yarn factor is 0.5"):
         _rope(YARN | {"factor": 0.5})

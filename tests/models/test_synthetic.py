@@ -46,6 +46,7 @@ def test_written_shards_are_the_drawn_tensors(tmp_path: Path, format: str, moe: 
     drawn = open_synthetic(folder(tmp_path / "drawn", format, moe))
     write_checkpoint(drawn, tmp_path / "written", shard_bytes=200_000)
     written = open_checkpoint(tmp_path / "written")
+    _check_shards(tmp_path / "written", 200_000)
     assert set(written.tensors) == set(drawn.tensors) and len(written.maps) > 1
     for name in drawn.tensors:
         value = drawn.read(name)
@@ -53,6 +54,27 @@ def test_written_shards_are_the_drawn_tensors(tmp_path: Path, format: str, moe: 
         assert value.dtype == written.read(name).dtype
         assert np.isfinite(value.astype(np.float64)).all(), name
     assert open_model(tmp_path / "written").parameters == open_model(tmp_path / "drawn").parameters
+
+
+def _check_shards(path: Path, most: int) -> None:
+    """No shard but one of a single tensor is larger, and the data begins at a multiple of 8."""
+    for file in path.glob("*.safetensors"):
+        data = file.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        names = [n for n in json.loads(data[8 : 8 + length]) if n != "__metadata__"]
+        assert length % 8 == 0 and (len(data) - 8 - length <= most or len(names) == 1)
+
+
+def test_globals_of_compressed_tensors_divide(tmp_path: Path) -> None:
+    reader = open_synthetic(folder(tmp_path / "m", "ct_nvfp4_a4", False))
+    p = "model.language_model.layers.0.mlp.gate_proj"
+    codes = reader.read(f"{p}.weight_packed")
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.stack([table[codes & 7], table[codes >> 4 & 7]], -1).reshape(len(codes), -1)
+    values *= np.repeat(reader.read(f"{p}.weight_scale").astype(np.float32), 16, 1)
+    values /= reader.read(f"{p}.weight_global_scale")
+    assert np.sqrt(np.mean(values**2)) * np.sqrt(values.shape[1]) == pytest.approx(1, rel=0.03)
+    assert reader.read(f"{p}.input_global_scale").item() == 2688 / 8
 
 
 def test_a_tensor_depends_on_seed_and_name_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from spark_engine.models.modules import Layout
 from spark_engine.models.quantisation import quant_table
 from spark_engine.models.tensors import Expected, expected_tensors, usual
 from spark_engine.tensors import DType
-from tests.checkpoint_files import FORMATS, PLAIN, write_shards
-from tests.checkpoints import write_checkpoint
+from tests.checkpoint_files import FORMATS, PLAIN, quantisation_configs, write_shards
+from tests.checkpoints import text_config, write_checkpoint
 from tests.models import nvidia_configs
 
 
@@ -155,6 +156,40 @@ def test_many_faults_are_counted(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\n  and \d+ more\n") as caught:
         open_model(tmp_path)
     assert str(caught.value).count("\n  ") == 11
+
+
+def test_ten_faults_are_all_told(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    names = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj")
+    lost = [f"model.layers.{i}.{n}.weight" for i in range(4) for n in names][:10]
+    _rewrite(tmp_path, dict.fromkeys(lost))
+    with pytest.raises(CheckpointError, match="10 tensors do not fit") as caught:
+        open_model(tmp_path)
+    assert "more" not in str(caught.value) and all(name in str(caught.value) for name in lost)
+
+
+def _table_of(format: str, **config: int) -> Mapping[str, Expected]:
+    """The tensors of a small dense checkpoint of these sizes."""
+    config_json = text_config(False, config)
+    row, hf = quantisation_configs(format, [])
+    config_json |= {"quantization_config": row} if row else {}
+    read = ModelConfig.from_hf(config_json)
+    return expected_tensors(read, quant_table(read, config_json, hf or {}), Layout("model.", False))
+
+
+def test_scales_of_ragged_matrices() -> None:
+    """A last block may be short; a scale for each column is none."""
+    found = _table_of("fp8_block", intermediate_size=200)
+    scale = found["model.layers.0.mlp.gate_proj.weight_scale_inv"]
+    assert scale.shapes == ((2, 1),)
+    assert found["model.layers.0.mlp.down_proj.weight_scale_inv"].shapes == ((1, 2),)
+    scale = _table_of("fp8", intermediate_size=200)["model.layers.0.mlp.gate_proj.weight_scale"]
+    assert scale.shapes == ((), (1,), (200, 1), (200,))
+
+
+def test_columns_that_do_not_split_into_groups() -> None:
+    with pytest.raises(CheckpointError, match="down_proj: 200 columns do not split"):
+        _table_of("nvfp4", intermediate_size=200)
 
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - set(PLAIN)))

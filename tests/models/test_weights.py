@@ -92,10 +92,12 @@ def test_equal_recipes_are_equal_and_hashable() -> None:
     "join",
     [
         lambda: w.concat0([A, STORE.source("half")]),
+        lambda: w.concat0([STORE.source("half"), w.constant([1.0])]),
         lambda: w.stack([A, B]),
         lambda: w.append_expert(w.stack([A, A]), B),
         lambda: w.append_expert(w.stack([A]), w.Recipe("source", DType.BF16, (2, 3), source="a")),
         lambda: w.reshape(A, (4, 2)),
+        lambda: w.reshape(A, (2, 2)),
         lambda: w.repeat(A, 2),
         lambda: w.multiply(A, B),
     ],
@@ -109,3 +111,8 @@ def test_what_does_not_fit_is_refused(join: object) -> None:
 def test_a_file_that_gives_another_shape_is_caught() -> None:
     with pytest.raises(GraphError, match="recipe source gave"):
         w.source("a", DType.F32, (3, 2)).evaluate(STORE)
+
+
+def test_a_file_that_gives_another_dtype_is_caught() -> None:
+    with pytest.raises(GraphError, match="recipe source gave bfloat16"):
+        w.source("half", DType.F16, (3,)).evaluate(STORE)

@@ -156,6 +156,25 @@ def test_fail_ends_every_request_with_an_error(depth: int) -> None:
     assert {(e.finish, e.message) for e in events} == {(FinishReason.ERROR, "the device is gone")}
 
 
+def test_fail_ends_what_the_queues_have_lost() -> None:
+    engine = make()
+    numbers = [ask(engine, ignore_eos=True) for _ in range(2)]
+    engine.step()
+    engine.scheduler.running.pop()  # a step that raised between two queues
+    assert [e.request_id for e in engine.fail("lost")] == numbers and not engine._live
+
+
+@BOTH
+def test_an_end_id_at_the_limit_is_an_end_and_not_a_cut(depth: int) -> None:
+    engine = make(depth)
+    free = ask(engine, max_tokens=100, ignore_eos=True)
+    first = next(i for i, e in enumerate(finish(engine)[free]) if e.token in EOS)
+    ended, cut = ask(engine, max_tokens=first + 1), ask(engine, max_tokens=first)
+    events = finish(engine)
+    assert events[ended][-1].finish is FinishReason.STOP
+    assert events[cut][-1].finish is FinishReason.LENGTH
+
+
 def test_seeds_are_drawn_once_per_request_and_repeat_with_the_engines_seed() -> None:
     def tokens(seed: int) -> list[list[int | None]]:
         engine = make(seed=seed)
@@ -183,6 +202,17 @@ def test_stats_count_what_happened() -> None:
     assert isinstance(buckets, dict) and buckets["prefill_2"] == 3
     age = stats["last_step_age"]
     assert isinstance(age, float) and 0 <= age < 60
+
+
+def test_a_swapped_request_is_not_counted_as_waiting() -> None:
+    engine = make(limits=Limits(1, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5))
+    ask(engine, ignore_eos=True)
+    engine.step(), engine.step()
+    engine.submit(Request((1, 2), SamplingParams(ignore_eos=True), priority=1))
+    engine.step()
+    stats = engine.stats()
+    assert (stats["running"], stats["waiting"], stats["swapped"]) == (1, 0, 1)
+    assert stats["preempted_swap"] == 1 and stats["swap_bytes"] != 0
 
 
 def test_check_idle_names_what_is_left() -> None:

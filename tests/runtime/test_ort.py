@@ -53,6 +53,13 @@ HASTY = """{
   logits = Gather(late, slots)
 }"""
 
+# The state's rows are turned round: wrong when read where they are written, whatever is shown.
+TURNED = """{
+  logits = Gather(memory, slots)
+  back = Constant<value_ints: ints = [3, 2, 1, 0]>()
+  "memory.out" = Gather(memory, back)
+}"""
+
 
 def model(body: str) -> bytes:
     """A bucket whose `weight` [5] lies at byte 64 of the weights file."""
@@ -109,6 +116,14 @@ def test_a_model_that_does_not_bear_aliases_is_found_out_and_still_right(
     assert (b["logits"] == before[[2, 0]]).all()
     assert (b["memory"][[2, 0]] == before[[2, 0]] + np.arange(1, 6)).all()
     assert (b["memory"][[1, 3]] == before[[1, 3]]).all()
+
+
+def test_a_state_that_does_not_bear_its_alias_is_found_out_by_itself(folder: Path) -> None:
+    executor, b = OrtExecutor(HEADER, model(TURNED), folder, 1), buffers()
+    assert not executor.in_place
+    before = b["memory"].copy()
+    executor.run(b)
+    assert (b["logits"] == before[[2, 0]]).all() and (b["memory"] == before[::-1]).all()
 
 
 def test_launch_has_run_when_it_returns(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_engine.errors import CapacityError
+from spark_engine.errors import CapacityError, InternalError
 from spark_engine.runtime.plan import Plan
 from spark_engine.runtime.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.scheduler import (
@@ -219,3 +219,107 @@ def test_no_more_sequences_run_than_one_decode_launch_holds() -> None:
     clients.step()
     assert shape(clients.step())[0][:2] == ("decode", 3)
     assert len(clients.scheduler.running) == 3
+
+
+def test_a_page_is_spare_beside_others_and_none_is_wanted_alone() -> None:
+    clients = Clients(make(pages=4))
+    second = clients.add(64 * 3)
+    assert clients.step().admitted == [second] and len(second.pages) == 4, "alone it may take all"
+    clients = Clients(make(pages=4))
+    clients.add(10)
+    clients.step()
+    second = clients.add(64 * 2)  # three pages, of three
+    assert not clients.step().admitted
+    clients.scheduler.finish(second, FinishReason.CANCELLED)
+    third = clients.add(64)  # two pages, of three
+    assert clients.step().admitted == [third]
+
+
+@pytest.mark.parametrize(("prompt", "limit", "pages"), [(63, 99, 1), (64, 99, 2), (64, 65, 1)])
+def test_pages_reach_to_the_first_decode_row_if_there_is_one(
+    prompt: int, limit: int, pages: int
+) -> None:
+    clients = Clients(make())
+    seq = clients.add(prompt, limit=limit)
+    clients.scheduler.plan(in_flight=0)
+    assert len(seq.pages) == pages
+
+
+def test_min_tokens_forbids_the_end_of_exactly_so_many() -> None:
+    seq = Sequence(0, Request((0,) * 3, SamplingParams(min_tokens=2)), 9, frozenset({7}), seed=0)
+    assert [seq.forbids_end(position) for position in (3, 4, 5)] == [True, True, False]
+
+
+def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
+    clients = Clients(make(pages=3))
+    first, last = clients.add(63), clients.add(62)
+    clients.step(), clients.step()  # `first` has taken the spare page
+    clients.step()
+    assert clients.scheduler.pages.free == 0
+    plan = clients.scheduler.plan(in_flight=1)
+    assert plan.drain and not plan.preempted and last.status is Status.RUNNING
+    assert [row.seq for launch in plan.launches for row in launch.rows] == [first]
+    clients.collect(plan)
+    assert clients.step().preempted == [last]
+
+
+def test_who_has_yielded_gets_no_page() -> None:
+    clients = Clients(make(pages=4))
+    first, second, last = (clients.add(63) for _ in range(3))
+    clients.step(), clients.step()
+    plan = clients.step()  # two want a page, and one is there
+    assert plan.preempted == [last] and clients.scheduler.running == [first, second]
+    assert last.pages == [] and [s for s, _ in plan.grown] == [first, second]
+
+
+def test_equals_do_not_preempt_each_other() -> None:
+    clients = Clients(make(slots=1))
+    first, second = clients.add(10), clients.add(10)
+    for _ in range(3):
+        assert not clients.step().preempted
+    assert clients.scheduler.running == [first] and clients.scheduler.waiting == [second]
+
+
+def test_nobody_is_preempted_for_what_the_step_in_flight_gives_back() -> None:
+    clients = Clients(make(slots=2))
+    ending, going = clients.add(10), clients.add(10)
+    clients.step()
+    first = clients.scheduler.plan(in_flight=0)
+    clients.scheduler.finish(ending, FinishReason.STOP)
+    urgent = clients.add(5, priority=1)
+    plan = clients.scheduler.plan(in_flight=1)
+    assert not plan.drain and not plan.admitted
+    clients.collect(first), clients.collect(plan)
+    assert clients.step().admitted == [urgent] and going.status is Status.RUNNING
+
+
+def preempted(swap_bytes: int) -> tuple[Clients, Sequence]:
+    """A sequence of one page that has yielded to an urgent one."""
+    clients = Clients(make(slots=1, swap_bytes=swap_bytes))
+    seq = clients.add(10)
+    clients.step()
+    clients.add(5, limit=6, priority=1)
+    assert clients.step().preempted == [seq]
+    return clients, seq
+
+
+def test_a_snapshot_may_take_the_whole_swap_budget_and_gives_it_back() -> None:
+    clients, seq = preempted(110)  # a slot and a page
+    assert seq.status is Status.SWAPPED and clients.scheduler.swap_used == 110
+    assert clients.step().restores[0].seq is seq
+    assert clients.scheduler.swap_used == 0
+
+
+def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
+    clients, seq = preempted(1000)
+    clients.scheduler.finish(seq, FinishReason.CANCELLED)
+    assert clients.scheduler.swap_used == 0 and seq.snapshot is None
+    clients.scheduler.check()
+
+
+def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
+    clients, _ = preempted(1000)
+    for wrong in (109, 111):
+        clients.scheduler.swap_used = wrong
+        with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
+            clients.scheduler.check()

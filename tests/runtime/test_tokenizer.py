@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.stops import StopMatcher
@@ -74,6 +75,38 @@ def test_tokens_listed_only_in_the_config_get_their_ids(tokenizer: Tokenizer) ->
     assert last in tokenizer.special
 
 
+def test_tokens_of_the_config_are_added_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    small_tokenizer.write(tmp_path)
+    size = Backend.from_str(small_tokenizer.train()).get_vocab_size()
+    rows = {i: f"<|x{i}|>" for i in range(size, 1002)}  # as text, "1000" stands before "999"
+    table = {str(i): {"content": text} for i, text in rows.items()}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"added_tokens_decoder": table}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert [tokenizer.id_of(rows[i]) for i in (999, 1000)] == [999, 1000]
+
+
+def test_an_added_token_outside_the_byte_alphabet_is_its_own_text(tmp_path: Path) -> None:
+    small_tokenizer.write(tmp_path)
+    size = Backend.from_str(small_tokenizer.train()).get_vocab_size()
+    row = {str(size): {"content": "<one two>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": row}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("a<one two>b")[1] == size
+    assert tokenizer.decode(tokenizer.encode("a<one two>b")) == "a<one two>b"
+
+
+def test_a_post_processor_adds_nothing(tmp_path: Path) -> None:
+    small_tokenizer.write(tmp_path)
+    plain = Tokenizer.load(tmp_path).encode("a fish")
+    backend = Backend.from_str(small_tokenizer.train())
+    ids = [("<|im_start|>", backend.token_to_id("<|im_start|>"))]
+    backend.post_processor = TemplateProcessing("<|im_start|> $A", special_tokens=ids)
+    (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    assert backend.encode("a fish").ids[1:] == plain
+    assert Tokenizer.load(tmp_path).encode("a fish") == plain
+
+
 def test_ids_without_a_token_are_empty_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([len(tokenizer) + 5, *tokenizer.encode("hi"), -1]) == "hi"
 
@@ -117,7 +150,7 @@ def _stopped(pieces: list[str], stops: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"]]
+    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"], ["x", "END"]]
 )
 @pytest.mark.parametrize("text", ["", "aabaabc", "xxENENDyy", "abababc", "aaaa", "xEEx"])
 def test_stop_strings_at_every_two_split_points(text: str, stops: list[str]) -> None:

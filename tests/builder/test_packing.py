@@ -1,0 +1,91 @@
+"""Packed weights: one for each way that a weight is wanted, and none that nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import pytest
+
+from spark_engine.builder.graph import variable
+from spark_engine.builder.lower import Lowered
+from spark_engine.builder.packing import Packing, pack
+from spark_engine.errors import GraphError
+from spark_engine.kernel import Attrs, Cuda, Pack
+from spark_engine.models import weights
+from spark_engine.op import Op
+from spark_engine.tensors import Array, DType, TensorSpec
+from tests.builder import toy
+
+W = TensorSpec("w", DType.F32, (2, 3))
+
+
+def _scaled(attrs: Attrs, array: Array) -> Array:
+    return array * np.float32(attrs["by"])
+
+
+def packing_op(name: str) -> Op:
+    """An op of x, w and perhaps a bias; w and bias are packed by an attribute."""
+    same = Pack(lambda attrs, spec: spec, _scaled)
+    made = toy._op(name, ("x", "w", "bias"), "y = Add(x, w)", cuda=Cuda(packs={1: same, 2: same}))
+    return replace(made, attrs={"by": 2})
+
+
+OPS = {name: packing_op(name) for name in ("one", "two")}
+
+
+def lowered(*calls: tuple[str, int], plain: bool = False) -> Lowered:
+    """Nodes of these ops and attributes over one weight; `plain`: an Add reads it too."""
+    x, w = variable(TensorSpec("x", DType.F32, (2, 3))), variable(W)
+    nodes, outs = [], []
+    for i, (op, by) in enumerate(calls):
+        outs.append(variable(TensorSpec(f"y{i}", DType.F32, (2, 3))))
+        nodes.append(gs.Node(op, f"y{i}", {"by": by}, [x, w], [outs[-1]], domain="spark"))
+    if plain:
+        outs.append(variable(TensorSpec("z", DType.F32, (2, 3))))
+        nodes.append(gs.Node("Add", "z", {}, [x, w], [outs[-1]]))
+    recipe = weights.source("w", DType.F32, (2, 3))
+    graph = gs.Graph(nodes, [x, w], outs, opset=23)
+    return Lowered("decode", graph, {"w": weights.weight("w", recipe)}, ())
+
+
+class Store:
+    def read(self, name: str) -> Array:
+        return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_one_packed_weight_for_equal_nodes_and_the_original_goes() -> None:
+    """The nodes have no third operand: what is packed there when it is given is left out."""
+    made = lowered(("one", 3), ("one", 3))
+    pack(made, OPS)
+    assert [t.name for t in made.graph.inputs] == ["x", "w:one"] and list(made.weights) == ["w:one"]
+    value = made.weights["w:one"].evaluate(Store())
+    np.testing.assert_array_equal(value, 3 * Store().read("w"))
+
+
+def test_every_op_has_its_own_and_a_plain_reader_keeps_the_original() -> None:
+    made = lowered(("one", 3), ("two", 5), plain=True)
+    pack(made, OPS)
+    assert sorted(made.weights) == ["w", "w:one", "w:two"]
+    first, second, add = made.graph.nodes
+    assert [n.inputs[1].name for n in (first, second, add)] == ["w:one", "w:two", "w"]
+    np.testing.assert_array_equal(made.weights["w:two"].evaluate(Store())[1], [15, 20, 25])
+
+
+def test_packings_are_equal_by_op_operand_and_attributes() -> None:
+    same = [Packing(OPS["one"], 1, (("by", 3),)) for _ in range(2)]
+    others = [
+        Packing(OPS["one"], 1, (("by", 4),)),
+        Packing(OPS["one"], 2, (("by", 3),)),
+        Packing(OPS["two"], 1, (("by", 3),)),
+    ]
+    assert same[0] == same[1] and hash(same[0]) == hash(same[1])
+    assert all(other != same[0] for other in others) and same[0] != "one"
+
+
+def test_an_operand_that_is_no_weight_is_our_bug() -> None:
+    made = lowered(("one", 3))
+    made.weights.clear()
+    with pytest.raises(GraphError, match="y0: packed operand w is no weight"):
+        pack(made, OPS)

@@ -1,0 +1,1 @@
+"""Hand-made bugs that the tests must see, and what runs them (docs/testing.md)."""
