@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
@@ -21,7 +24,7 @@ from spark_engine.device_buffers import Block, Buffers  # noqa: E402
 from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
 from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
 from spark_engine.runtime import load as module  # noqa: E402
-from spark_engine.runtime import native  # noqa: E402
+from spark_engine.runtime import device_memory, native, upload  # noqa: E402
 from spark_engine.runtime.load import Loaded, load  # noqa: E402
 from spark_engine.runtime.memory import Memory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
@@ -39,6 +42,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGpu]]:
         return made[-1]
 
     monkeypatch.setattr(native, "Gpu", next_gpu)
+    monkeypatch.setattr(device_memory, "STAGE", 1 << 16)  # so that no test fills MiB
+    monkeypatch.setattr(upload, "PIECE", 1 << 10)
     monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
     yield made
     assert all(gpu.held == NOTHING for gpu in made), "something was not given back"
@@ -281,6 +286,57 @@ def test_a_record_that_cannot_be_is_refused_before_anything_runs(
 ) -> None:
     said = refusal(tmp_path / "toy", bodies=changed(path, value))
     assert "decode 4 bucket" in said and re.search(words, said), said
+
+
+JUNK = (None, True, -1, 0.5, 1 << 40, 10**30, "", "junk", [], [[]], {}, [None], [1, 2], [1] * 9)
+REMOVED = object()
+ROOT = toy.body(4)
+PLACES = [("launches",), ("kernels",), ("cubins",), ("arena_bytes",), ("zeroed_bytes",)]
+PLACES += [("launches", 0, key) for key in ROOT["launches"][0]]
+PLACES += [("kernels", 0, key) for key in ROOT["kernels"][0]]
+PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
+PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
+# Places where any value of the right type is as good as another.
+FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str, (*ARGS, 1, 1): int}
+FREE |= {("launches", 0, key): bool for key in ("overlaps", "resident")} | {(*ARGS, 5, 1): int}
+FREE |= {("launches",): list, ("launches", 0, "args"): list, ("launches", 0, "kernel"): bool}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(where=st.sampled_from(PLACES), value=st.sampled_from([REMOVED, *JUNK]))
+def test_records_of_junk_are_refused(
+    gpus: list[FakeGpu], folder: Path, where: tuple[Any, ...], value: object
+) -> None:
+    row = copy.deepcopy(ROOT)
+    at: Any = row
+    for key in where[:-1]:
+        at = at[key]
+    if value is REMOVED:
+        del at[where[-1]]
+    else:
+        at[where[-1]] = value
+    gpus.insert(0, FakeGpu(defaultdict(lambda: lambda gpu, *args: None)))
+    engine = native.NativeEngine(
+        open_folder(folder, toy.TARGET), lambda free: None, lambda at: None
+    )
+    try:
+        engine.open(toy.header(4), toy.encode(row), folder, 1)
+    except EngineError as error:
+        assert "rebuild" in str(error)
+    else:
+        lacks_an_argument = value is REMOVED and where[:-1] == ARGS
+        known = lacks_an_argument or value == toy_value(where)
+        assert known or type(value) is FREE.get(where), (where, value)
+    finally:
+        engine.close()
+
+
+def toy_value(where: tuple[Any, ...]) -> object:
+    """What stands there in a good payload."""
+    at: Any = ROOT
+    for key in where:
+        at = at[key]
+    return at
 
 
 def other(**kwargs: Any) -> Callable[[int], EngineHeader]:
