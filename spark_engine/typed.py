@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 MOST = 1 << 48  # above any count or length in bytes that a file of ours can hold
@@ -44,11 +45,16 @@ def typed(kind: type[T], value: Any, where: str = "") -> T:
 
 
 def _fields(kind: Any, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    hints, known = get_type_hints(kind), {f.name for f in fields(kind)}
+    hints, known = _hints(kind), {f.name for f in fields(kind)}
     strange, missing = sorted(set(row) - known), sorted(known - set(row))
     if strange or missing:
         raise ValueError(f"{where or kind.__name__} lacks {missing} and has {strange} beyond")
     return {k: typed(hints[k], v, f"{where} {k}".strip()) for k, v in row.items()}
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _of(kind: type[Any], value: Any, where: str) -> Any:

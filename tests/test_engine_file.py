@@ -441,7 +441,7 @@ def sealed(row: dict[str, Any]) -> bytes:
     return manifest.canonical_json({**body, "digest": digest})
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_manifest_of_junk_is_refused_or_means_what_it_says(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -471,7 +471,7 @@ def free(where: tuple[object, ...]) -> bool:
     return where[0] == "limits" and where[1:] in ((), ("tile",), ("pages_per_seq",), ("gdn_ring",))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_header_of_junk_is_refused_or_means_what_it_says(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -23,8 +23,8 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.device_buffers import Block, Buffers  # noqa: E402
 from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
 from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
-from spark_engine.runtime import load as module  # noqa: E402
 from spark_engine.runtime import device_memory, native, upload  # noqa: E402
+from spark_engine.runtime import load as module  # noqa: E402
 from spark_engine.runtime.load import Loaded, load  # noqa: E402
 from spark_engine.runtime.memory import Memory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
@@ -297,12 +297,13 @@ PLACES += [("kernels", 0, key) for key in ROOT["kernels"][0]]
 PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
 PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
 # Places where any value of the right type is as good as another.
-FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str, (*ARGS, 1, 1): int}
-FREE |= {("launches", 0, key): bool for key in ("overlaps", "resident")} | {(*ARGS, 5, 1): int}
+FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str}
+FREE |= {("launches", 0, key): bool for key in ("overlaps", "resident")}
+FREE |= {(*ARGS, i, 1): int for i in (1, 3, 5)}
 FREE |= {("launches",): list, ("launches", 0, "args"): list, ("launches", 0, "kernel"): bool}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(PLACES), value=st.sampled_from([REMOVED, *JUNK]))
 def test_records_of_junk_are_refused(
     gpus: list[FakeGpu], folder: Path, where: tuple[Any, ...], value: object
