@@ -136,9 +136,9 @@ def compile_buckets(
     """Writes one `.engine` file per bucket of the family."""
     lowered, buckets = compiled.lowered, []
     for size in plan.buckets.of(lowered.family):
-        header, payload, arena = backend.compile(lowered, size, plan.target, layout.entries)
+        header, payload, memory = backend.compile(lowered, size, plan.target, layout.entries)
         (folder / size.file).write_bytes(encode_engine(header, payload))
-        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, arena))
+        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
     return buckets
 
 
