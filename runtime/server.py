@@ -6,6 +6,8 @@ Knows processes, signals and deadlines; the endpoints are in `runtime/app.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
 import socket
 import sys
@@ -33,6 +35,8 @@ from spark_engine.runtime.connections import (
 from spark_engine.runtime.quiet import limit_log
 from spark_engine.runtime.service import Service
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
+LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
 BACKLOG = 2048  # connections that the kernel may hold for us
 KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
 FORCE_S = 5.0  # between the last word to the clients and closing on them
@@ -87,6 +91,7 @@ def worker_command(folder: Path, waiting: int) -> tuple[str, ...]:
 async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
     """The same with another engine process: `command` gets the socket's address appended."""
     limit_log()
+    _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
     listener = _bind(options.host, options.port)
     _warn_of_the_open_door(options, listener)
@@ -133,6 +138,13 @@ def _config(app: FastAPI, crowd: Crowd) -> uvicorn.Config:
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
+
+
+def _give_large_buffers_back() -> None:
+    """glibc learns from large buffers that were freed to keep the next ones, up to 64 MB of them;
+    a threshold that is set stays as it is."""
+    with contextlib.suppress(AttributeError, OSError):  # another libc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
 def _warn_of_the_open_door(options: ServerOptions, listener: socket.socket) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import httpx
 
-START_S = 120  # the first start builds the embedded engine
+START_S = 300  # the first start builds the embedded engine
 GOOD_S = 5.0  # what a good answer may take
 READ_S = 5  # --read-timeout of the servers
 PEAK_MB, KEPT_MB, LOG_BYTES = 300, 60, 1_000_000
