@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants clean
+.PHONY: run test lint types mutants abuse clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -36,8 +36,13 @@ types: $(VENV)/.test
 	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine
 
+# Hand-made bugs, one at a time, against the tests that should see them: about half an hour.
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
+
+# A real server under abuse, in under three minutes: descriptors, half-open requests, large bodies.
+abuse: $(VENV)/.test
+	$(BIN)/python -m tests.soak.abuse
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

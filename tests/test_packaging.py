@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_engine.runtime.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
 TOOLS = ("spark-build", "spark-run", "spark-check", "spark-inspect")
@@ -133,6 +134,17 @@ def test_the_wheel_works_alone(dist: Path, bare: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     _install(bare, wheel)
     assert Path(_works(bare, tmp_path)).is_relative_to(bare)
+
+
+def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
+    clone: Path, dist: Path, bare: Path, tmp_path: Path
+) -> None:
+    (wheel,) = dist.glob("*.whl")
+    _install(bare, wheel)
+    command = [bare / "bin" / "python", *worker_command(tmp_path, 1)[1:], f"ipc://{tmp_path}/x/y"]
+    done = subprocess.run(command, cwd=clone, input="", capture_output=True, text=True)
+    assert "No module named" not in done.stderr
+    assert done.returncode in (0, 2), "it ran: no engine, or no parent any more"
 
 
 def test_an_editable_install_works(clone: Path, bare: Path, tmp_path: Path) -> None:
