@@ -111,19 +111,38 @@ def test_our_bug_asks_for_a_report(
 
     monkeypatch.setattr(cli, "build", fail)
     done = call(checkpoint, "-o", tmp_path / "engine")
-    assert done.exit_code == 70 and "Please report it" in done.stderr
+    assert done.exit_code == 1 and "please report it" in done.stderr
 
 
 def test_inspect(tmp_path: Path, checkpoint: Path) -> None:
     folder = tmp_path / "engine"
     assert call(checkpoint, "-o", folder, *FEW).exit_code == 0
-    (folder / "weights.safetensors").unlink()  # the manifest alone is read
     shown = CliRunner().invoke(inspect.main, [str(folder)])
-    assert shown.exit_code == 0 and "decode_b1.engine" in shown.stdout
+    assert shown.exit_code == 0 and "decode_b1.engine" in shown.stdout and shown.stderr == ""
     row = json.loads(CliRunner().invoke(inspect.main, [str(folder), "--json"]).stdout)
     assert row == {**read_manifest(folder).to_json()}
     missing = CliRunner().invoke(inspect.main, [str(tmp_path / "none")])
     assert missing.exit_code == 2 and "no engine folder" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "keep", "words"),
+    [("weights.safetensors", -1, "bytes, not"), ("decode_b2.engine", None, "is missing")],
+)
+def test_inspect_says_what_is_cut(
+    tmp_path: Path, checkpoint: Path, file: str, keep: int | None, words: str
+) -> None:
+    folder = tmp_path / "engine"
+    assert call(checkpoint, "-o", folder, *FEW).exit_code == 0
+    data = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if keep is not None:
+        (folder / file).write_bytes(data[:keep])
+    for more in ((), ("--json",)):
+        shown = CliRunner().invoke(inspect.main, [str(folder), *more])
+        assert shown.exit_code == 2 and "decode_b1.engine" in shown.stdout
+        (line,) = shown.stderr.splitlines()
+        assert file in line and words in line and "spark-build" in line
 
 
 def test_sizes() -> None:

@@ -28,7 +28,7 @@ def test_a_good_block_replaces_the_old(tmp_path: Path) -> None:
         (folder / "mark").write_text("new")
         assert (dest / "mark").read_text() == "old"
     assert (dest / "mark").read_text() == "new"
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".toy.lock", "toy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
