@@ -85,7 +85,8 @@ def test_every_command_says_its_version_and_ends_as_the_others(name: str, tmp_pa
 EVENTS = """
 import {module}
 import onnxruntime, onnx.parser, time
-text = '<ir_version: 10, opset_import: ["" : 23]> g (float[2] x) => (float[2] y) {{ y = Add(x, x) }}'
+head = '<ir_version: 10, opset_import: ["" : 23]>'
+text = head + 'g (float[2] x) => (float[2] y) {{ y = Add(x, x) }}'
 onnxruntime.InferenceSession(onnx.parser.parse_model(text).SerializeToString())
 time.sleep(0.3)
 """
