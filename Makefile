@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 ROOMS := builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types clean
+.PHONY: run test lint types abuse clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -34,6 +34,10 @@ types: $(VENV)/.test
 	@ln -s $(CURDIR)/spark_engine/*.py $(CURDIR)/spark_engine/py.typed $(TYPED)/
 	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine
+
+# A real server under abuse, in under three minutes: descriptors, half-open requests, large bodies.
+abuse: $(VENV)/.test
+	$(BIN)/python -m tests.soak.abuse
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

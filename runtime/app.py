@@ -28,10 +28,12 @@ from spark_engine.runtime.replies import Json, error
 from spark_engine.runtime.service import Answering, Service, UnknownModel
 
 MAX_BODY = 32 << 20  # bytes
+SMALL_BODY = 256 << 10  # bytes of each body that are always taken
+LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all bodies together may hold
 OPEN_PATHS = ("/health", "/ping", "/metrics", "/version")  # these need no key
 LEFT = 499  # nginx's status for a client that closed the connection
 DONE = b"data: [DONE]\n\n"
-Start = Callable[[bytes], Answering]
+Start = Callable[[bytes], Awaitable[Answering]]
 log = logging.getLogger(__name__)
 
 
@@ -45,13 +47,48 @@ class Draining(Busy):
     """The server is on its way down."""
 
 
+class Bodies:
+    """Reads bodies. Large ones share what memory there is for them; small ones always fit."""
+
+    def __init__(self) -> None:
+        self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts until the block is left. Raises TooLarge or Busy."""
+        too_large = TooLarge(f"the body is over {MAX_BODY} bytes; send a shorter prompt")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 12 or int(declared) > MAX_BODY):
+            raise too_large
+        parts, size, large = [], 0, 0
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY:
+                    raise too_large
+                more = max(0, size - SMALL_BODY) - large
+                large, self.large = large + more, self.large + more
+                if more and self.large > LARGE_BODIES:
+                    raise Busy("too many long prompts are being read; retry")
+            yield b"".join(parts)
+        finally:
+            self.large -= large
+
+
 class Front:
     """The endpoints over one service. `draining` turns new work away."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._created = int(time.time())
+        self._bodies = Bodies()
         self.draining = False
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return self._service.open
 
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
@@ -79,12 +116,18 @@ class Front:
         """Runs one request: a stream of events or one JSON object."""
         if self.draining:
             raise Draining("the server is draining; send the request elsewhere")
-        job = start(await _read(request))
+        async with self._bodies.read(request) as data:
+            job = await start(data)
         if job.body.stream:
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
             events = self._events(job)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await self._whole(request, job)
+
+    async def compute(self, request: Request, work: Callable[[bytes], Awaitable[Json]]) -> Response:
+        """Runs one request that needs no engine."""
+        async with self._bodies.read(request) as data:
+            return _json(await work(data))
 
     async def _events(self, job: Answering) -> AsyncIterator[bytes]:
         try:
@@ -144,11 +187,11 @@ def _add_generation(app: FastAPI, front: Front, service: Service) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return _json(service.tokenize(await _read(request)))
+        return await front.compute(request, service.tokenize)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return _json(service.detokenize(await _read(request)))
+        return await front.compute(request, service.detokenize)
 
 
 def _add_information(app: FastAPI, front: Front) -> None:
@@ -208,28 +251,19 @@ async def _on_error(_: Request, problem: Exception) -> Response:
 def _key_check(
     api_key: str,
 ) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    wanted = f"Bearer {api_key}".encode()
+    wanted = api_key.encode()
 
     async def check(
         request: Request, proceed: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        given = request.headers.get("authorization", "").encode()
-        if request.url.path in OPEN_PATHS or hmac.compare_digest(given, wanted):
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(key.strip().encode("latin-1"), wanted)
+        if request.url.path in OPEN_PATHS or (known and scheme.lower() == "bearer"):
             return await proceed(request)
         words = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
         return _json(error(words, "authentication_error", code="invalid_api_key"), 401)
 
     return check
-
-
-async def _read(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY:
-            raise TooLarge(f"the body is over {MAX_BODY} bytes; send a shorter prompt")
-    return b"".join(parts)
 
 
 async def _gone(request: Request) -> None:

@@ -55,6 +55,15 @@ ANSWER = {  # options of one answer; those that are no mode and not here are the
 @click.option("--api-key", envvar="SPARK_API_KEY", help="Ask clients for this key.")
 @click.option("--served-model-name", "names", multiple=True, help="What clients call the model.")
 @click.option("--max-queue", type=click.IntRange(0), default=256, show_default=True)
+@click.option("--max-connections", type=click.IntRange(1), default=2048, show_default=True)
+@click.option(
+    "--read-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds that the head of a request may take to arrive, and then its body.",
+)
+@click.option("--allow-priority", is_flag=True, help="Let requests go before others (`priority`).")
 @click.option("--request-timeout", type=float, help="Seconds that one request may take.")
 @click.option("--drain-timeout", type=float, default=30.0, show_default=True)
 @click.version_option(package_name="spark-engine", prog_name="spark-run")
@@ -112,6 +121,9 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
         max_queue=int(str(options["max_queue"])),
         timeout_s=options["request_timeout"],  # type: ignore[arg-type]
         drain_timeout_s=float(str(options["drain_timeout"])),
+        allow_priority=bool(options["allow_priority"]),
+        max_connections=int(str(options["max_connections"])),
+        read_timeout_s=float(str(options["read_timeout"])),
     )
     return run(folder, taken)
 

@@ -20,7 +20,6 @@ from spark_engine.errors import CapacityError, EngineError, InternalError, Reque
 from spark_engine.runtime.ipc import (
     Batch,
     Cancel,
-    Command,
     EngineInfo,
     Failed,
     Ping,
@@ -61,7 +60,7 @@ class EngineClient:
 
     def __init__(self, command: Sequence[str], max_queue: int = 256, stall_s: float = 60) -> None:
         self._command = tuple(command)
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._stall_s = stall_s
         self._boxes: dict[int, Mailbox] = {}
         self._next_id = 0
@@ -116,19 +115,21 @@ class EngineClient:
         if self.died.is_set():
             raise EngineDied(self.reason)
         ahead = self.in_flight - slots
-        if ahead + len(requests) > self._max_queue:
-            raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self._max_queue}); retry")
+        if ahead + len(requests) > self.max_queue:
+            raise Busy(f"{max(ahead, 0)} requests are waiting (at most {self.max_queue}); retry")
         ids = list(range(self._next_id, self._next_id + len(requests)))
+        # a request that cannot be encoded must leave none of them behind
+        messages = [encode(Submit(number, r)) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
-        for number, request in zip(ids, requests, strict=True):
+        for number, message in zip(ids, messages, strict=True):
             self._boxes[number] = box
-            self._send(Submit(number, request))
+            self._send(message)
         return ids
 
     def cancel(self, number: int) -> None:
         """Asks for the end of a request; its last event still comes. Unknown ids are ignored."""
         if number in self._boxes and not self.died.is_set():
-            self._send(Cancel(number))
+            self._send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
         """Asks for the end of everything in flight."""
@@ -171,9 +172,9 @@ class EngineClient:
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _send(self, command: Command) -> None:
+    def _send(self, message: bytes) -> None:
         # without a high-water mark a send never waits, so the future is done at once
-        self._socket.send(encode(command))
+        self._socket.send(message)
 
     async def _receive(self) -> None:
         try:
@@ -210,7 +211,7 @@ class EngineClient:
         while not self.died.is_set():
             if not self._boxes:
                 self._moved = time.monotonic()  # the age counts from when work came
-            self._send(Ping())
+            self._send(encode(Ping()))
             await asyncio.sleep(PING_S)
 
     async def _watch(self) -> None:

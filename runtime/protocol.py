@@ -39,7 +39,10 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "max_tokens": (1, None),
     "max_completion_tokens": (1, None),
     "min_tokens": (0, None),
+    "priority": (-(2**31), 2**31 - 1),
 }
+_ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
+_SHOWN = 1000  # bytes of a field's JSON beyond which an error shows it as it was sent
 _PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
 
 
@@ -113,7 +116,7 @@ class ChatBody(Body, kw_only=True):
 class CompletionBody(Body, kw_only=True):
     """/v1/completions. `prompt` is checked by `prompts`."""
 
-    prompt: Any
+    prompt: str | list[str | int | list[int]]  # one type refuses most nonsense before it is built
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -155,17 +158,16 @@ T = TypeVar("T")
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """One request body. Raises BadField naming the field, its value and what was expected."""
+    """One request body. Raises BadField naming the field, its value and what was expected.
+
+    Fields that are not known are skipped without being built: a body may be large and hold little.
+    """
     try:
-        raw = msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(raw, dict):
-        raise BadField(f"the body must be a JSON object, got {_short(raw)}")
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error), raw) from None
 
 
 def check(body: Body) -> None:
@@ -197,11 +199,12 @@ def sampling(
     most, name = _max_tokens(body)
     context = info.limits.max_context
     if most is not None and most > context:
-        raise BadField(f"{name} is {most}; this engine's context is {context} tokens", name)
+        raise BadField(f"{name} is {_short(most)}; this engine's context is {context} tokens", name)
     least = body.min_tokens or 0
     limit = room if most is None else min(most, room)
     if least > limit:
-        raise BadField(f"min_tokens is {least}; at most {limit} tokens can come", "min_tokens")
+        words = f"min_tokens is {_short(least)}; at most {limit} tokens can come"
+        raise BadField(words, "min_tokens")
     temperature = float(_or(given["temperature"], 1.0))
     return SamplingParams(
         temperature=temperature if temperature >= COLDEST else 0.0,
@@ -267,7 +270,8 @@ def _max_tokens(body: Body) -> tuple[int | None, str]:
             return body.max_completion_tokens, "max_completion_tokens"
         return body.max_tokens, "max_tokens"
     if isinstance(body, CompletionBody) and body.max_tokens is None:
-        return max(COMPLETION_TOKENS, body.min_tokens or 0), "max_tokens"
+        least = body.min_tokens or 0
+        return max(COMPLETION_TOKENS, least), "min_tokens" if least else "max_tokens"
     return body.max_tokens, "max_tokens"
 
 
@@ -280,8 +284,9 @@ def _logprobs(body: Body) -> int | None:
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     found = {}
     for key, value in given.items():
-        if not key.isascii() or not key.isdigit():
-            raise BadField(f"logit_bias has the key {key!r}; keys must be token ids", "logit_bias")
+        if not key.isascii() or not key.isdigit() or len(key) > _ID_DIGITS:
+            words = f"logit_bias has the key {_short(key)}; keys must be token ids"
+            raise BadField(words, "logit_bias")
         if not -100 <= value <= 100:
             raise BadField(f"logit_bias[{key}] is {value}; it must be in -100…100", "logit_bias")
         found[int(key)] = value
@@ -293,9 +298,11 @@ def _check_range(name: str, value: Any, low: float | None, high: float | None) -
         return
     above = low is None or value >= low
     below = high is None or value <= high
-    if not (math.isfinite(value) and above and below):
+    # an integer may have any number of digits: it is compared, never made a float
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not (finite and above and below):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise BadField(f"{name} is {value}; it must be {span}", name)
+        raise BadField(f"{name} is {_short(value)}; it must be {span}", name)
 
 
 def _check_unsupported(body: Body) -> None:
@@ -350,16 +357,28 @@ def _check_content(where: str, content: Any) -> None:
             raise BadField(words, "messages")
 
 
-def _explain(message: str, raw: dict[str, Any]) -> BadField:
+def _explain(message: str, data: bytes) -> BadField:
     """msgspec's words, with the field's name and value."""
     found = _PATH.search(message)
     text = _PATH.sub("", message).replace("`", "")
     if found is None or not found[1]:
         missing = re.search(r"required field (\w+)", text)
+        if missing is None:
+            text = f"the body must be a JSON object: {text}"
         return BadField(text, missing[1] if missing else None)
     name = found[1]
-    words = f"{name}{found[2]} is not right: {text}; {name} is {_short(raw.get(name))}"
+    words = f"{name}{found[2]} is not right: {text}; {name} is {_field(data, name)}"
     return BadField(words, name)
+
+
+def _field(data: bytes, name: str) -> str:
+    """One field of a body for an error. A long one is not built: it is cut as it was sent."""
+    try:
+        raw = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name])
+        whole = msgspec.json.decode(raw) if len(raw) <= _SHOWN else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "unreadable"
+    return _short(whole) if len(raw) <= _SHOWN else f"{raw[:77].decode(errors='replace')}..."
 
 
 def _short(value: Any) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.chat import ChatTemplate
@@ -36,9 +35,14 @@ from spark_engine.runtime.protocol import (
 )
 from spark_engine.runtime.replies import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.reply import THINK, ReplyParser
-from spark_engine.runtime.request import FinishReason, Request, SamplingParams, capacity
+from spark_engine.runtime.request import FinishReason, Request, capacity
 from spark_engine.runtime.text import Piece, TextStream
+from spark_engine.runtime.tokenising import Threads, encode_within
 from spark_engine.runtime.tokenizer import Tokenizer
+
+PROMPT_THREADS = 2
+OTHER_THREADS, OTHER_WAITING = 1, 16  # of /tokenize and /detokenize
+T = TypeVar("T")
 
 
 class UnknownModel(BadField):
@@ -71,7 +75,11 @@ class Answering:
 
 
 class Service:
-    """One engine behind one or more names. `timeout_s` limits a request; None for no limit."""
+    """One engine behind one or more names. All methods belong to one event loop.
+
+    `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
+    others; without, one that asks for it is refused.
+    """
 
     def __init__(
         self,
@@ -81,6 +89,7 @@ class Service:
         template: ChatTemplate | None,
         names: Sequence[str],
         timeout_s: float | None = None,
+        allow_priority: bool = False,
     ) -> None:
         self.client = client
         self.info = info
@@ -90,57 +99,84 @@ class Service:
         self._template = template
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
+        self._allow_priority = allow_priority
+        self._prompts = Threads(PROMPT_THREADS)
+        self._others = Threads(OTHER_THREADS)  # of their own: what they read has no limit
 
-    def chat(self, data: bytes) -> Answering:
+    async def chat(self, data: bytes) -> Answering:
         """/v1/chat/completions. Raises RequestError, Busy, EngineDied."""
         body = decode(data, ChatBody)
-        check(body)
-        self._check_model(body.model)
-        tokenizer, text = self._need_tokenizer(), self._render(body)
-        thinking = text.rstrip().endswith(THINK)
-        tools = _tools(body) or ()
+        self._check(body, 1)
+        tokenizer, most = self._need_tokenizer(), self.max_model_len
+        if len(body.messages) > most:  # none is shorter than a token
+            words = f"there are {len(body.messages)} messages; this engine holds {most} tokens"
+            raise BadField(words, "messages", "context_length_exceeded")
 
-        def form() -> Form:
-            return ChatForm(ReplyParser(thinking, tools), tokenizer, bool(body.logprobs))
+        def read() -> tuple[list[int], bool]:
+            text = self._render(body)
+            return encode_within(tokenizer, text, most), text.rstrip().endswith(THINK)
 
-        prompt = tokenizer.encode(text)
-        return self._start(body, [prompt], [form] * (body.n or 1), "chat.completion", "chatcmpl")
+        prompt, thinking = await self._read(read)
+        tools, logprobs = _tools(body) or (), bool(body.logprobs)
+        parsers = (ReplyParser(thinking, tools) for _ in range(body.n or 1))
+        forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
+        return self._start(body, [prompt], forms, "chat.completion", "chatcmpl")
 
-    def complete(self, data: bytes) -> Answering:
+    async def complete(self, data: bytes) -> Answering:
         """/v1/completions. Raises RequestError, Busy, EngineDied."""
         body = decode(data, CompletionBody)
-        check(body)
-        self._check_model(body.model)
         given = prompts(body.prompt)
-        ids = [self._need_tokenizer().encode(p) if isinstance(p, str) else p for p in given]
-        forms: list[Callable[[], Form]] = []
-        for prompt, tokens in zip(given, ids, strict=True):
-            echo = self._echo(prompt, tokens) if body.echo else ""
-            wanted = body.logprobs is not None
-            forms += [partial(TextForm, echo, self._tokenizer, wanted)] * (body.n or 1)
+        self._check(body, len(given))
+        if any(isinstance(prompt, str) for prompt in given):
+            self._need_tokenizer()
+
+        def read() -> tuple[list[list[int]], list[str]]:
+            ids = [self._ids(prompt) for prompt in given]
+            return ids, [self._echo(*p) if body.echo else "" for p in zip(given, ids, strict=True)]
+
+        ids, echoes = await self._read(read)
+        wanted, n = body.logprobs is not None, body.n or 1
+        forms = [TextForm(e, self._tokenizer, wanted) for e in echoes for _ in range(n)]
         return self._start(body, ids, forms, "text_completion", "cmpl")
 
-    def tokenize(self, data: bytes) -> Json:
+    async def tokenize(self, data: bytes) -> Json:
         """/tokenize: `tokens`, `count`, `max_model_len`."""
         body = decode(data, TokenizeBody)
         if (body.prompt is None) == (body.messages is None):
             raise BadField("give either prompt or messages", "prompt")
         tokenizer = self._need_tokenizer()
-        if body.messages is not None:
-            text = self._template_text(body.messages, body.tools, body.chat_template_kwargs)
-        else:
-            text = body.prompt or ""
-        ids = tokenizer.encode(text)
+
+        def read() -> list[int]:
+            if body.messages is None:
+                return tokenizer.encode(body.prompt or "")
+            kwargs = body.chat_template_kwargs
+            return tokenizer.encode(self._template_text(body.messages, body.tools, kwargs))
+
+        ids = await self._others.run(read, OTHER_WAITING)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
 
-    def detokenize(self, data: bytes) -> Json:
+    async def detokenize(self, data: bytes) -> Json:
         """/detokenize: `prompt`, special tokens included."""
         body = decode(data, DetokenizeBody)
-        vocab = self.info.limits.vocab
-        for token in body.tokens:
-            if not 0 <= token < vocab:
-                raise BadField(f"tokens holds {token}; ids go from 0 to {vocab - 1}", "tokens")
-        return {"prompt": self._need_tokenizer().decode(body.tokens, skip_special=False)}
+        tokenizer, vocab = self._need_tokenizer(), self.info.limits.vocab
+
+        def read() -> str:
+            for token in body.tokens:
+                if not 0 <= token < vocab:
+                    raise BadField(f"tokens holds {token}; ids go from 0 to {vocab - 1}", "tokens")
+            return tokenizer.decode(body.tokens, skip_special=False)
+
+        return {"prompt": await self._others.run(read, OTHER_WAITING)}
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended, those included whose prompts are still being read."""
+        return self.client.in_flight + self._prompts.pending
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._prompts.close()
+        self._others.close()
 
     @property
     def max_model_len(self) -> int:
@@ -209,14 +245,12 @@ class Service:
         self,
         body: Body,
         ids: Sequence[Sequence[int]],
-        forms: Sequence[Callable[[], Form]],
+        forms: Sequence[Form],
         kind: str,
         prefix: str,
     ) -> Answering:
-        if len(forms) > MAX_CHOICES:
-            raise BadField(f"{len(forms)} answers are wanted; at most {MAX_CHOICES}", "n")
-        n = body.n or 1
-        choices = tuple(self._choice(body, p, s) for p, s in self._sampled(body, ids, n))
+        """Submits, as the last thing that can fail: an error leaves no request behind."""
+        choices = tuple(c for prompt in ids for c in self._choices(body, tuple(prompt)))
         slots = self.info.limits.max_seqs
         try:
             generation = Generation(self.client, self.metrics, choices, slots, self._timeout_s)
@@ -224,28 +258,36 @@ class Service:
             self.metrics.refused()
             raise
         header = {"id": new_id(prefix), "created": int(time.time()), "model": self.names[0]}
-        made = tuple(form() for form in forms)
         total = sum(len(p) for p in ids)
-        return Answering(generation, choices, made, header, kind, body, total)
+        return Answering(generation, choices, tuple(forms), header, kind, body, total)
 
-    def _sampled(
-        self, body: Body, ids: Sequence[Sequence[int]], n: int
-    ) -> list[tuple[Sequence[int], SamplingParams]]:
-        """(prompt, parameters) of every choice, with the seeds s, s+1, … over n."""
+    def _choices(self, body: Body, prompt: tuple[int, ...]) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
+        eos, limits = self.info.eos_token_ids, self.info.limits
+        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
+        Request(prompt, params).check(limits, eos)
+        skip, seed = body.skip_special_tokens is not False, params.seed or 0
         found = []
-        for prompt in ids:
-            room = room_after(prompt, self.info.limits)
-            params = sampling(body, self._defaults, self.info, room)
-            seed = params.seed or 0
-            found += [(prompt, replace(params, seed=fold_seed(seed + i))) for i in range(n)]
+        for i in range(body.n or 1):
+            own = replace(params, seed=fold_seed(seed + i))
+            stream = TextStream(self._tokenizer, own, eos, skip)
+            found.append(Choice(Request(prompt, own, body.priority or 0), stream))
         return found
 
-    def _choice(self, body: Body, prompt: Sequence[int], params: SamplingParams) -> Choice:
-        eos = self.info.eos_token_ids
-        request = Request(tuple(prompt), params, body.priority or 0)
-        request.check(self.info.limits, eos)
-        skip = body.skip_special_tokens is not False
-        return Choice(request, TextStream(self._tokenizer, params, eos, skip))
+    async def _read(self, work: Callable[[], T]) -> T:
+        """`work` in a thread. What waits for one counts like a request in the queue."""
+        room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
+        try:
+            return await self._prompts.run(work, room)
+        except Busy:
+            self.metrics.refused()
+            raise
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return encode_within(self._need_tokenizer(), prompt, self.max_model_len)
+        room_after(prompt, self.info.limits)
+        return prompt
 
     def _render(self, body: ChatBody) -> str:
         return self._template_text(body.messages, _tools(body), body.chat_template_kwargs)
@@ -264,6 +306,18 @@ class Service:
 
     def _echo(self, prompt: str | Sequence[int], ids: Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else self._need_tokenizer().decode(ids)
+
+    def _check(self, body: Body, count: int) -> None:
+        """All that can be said of a body with `count` prompts before they are read."""
+        check(body)
+        self._check_model(body.model)
+        n = body.n or 1
+        if count * n > MAX_CHOICES:
+            words = f"{count} prompts with n = {n} are {count * n} answers; at most {MAX_CHOICES}"
+            raise BadField(f"{words} may be wanted at once", "n" if n > 1 else "prompt")
+        if body.priority and not self._allow_priority:
+            words = f"priority is {body.priority}; this server answers in order of arrival"
+            raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:

@@ -54,6 +54,11 @@ class Tokenizer:
     def __len__(self) -> int:
         return len(self._bytes)
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._bytes))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised.
 

@@ -3,9 +3,10 @@
     python fake_engine.py worker TOKENIZER ADDRESS     the engine process
     python fake_engine.py server TOKENIZER OPTIONS     the server, OPTIONS being JSON
 
-What a prompt says decides what happens: STALL never comes back from a step, BOOM raises in it, NAN
-ends with an error, SLOW makes steps slow, TOOL calls a tool; any other prompt gets thoughts and an
-answer in words.
+What a prompt says decides what happens: STALL never comes back from a step, STUCK makes steps end
+without doing or counting anything, BOOM raises in it, NAN ends with an error, SLOW makes steps
+slow, TOOL calls a tool, ECHO gets its own prompt again and again; any other prompt gets thoughts
+and an answer in words.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class FakeEngine:
         self._ends: list[Event] = []
         self._next = 0
         self._steps = 0
-        self._slow = False
+        self._slow = self._stuck = False
 
     @property
     def idle(self) -> bool:
@@ -58,8 +59,9 @@ class FakeEngine:
         words = THOUGHT if text.endswith("<think>\n") else ""
         script = self._tokenizer.encode(words + (CALL if "TOOL" in text else ANSWER))
         tail = [self._eos] if "TOOL" in text else self._tokenizer.encode(ANSWER * 50)
-        self._live[number] = (request, script + tail, 0)
+        self._live[number] = (request, echo(request) if "ECHO" in text else script + tail, 0)
         self._slow = "SLOW" in text
+        self._stuck = "STUCK" in text
         return number
 
     def cancel(self, request_id: int) -> bool:
@@ -70,6 +72,8 @@ class FakeEngine:
 
     def step(self) -> list[Event]:
         time.sleep(SLOW_S if self._slow else STEP_S)
+        if self._stuck:
+            return []
         self._steps += 1
         events, self._ends = self._ends, []
         return events + [self._advance(number) for number in list(self._live)[:SLOTS]]
@@ -113,6 +117,10 @@ class FakeEngine:
             "padded_rows": 0,
             "errors": 0,
         }
+
+
+def echo(request: Request) -> list[int]:
+    return list(request.prompt) * 50
 
 
 def open_fake(folder: Path) -> worker.Opened:

@@ -200,3 +200,14 @@ def test_values_that_are_not_json_stay_strings() -> None:
     text = CALL_TEXT.replace("\n3\n", "\nthree\n").replace("[1, 2]", "None")
     _, _, calls = _parts([text], False, True)
     assert calls == [("weather", {"city": "Pa\nris", "days": "three", "hours": None})]
+
+
+@pytest.mark.parametrize("text", ["42", "true", "[1]", "null"])
+def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
+    call = (
+        f"<tool_call>\n<function=weather>\n<parameter=city>\n{text}\n</parameter>\n"
+        f"<parameter=other>\n{text}\n</parameter>\n<parameter=days>\n42\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    (delta,) = ReplyParser(False, TOOLS).push(call)
+    assert json.loads(delta.text) == {"city": text, "other": text, "days": 42}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -170,3 +171,49 @@ def test_messages_between_the_processes_survive_the_way() -> None:
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), Event(2, finish=FinishReason.STOP)]
     reports = (Batch(events, Stats(running=3, buckets={"decode_1": 2})), Ready(INFO))
     assert tuple(decode_report(encode(r)) for r in reports) == reports
+
+
+INTEGERS = "n best_of max_tokens min_tokens top_k seed priority logprobs prompt_logprobs".split()
+FLOATS = ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"]
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_of_any_length_is_refused_by_name(digits: int, sign: str) -> None:
+    number = sign + "9" * digits
+    bodies = {name: f'"{name}": {number}' for name in (*INTEGERS, *FLOATS)}
+    bodies["stop_token_ids"] = f'"stop_token_ids": [{number}]'
+    bodies["logit_bias"] = f'"logit_bias": {{"{number}": 1}}'
+    if digits < 1000:
+        del bodies["seed"]  # any integer of a sane length is one
+    for name, words in bodies.items():
+        with pytest.raises(RequestError) as caught:
+            body = decode(f'{{"prompt": "a", {words}}}'.encode(), CompletionBody)
+            Request((3,), _params(body)).check(INFO.limits, INFO.eos_token_ids)
+        assert str(caught.value).startswith(name), words[:40]
+        assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"[]", "the body must be a JSON object"),
+        (b'{"prompt": [{}]}', r"prompt\[0\] is not right.* prompt is \[{}\]"),
+        (b'{"prompt": "a", "n": "' + b"y" * 5000 + b'"}', 'n is "yyy.*\\.\\.\\.$'),
+        (b'{"prompt": "a", "x": ' + b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, r"prompt\[0\]\[0\] is not right"),
+    ],
+)
+def test_a_body_of_the_wrong_shape_is_refused_in_words(data: bytes, words: str) -> None:
+    with pytest.raises(BadField, match=words) as caught:
+        decode(data, CompletionBody)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_is_not_known_is_not_built() -> None:
+    data = b'{"prompt": "a", "x": [' + b"{}," * 300_000 + b"{}]}"
+    tracemalloc.start()
+    decode(data, CompletionBody)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000  # bytes; as objects they would be 20 MB

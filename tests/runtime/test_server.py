@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import httpx
 import openai
 import pytest
 
+from spark_engine.runtime.client import EngineDied
+from spark_engine.runtime.server import ServerOptions, serve, worker_command
 from tests.runtime import fake_engine, small_tokenizer
 
 FAKE = Path(fake_engine.__file__)
@@ -81,14 +84,20 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def _server(folder: Path, **options: object) -> Iterator[Running]:
+def _server(
+    folder: Path, log: Path | None = None, shell: str = "", **options: object
+) -> Iterator[Running]:
+    """`log` is where standard error goes; `shell` runs before the server, in its process."""
     port = _free_port()
     words = json.dumps({"port": port, **options})
     root = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, str(FAKE), "server", str(folder), words],
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    command = [sys.executable, str(FAKE), "server", str(folder), words]
+    with nullcontext() if log is None else log.open("wb") as target:
+        process = subprocess.Popen(
+            ["sh", "-c", f'{shell}\nexec "$@"', "sh", *command],
+            env={**os.environ, "PYTHONPATH": root},
+            stderr=target,
+        )
     running = Running(process, f"http://127.0.0.1:{port}")
     try:
         _wait(lambda: _healthy(running.url) or process.poll() is not None, "the start", 60)
@@ -137,14 +146,21 @@ def test_chat_stream_equals_the_whole(server: Running) -> None:
 
 
 def test_thinking_can_be_switched_off(server: Running) -> None:
-    answer = server.client.chat.completions.create(
-        model="fake",
-        messages=USER,
-        max_tokens=20,
-        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
-    )
-    assert ANSWER.startswith((answer.choices[0].message.content or "")[:20])
-    assert not hasattr(answer.choices[0].message, "reasoning_content")
+    answers = [
+        server.client.chat.completions.create(
+            model="fake",
+            messages=USER,
+            max_tokens=40,
+            extra_body={"chat_template_kwargs": {"enable_thinking": thinking}},
+        )
+        for thinking in (False, True)
+    ]
+    plain, thought = (answer.choices[0].message for answer in answers)
+    assert (plain.content or "").startswith(ANSWER) and "think>" not in str(plain.content)
+    assert not hasattr(plain, "reasoning_content")
+    assert thought.reasoning_content == THOUGHT  # type: ignore[attr-defined]
+    counts = [answer.usage.prompt_tokens for answer in answers if answer.usage]
+    assert counts[0] > counts[1], "the template closes the block that it had left open"
 
 
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -169,6 +185,21 @@ def test_tool_calls(server: Running, stream: bool) -> None:
     assert reason == "tool_calls"
 
 
+def _tokens(server: Running, text: str) -> list[str]:
+    """The text of each token of an ASCII text."""
+    ids = httpx.post(server.url + "/tokenize", json={"prompt": text}).json()["tokens"]
+    url = server.url + "/detokenize"
+    with httpx.Client() as client:
+        return [client.post(url, json={"tokens": [i]}).json()["prompt"] for i in ids]
+
+
+def _metrics(server: Running) -> dict[str, float]:
+    """Every sample by its name and labels."""
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    rows = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in rows}
+
+
 def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) -> None:
     client = server.client
     ids = httpx.post(server.url + "/tokenize", json={"prompt": "ab"}).json()["tokens"]
@@ -188,18 +219,21 @@ def test_completions_whole_and_streamed_with_every_prompt_form(server: Running) 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_over_token_edges_ends_the_answer(server: Running, stream: bool) -> None:
     before = server.metric("spark:request_success_total")
-    body = {"prompt": "x", "max_tokens": 300, "stop": ["is 42", "zzz"], "stream": stream}
+    pieces = _tokens(server, ANSWER)
+    assert not any("is 42" in piece for piece in pieces), "it lies over an edge"
+    ends = [i for i in range(len(pieces)) if "is 42" in "".join(pieces[:i])]
+    body = {"prompt": "SLOW", "max_tokens": 400, "stop": ["is 42", "zzz"], "stream": stream}
     answer: Any = server.client.completions.create(model="fake", **body)  # type: ignore[call-overload]
     if stream:
         chunks = list(answer)
         text, reason = "".join(c.choices[0].text for c in chunks), chunks[-1].choices[0]
     else:
         text, reason = answer.choices[0].text, answer.choices[0]
-        assert answer.usage.completion_tokens < 20
+        assert answer.usage.completion_tokens == ends[0]
     assert text == "The answer "
     assert (reason.finish_reason, reason.stop_reason) == ("stop", "is 42")
-    _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free")
-    assert server.metric("spark:request_success_total") == before + 1
+    _wait(lambda: server.metric("spark:num_requests_running") == 0, "the slot is free", 2)
+    assert server.metric("spark:request_success_total") == before + 1  # 400 steps take 8 s
 
 
 def test_stop_ids_token_ids_and_echo(server: Running) -> None:
@@ -261,31 +295,40 @@ def test_models_version_health_and_other_paths(server: Running) -> None:
 
 
 def test_metrics_have_our_names_and_vllms(server: Running) -> None:
-    server.client.completions.create(model="fake", prompt="a", max_tokens=5)
-    text = httpx.get(server.url + "/metrics").text
+    before = _metrics(server)
+    server.client.completions.create(model="fake", prompt="ab cd", max_tokens=5)
+    after = _metrics(server)
+    steps = 'spark:engine_launches_total{bucket="decode_8",model_name="fake"}'
+    assert after[steps] >= before.get(steps, 0) + 5
+    length = len(_tokens(server, "ab cd"))
     for prefix in ("spark:", "vllm:"):
-        for name in (
-            "num_requests_running",
-            "num_requests_waiting",
-            "kv_cache_usage_perc",
-            "num_preemptions_total",
-            "prompt_tokens_total",
-            "generation_tokens_total",
-            "time_to_first_token_seconds_bucket",
-            "inter_token_latency_seconds_sum",
-            "e2e_request_latency_seconds_count",
+        for name, more in (
+            ("num_requests_running", 0),
+            ("num_requests_waiting", 0),
+            ("kv_cache_usage_perc", 0),
+            ("num_preemptions_total", 0),
+            ("corrupted_requests_total", 0),
+            ("prompt_tokens_total", length),
+            ("generation_tokens_total", 5),
+            ("time_to_first_token_seconds_count", 1),
+            ("inter_token_latency_seconds_count", 4),
+            ("e2e_request_latency_seconds_count", 1),
         ):
-            assert f'{prefix}{name}{{model_name="fake"' in text or f"{prefix}{name}{{" in text
-        reason = f'{prefix}request_success_total{{finished_reason="length",model_name="fake"}}'
-        assert reason in text
-    assert 'spark:engine_launches_total{bucket="decode_8",model_name="fake"}' in text
-    assert server.metric("vllm:generation_tokens_total") >= 5
+            key = f'{prefix}{name}{{model_name="fake"}}'
+            assert after[key] - before.get(key, 0) == more, key
+        key = f'{prefix}request_success_total{{finished_reason="length",model_name="fake"}}'
+        assert after[key] == before.get(key, 0) + 1
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+            key = f'{prefix}{name}_seconds_bucket{{le="+Inf",model_name="fake"}}'
+            assert after[key] > before.get(key, 0)
 
 
 def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
+    prompts = [f"ECHO of the bear {i:02d} " for i in range(32)]  # each has an answer of its own
+
     def ask(i: int) -> tuple[str, int]:
         chunks = server.client.completions.create(
-            model="fake", prompt=f"client {i}", max_tokens=40 + i, stream=True,
+            model="fake", prompt=prompts[i], max_tokens=40 + i, stream=True,
             stream_options={"include_usage": True},
         )  # fmt: skip
         text, tokens = "", 0
@@ -296,9 +339,9 @@ def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
 
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(ask, range(32)))
-    longest = max((text for text, _ in answers), key=len)
-    assert [tokens for _, tokens in answers] == [40 + i for i in range(32)]
-    assert all(longest.startswith(text.rstrip("\ufffd")) for text, _ in answers)
+    wanted = ["".join((_tokens(server, p) * 50)[: 40 + i]) for i, p in enumerate(prompts)]
+    assert len(set(wanted)) == 32
+    assert answers == [(text, 40 + i) for i, text in enumerate(wanted)]
     assert server.metric("spark:num_requests_running") == 0
 
 
@@ -344,6 +387,13 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "\ud800"}, 400, "JSON"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
     (TEXT, {"prompt": "a", "max_tokens": 10**9}, 400, "1000000000"),
+    (TEXT, {"prompt": "a", "max_tokens": 10**400}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "logit_bias": {"1" * 5000: 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "priority": 10**20 - 1}, 400, "priority"),
+    (TEXT, {"prompt": "a", "priority": 1}, 400, "--allow-priority"),
+    (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, 400, "102400000 answers"),
+    (TEXT, {"prompt": "a" * 24_000_000}, 400, "the prompt is 24000000 bytes"),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * 24_000_000}]}, 400, "bytes"),
     (TEXT, {"prompt": "a", "max_tokens": "5"}, 400, "max_tokens is '5'"),
     (TEXT, {"prompt": "a", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens is 6"),
     (TEXT, {"prompt": "a", "temperature": -0.1}, 400, "-0.1"),
@@ -409,8 +459,16 @@ def test_malformed_requests_get_a_message_and_the_server_lives(server: Running) 
         ):
             tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
             assert client.post(CHAT, json={**GOOD, "max_tokens": 2, "tools": [tool]}).is_success
+        assert _peak_mb(server.process.pid) < 300
         everything_null = dict.fromkeys(("stop", "n", "seed", "logit_bias", "stream_options"))
         assert client.post(TEXT, json={"prompt": "a", **everything_null}).status_code == 200
+
+
+def _peak_mb(pid: int) -> float:
+    """What the process ever held in memory, in MB."""
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (peak,) = (row.split()[1] for row in rows if row.startswith("VmHWM"))
+    return int(peak) * 1024 / 1e6
 
 
 def test_openai_raises_its_own_errors(server: Running) -> None:
@@ -542,3 +600,63 @@ def test_a_full_queue_says_when_to_come_back(tokenizer_folder: Path) -> None:
             assert httpx.post(url, json={"prompt": "a"}, headers=key).status_code == 503
             assert first.result().status_code == 200
         assert server.metric("spark:admission_rejections_total") == 2
+
+
+def test_few_descriptors_and_many_idle_sockets(tokenizer_folder: Path, tmp_path: Path) -> None:
+    log, hard = tmp_path / "log", "ulimit -Sn 40; ulimit -Hn 64"
+    with _server(tokenizer_folder, log, hard) as server, ExitStack() as idle:
+        (row,) = (
+            line
+            for line in Path(f"/proc/{server.process.pid}/limits").read_text().splitlines()
+            if line.startswith("Max open files")
+        )
+        assert row.split()[3:5] == ["64", "64"], "the limit is raised as far as it may be"
+        address, before = ("127.0.0.1", int(server.url.rpartition(":")[2])), _cpu_s(server)
+        for i in range(100):
+            idle.enter_context(closing(socket.create_connection(address)))
+            if i % 10 == 9:
+                assert _healthy(server.url)
+                answer = server.client.completions.create(model="fake", prompt="a", max_tokens=2)
+                assert answer.usage is not None and answer.usage.completion_tokens == 2
+        time.sleep(1.5)
+        assert _healthy(server.url)
+        assert _cpu_s(server) - before < 1.5, "it spins"
+        words = log.read_text()
+        assert len(words) < 5000 and "Traceback" not in words
+        assert "this process may open 64 files" in words
+
+
+def _cpu_s(server: Running) -> float:
+    """Seconds of processor time so far."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("host", "key"), [("0.0.0.0", None), ("0.0.0.0", "k"), ("127.0.0.1", None)]
+)
+def test_an_open_door_is_said_aloud(
+    host: str, key: str | None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    options = ServerOptions(host=host, port=0, api_key=key)
+    with pytest.raises(EngineDied):
+        asyncio.run(serve(("false",), tmp_path, options))
+    warned = [r for r in caplog.records if "may use this server" in r.getMessage()]
+    assert len(warned) == (host == "0.0.0.0" and key is None)
+
+
+def test_the_engine_process_starts_in_any_folder(tmp_path: Path) -> None:
+    """The root of a clone holds a `spark_engine` that is not the whole package."""
+    command = [*worker_command(tmp_path / "none", 1), f"ipc://{tmp_path}/socket"]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        input="",
+        text=True,
+        timeout=60,
+    )
+    assert "No module named" not in done.stderr
+    assert done.returncode in (0, 2), "it ran: no engine, or no parent any more"

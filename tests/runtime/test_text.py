@@ -87,3 +87,13 @@ def test_without_a_tokenizer_there_are_tokens_only() -> None:
     stream = TextStream(None, SamplingParams(stop=("x",)), (END,))
     pieces = _feed(stream, [5, 6, END], STOP)
     assert (_text(pieces), stream.tokens, pieces[-1].finish) == ("", 3, STOP)
+
+
+def test_a_stop_string_that_the_last_of_min_tokens_completes_ends_the_text(
+    tokenizer: Tokenizer,
+) -> None:
+    ids = [i for char in "ab.cd" for i in tokenizer.encode(char)]
+    assert len(ids) == 5
+    for least, text in ((3, "ab"), (4, "ab.cd")):
+        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=least), (END,))
+        assert _text(_feed(stream, ids, LENGTH)) == text

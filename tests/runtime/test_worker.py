@@ -1,4 +1,4 @@
-"""The engine process's loop when a step raises: everyone is told, then the error goes on."""
+"""The engine process's loop: idle it answers, and when a step raises everyone is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import pytest
 
 from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
-from spark_engine.runtime.ipc import Batch, EngineInfo, Ready, Submit, decode_report, encode
+from spark_engine.runtime.ipc import (
+    Batch,
+    Cancel,
+    Command,
+    EngineInfo,
+    Ping,
+    Ready,
+    Submit,
+    decode_report,
+    encode,
+)
 from spark_engine.runtime.request import Event, FinishReason, Request
 from spark_engine.runtime.worker import Worker
 from tests.runtime.fake_engine import FakeEngine
@@ -39,14 +49,31 @@ class Broken(FakeEngine):
         return super().fail(message)
 
 
-class Socket:
-    """Two commands on the way in; reports on the way out."""
+class Idle(FakeEngine):
+    """Has nothing to do."""
 
     def __init__(self) -> None:
-        self.waiting = [encode(Submit(number, Request((1,)))) for number in (70, 80)]
+        self._live, self._ends, self._steps = {}, [], 0
+
+    def step(self) -> list[Event]:
+        raise AssertionError("there is nothing to step")
+
+
+class Closed(Exception):
+    """Nothing more will come."""
+
+
+class Socket:
+    """Commands on the way in, by default two requests; reports on the way out."""
+
+    def __init__(self, *commands: Command) -> None:
+        commands = commands or tuple(Submit(number, Request((1,))) for number in (70, 80))
+        self.waiting = [encode(command) for command in commands]
         self.sent: list[Any] = []
 
     def poll(self, timeout: int | None) -> bool:
+        if timeout is None and not self.waiting:
+            raise Closed  # the real one would sleep for ever
         return bool(self.waiting)
 
     def recv(self) -> bytes:
@@ -70,3 +97,18 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
     words = "ExecutorError: the device is gone"
     ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
     assert batch.events == ends
+
+
+def test_an_idle_worker_answers_pings() -> None:
+    socket: Any = Socket(Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert [type(report) for report in socket.sent] == [Ready, Batch]
+    assert socket.sent[1].events == [] and socket.sent[1].stats.steps == 0
+
+
+def test_a_cancel_of_what_has_ended_is_ignored() -> None:
+    socket: Any = Socket(Cancel(70), Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert isinstance(socket.sent[-1], Batch)

@@ -1,0 +1,72 @@
+"""What a request leaves in the engine: nothing, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.client import EngineClient
+from spark_engine.runtime.generation import Choice, Generation, GenerationFailed
+from spark_engine.runtime.metrics import Metrics
+from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.text import TextStream
+from spark_engine.runtime.tokenizer import Tokenizer
+from tests.runtime import small_tokenizer
+from tests.runtime.fake_client import FakeClient
+
+
+def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[str]:
+    """The pieces' texts of `count` choices that end before `stop`."""
+    params = SamplingParams(stop=(stop,))
+    choices = [
+        Choice(Request((1,), params), TextStream(tokenizer, params, (1,))) for _ in range(count)
+    ]
+
+    async def pieces() -> list[str]:
+        metrics = Metrics("m", lambda: (client.stats, 0.0))
+        generation = Generation(client, metrics, choices, 4, None)
+        return [piece.text async for _, piece in generation.pieces()]
+
+    return asyncio.run(pieces())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
+
+
+def test_a_stop_string_cancels_in_the_engine(tokenizer: Tokenizer) -> None:
+    client = FakeClient([Event(0, i) for i in tokenizer.encode("ab.cd")])
+    assert "".join(_run(client, tokenizer, ".", 2)) == "abab"
+    assert sorted(client.cancelled) == [0, 1]
+
+
+def test_what_ended_by_itself_is_not_cancelled(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab")
+    events = [Event(0, i) for i in ids[:-1]] + [Event(0, ids[-1], finish=FinishReason.LENGTH)]
+    client = FakeClient(events)
+    assert "".join(_run(client, tokenizer, ".")) == "ab"
+    assert client.cancelled == []
+
+
+def test_one_choice_that_fails_cancels_the_others(tokenizer: Tokenizer) -> None:
+    client = FakeClient([Event(0, finish=FinishReason.ERROR, message="not finite")])
+    with pytest.raises(GenerationFailed, match="not finite"):
+        _run(client, tokenizer, ".", 3)
+    assert client.cancelled == [0, 1, 2]
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    async def submit() -> int:
+        client = EngineClient(())
+        requests = [Request((1,)), Request((1,), priority=10**20 - 1)]
+        with pytest.raises(OverflowError):
+            client.submit(requests, asyncio.Queue(), 4)
+        try:
+            return client.in_flight
+        finally:
+            await client.close()
+
+    assert asyncio.run(submit()) == 0

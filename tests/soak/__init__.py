@@ -1,0 +1,1 @@
+"""Trials of the whole server that take minutes; `make abuse` runs one."""
