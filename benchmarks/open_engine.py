@@ -46,6 +46,7 @@ def upload(size: int, folder: Path) -> None:
     """Prints GB/s by threads and pieces."""
     from spark_engine.runtime import upload as module
     from spark_engine.runtime.device import Gpu
+    from spark_engine.runtime.held import Held
 
     path = folder / "upload_trial"
     block = np.random.default_rng(0).bytes(CHUNK)
@@ -61,9 +62,10 @@ def upload(size: int, folder: Path) -> None:
                 for _ in range(3):
                     digests: dict[int, str] = {}
                     start = time.perf_counter()
-                    address = module.upload_file(gpu, path, CHUNK, digests.__setitem__, lanes)
+                    held = Held(gpu)
+                    module.upload_file(held, path, CHUNK, digests.__setitem__, lanes)
                     rates.append(size / (time.perf_counter() - start) / 1e9)
-                    gpu.free(address)
+                    held.close()
                     assert len(set(digests.values())) == 1, "equal chunks have equal digests"
                 print(f"  pieces of {piece >> 20:2d} MiB, {lanes:2d} threads: "
                       f"{max(rates):6.2f} GB/s, worst {min(rates):6.2f}")  # fmt: skip

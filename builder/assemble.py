@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_engine import interface
-from spark_engine.builder import memory, ort
+from spark_engine.builder import ort
 from spark_engine.builder.fingerprint import producer
 from spark_engine.builder.lower import Lowered
 from spark_engine.builder.options import Plan
@@ -21,6 +21,7 @@ from spark_engine.manifest import (
     Fingerprint,
     Json,
     Manifest,
+    Memory,
     ModelInfo,
     Quantised,
     Refusal,
@@ -65,9 +66,9 @@ def make_manifest(
     tactics: Sequence[Json] = (),
 ) -> Manifest:
     """The manifest but for `files`, which are known when all of them are written."""
-    states = families["decode"].lowered.states
+    lowered = families["decode"].lowered.states
+    states = tuple(StateInfo(spec, unit) for spec, unit in lowered)
     tables = interface.tables(plan.limits)
-    arena = max((b.arena_bytes for b in buckets), default=0)
     assert model.checkpoint is not None
     return Manifest(
         name=name,
@@ -77,10 +78,10 @@ def make_manifest(
         model=_model_info(model),
         limits=plan.limits,
         dtypes=plan.precision,
-        states=tuple(StateInfo(spec, unit) for spec, unit in states),
+        states=states,
         tables=tables,
         buckets=tuple(buckets),
-        memory=memory.totals(layout.total, states, tables, arena),
+        memory=Memory.of(layout.total, states, tables, buckets),
         quantisation=quantisation(model),
         fusions={family: c.rewritten.counts for family, c in families.items()},
         refusals=_refusals(families),

@@ -38,8 +38,9 @@ class Backend(Protocol):
 
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
-    ) -> tuple[EngineHeader, bytes, int]:
-        """Header, payload, and bytes of memory beside weights, states and tables."""
+    ) -> tuple[EngineHeader, bytes, dict[str, int]]:
+        """Header, payload, and bytes of memory beside weights, states and tables, by the name of
+        the manifest's `Bucket`."""
         ...
 
 
@@ -52,9 +53,10 @@ class OrtBackend:
 
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
-    ) -> tuple[EngineHeader, bytes, int]:
+    ) -> tuple[EngineHeader, bytes, dict[str, int]]:
         """An ONNX model; onnxruntime keeps its own arena, so the plan is only reported."""
         states = tuple(spec.name for spec, _ in lowered.states)
         arena = place(lifetimes(lowered.graph, REGISTRY, size.dims))
         header = ort.header(lowered.graph, size, target, states)
-        return header, ort.compile(lowered.graph, size, weights, REGISTRY), arena.nbytes
+        payload = ort.compile(lowered.graph, size, weights, REGISTRY)
+        return header, payload, {"arena_bytes": arena.nbytes}

@@ -15,7 +15,7 @@ from spark_engine.kernel import Target
 
 SHARE = 0.9
 WEIGHTS = 1.05
-WORKSPACE = 4 << 30  # bytes: arena, logits of every bucket, cubins, the driver's context
+WORKSPACE = 4 << 30  # bytes: arena, logits of the largest bucket, cubins, the driver's context
 MAX_SEQS = 128
 MAX_CONTEXT = 32_768  # tokens
 PREFILL = (256, 1024)  # tokens

@@ -197,9 +197,9 @@ def compile_buckets(
     sizes = plan.buckets.of(lowered.family)
     for number, size in enumerate(sizes):
         advance(number, len(sizes))
-        header, payload, arena = backend.compile(lowered, size, plan.target, layout.entries)
+        header, payload, memory = backend.compile(lowered, size, plan.target, layout.entries)
         (folder / size.file).write_bytes(encode_engine(header, payload))
-        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, arena))
+        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
     return buckets
 
 

@@ -22,7 +22,7 @@ from spark_engine.builder import nvrtc
 from spark_engine.builder.operands import Filling, fillings
 from spark_engine.builder.tactics import Work
 from spark_engine.builder.timings import Machine, Timings, key_of
-from spark_engine.cuda_driver import MAX_SHARED, queueing, value
+from spark_engine.cuda_driver import MAX_SHARED, free_bytes, queueing, value
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
 
@@ -97,7 +97,7 @@ class GpuTimer:
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         bench = _Bench(self._stream, work, plan, self._l2)
-        if bench.nbytes > SHARE * _free_bytes():
+        if bench.nbytes > SHARE * free_bytes(self._device):
             return None
         functions, modules = self._functions(tactic, plan)
         try:
@@ -241,9 +241,3 @@ def machine(device: Any) -> Machine:
     except OSError:
         found = None
     return Machine(name, found[1] if found else version, nvrtc.compiler_version())
-
-
-def _free_bytes() -> int:
-    error, free, _ = driver.cuMemGetInfo()
-    value((error,))
-    return int(free)

@@ -6,17 +6,13 @@ the plan is only reported; an executor that owns its memory places tensors by it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.graph import Ops, aliases, spec_of
-from spark_engine.manifest import Memory
-from spark_engine.tensors import TensorSpec
-
-ALIGNMENT = 256  # bytes: what a CUDA allocation starts on
+from spark_engine.device_buffers import aligned
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, .
                 spans.setdefault(id(home), []).append(step)
                 members[id(home)] = home
     return tuple(
-        Block(t.name, _aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
+        Block(t.name, aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
         for key, t in members.items()
     )
 
@@ -71,20 +67,6 @@ def place(blocks: Sequence[Block]) -> Arena:
         offsets[block.name] = _lowest_gap(block, placed, offsets)
         placed.append(block)
     return Arena(offsets, max((offsets[b.name] + b.nbytes for b in placed), default=0))
-
-
-def totals(
-    weights: int, states: Iterable[tuple[TensorSpec, str]], tables: Iterable[TensorSpec], arena: int
-) -> Memory:
-    """The plan in bytes. Page-indexed states are the KV cache."""
-    rows = list(states)
-    return Memory(
-        weights=weights,
-        kv=sum(s.nbytes for s, unit in rows if unit == "page"),
-        states=sum(s.nbytes for s, unit in rows if unit == "slot"),
-        tables=sum(t.nbytes for t in tables),
-        arena=arena,
-    )
 
 
 def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
@@ -106,7 +88,3 @@ def _lowest_gap(block: Block, placed: Sequence[Block], offsets: Mapping[str, int
             break
         start = max(start, offset + nbytes)
     return start
-
-
-def _aligned(nbytes: int) -> int:
-    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT

@@ -15,8 +15,9 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder import nvrtc, ort
 from spark_engine.builder.buckets import Size
 from spark_engine.builder.graph import Ops
-from spark_engine.builder.memory import ALIGNMENT, Block, homes, lifetimes, place
+from spark_engine.builder.memory import Block, homes, lifetimes, place
 from spark_engine.builder.tactics import Choice, Chooser
+from spark_engine.device_buffers import aligned
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
 from spark_engine.kernel import Launch, Pointer, Target
@@ -89,8 +90,8 @@ def compile(
     states: tuple[str, ...],
     ops: Ops,
     cubins: Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin],
-) -> tuple[bytes, int]:
-    """The payload, and the bytes of device memory that it needs beside weights and states."""
+) -> tuple[bytes, dict[str, int]]:
+    """The payload, and its scratch memory by the name of the manifest's `Bucket`."""
     places = _Places(bucket, weights, states, ops)
     kernels = _Kernels(cubins)
     launches: list[Json] = []
@@ -104,16 +105,16 @@ def compile(
             ]
             launches.append(_record(node.name, kernel, launch, args))
     table, images = kernels.table()
+    memory = {"arena_bytes": places.arena.nbytes, "zeroed_bytes": places.zeroed_bytes}
     body = {
-        "arena_bytes": places.arena.nbytes,
-        "zeroed_bytes": places.zeroed_bytes,
+        **memory,
         "kernels": table,
         "cubins": [len(image) for image in images],
         "launches": launches,
     }
     text = canonical_json(body)
     payload = len(text).to_bytes(8, "little") + text + b"".join(images)
-    return payload, places.arena.nbytes + places.zeroed_bytes
+    return payload, memory
 
 
 class _Places:
@@ -133,22 +134,26 @@ class _Places:
             kind = "weight" if tensor.name in weights else "input"
             self._kinds[tensor.name] = "state" if tensor.name in states else kind
         blocks = list(lifetimes(graph, ops, bucket.size.dims))
-        self._scratch: dict[tuple[int, int], tuple[str, str | int]] = {}
+        self._zeroed: dict[tuple[int, int], Json] = {}
         self.zeroed_bytes = 0
         for step, (node, choice) in enumerate(bucket.nodes):
             blocks += self._take_scratch(step, node, choice)
         self.arena = place(blocks)
+        self._sizes = {block.name: block.nbytes for block in blocks}
 
     def of(self, step: int, node: gs.Node, pointer: Pointer) -> Json:
         """The argument record of a pointer."""
         if pointer.kind == "scratch":
-            kind, at = self._scratch[step, pointer.index]
-            return [kind, self.arena.offsets[at] if isinstance(at, str) else at]
+            zeroed = self._zeroed.get((step, pointer.index))
+            return zeroed or self._inside(_scratch_name(node, pointer.index))
         tensors = node.inputs if pointer.kind == "input" else node.outputs
         home = self._homes.get(id(tensors[pointer.index]), tensors[pointer.index])
         if home.name in self._kinds:
             return [self._kinds[home.name], home.name]
-        return ["arena", self.arena.offsets[home.name]]
+        return self._inside(home.name)
+
+    def _inside(self, name: str) -> Json:
+        return ["arena", self.arena.offsets[name], self._sizes[name]]
 
     def _take_scratch(self, step: int, node: gs.Node, choice: Choice) -> list[Block]:
         """Scratch is the arena's while the node runs. Zeroed scratch is left zero by every node,
@@ -156,16 +161,18 @@ class _Places:
         assert choice.plan is not None
         blocks, zeroed = [], 0
         for i, need in enumerate(choice.plan.scratch):
-            nbytes = -(-need.nbytes // ALIGNMENT) * ALIGNMENT
+            nbytes = aligned(need.nbytes)
             if need.zeroed:
-                self._scratch[step, i] = ("zeroed", zeroed)
+                self._zeroed[step, i] = ["zeroed", zeroed, nbytes]
                 zeroed += nbytes
             else:
-                name = f"{node.name}:scratch{i}"
-                self._scratch[step, i] = ("arena", name)
-                blocks.append(Block(name, nbytes, step, step))
+                blocks.append(Block(_scratch_name(node, i), nbytes, step, step))
         self.zeroed_bytes = max(self.zeroed_bytes, zeroed)
         return blocks
+
+
+def _scratch_name(node: gs.Node, index: int) -> str:
+    return f"{node.name}:scratch{index}"
 
 
 class _Kernels:
@@ -205,5 +212,6 @@ def _record(node: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
         "cluster": list(launch.cluster),
         "shared": launch.shared,
         "overlaps": launch.overlaps,
+        "resident": launch.resident,
         "args": args,
     }

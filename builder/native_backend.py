@@ -20,8 +20,10 @@ from spark_engine.builder.lower import Lowered
 from spark_engine.builder.options import Plan
 from spark_engine.builder.packing import pack
 from spark_engine.builder.tactics import Chooser, report
+from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
+from spark_engine.interface import tables
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Json
 from spark_engine.progress import Advance, ignore
@@ -49,6 +51,7 @@ class NativeBackend:
         advance: Advance = ignore,
     ) -> None:
         self._ops, self._target = ops, TARGETS[plan.target]
+        self._limits = plan.limits
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
         self._advance = advance
         self.notes: tuple[str, ...] = ()
@@ -113,10 +116,12 @@ class NativeBackend:
 
     def compile(
         self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
-    ) -> tuple[EngineHeader, bytes, int]:
+    ) -> tuple[EngineHeader, bytes, dict[str, int]]:
         """Launch records and cubins."""
         states = tuple(spec.name for spec, _ in lowered.states)
         header = native.header(lowered.graph, size, target, states)
         decided = self._decided[size]
-        payload, nbytes = native.compile(decided, weights, states, self._ops, self._cubins)
-        return header, payload, nbytes
+        payload, memory = native.compile(decided, weights, states, self._ops, self._cubins)
+        buffers = Buffers.of(header, (spec.name for spec in tables(self._limits)))
+        memory |= {"buffer_bytes": buffers.own_bytes, "wide_bytes": buffers.wide.nbytes}
+        return header, payload, memory

@@ -135,7 +135,8 @@ def _buckets(m: Manifest) -> Table:
 
 def _memory(m: Manifest) -> Table:
     plan = m.memory
-    rows = [(k, size(getattr(plan, k))) for k in ("weights", "kv", "states", "tables", "arena")]
+    parts = ("weights", "kv", "states", "tables", "arena", "buffers")
+    rows = [(k, size(getattr(plan, k))) for k in parts]
     return _table("memory at run time", ("", "bytes"), [*rows, ("total", size(plan.total))])
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,8 +73,7 @@ def run_check(
     unusable or the two engines cannot run the same launches.
     """
     report = Report(str(engine), str(against or ""))
-    candidate = open_engine(engine)
-    with _other(candidate, against, say) as other:
+    with closing(open_engine(engine)) as candidate, _other(candidate, against, say) as other:
         manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
         plan = _sessions(candidate, other.shown, seed)
         limits = thresholds_for(manifests)

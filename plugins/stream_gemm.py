@@ -185,6 +185,7 @@ def plan(
         shared=tile.stages * tile.stage_bytes(form),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         overlaps=True,
+        resident=blocks != tiles,  # else each has a tile to itself
     )
     partial = Scratch(2 * blocks * tile.rows * tile.batch * 4)
     return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))

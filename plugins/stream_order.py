@@ -70,7 +70,9 @@ def whole(stream: Tactic) -> Tactic:
         (launch,) = made.launches
         tiles = Line.of(made).tiles
         partial = Scratch(256)  # of no tile
-        return Plan((replace(launch, grid=(tiles, 1, 1)),), (partial, *made.scratch[1:]))
+        return Plan(
+            (replace(launch, grid=(tiles, 1, 1), resident=False),), (partial, *made.scratch[1:])
+        )
 
     def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
         """Whole rounds of blocks."""

@@ -1,14 +1,6 @@
-"""What this machine is: the targets it can run and the memory that is free.
-
-Knows Linux's files; where they are absent, says so by None.
-"""
+"""What this machine is: the targets whose engines run here."""
 
 from __future__ import annotations
-
-from pathlib import Path
-
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def runnable_targets() -> tuple[str, ...]:
@@ -23,32 +15,3 @@ def _gpu_target() -> str | None:
     except ImportError:  # without the extra `cuda`
         return None
     return architecture()
-
-
-def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Bytes that can be allocated without swapping, or None where that is not known.
-
-    The kernel's MemAvailable, and no more than the control group's limit leaves.
-    """
-    found = [b for b in (_from_meminfo(meminfo), _from_cgroup(cgroup)) if b is not None]
-    return min(found, default=None)
-
-
-def _from_meminfo(path: Path) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    values = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(values[0]) * 1024 if values else None
-
-
-def _from_cgroup(folder: Path) -> int | None:
-    """Limit less use; file pages count as used there but are given up on demand."""
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))

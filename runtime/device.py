@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from spark_engine.cuda_driver import MAX_SHARED, queueing, value, values
+from spark_engine.cuda_driver import (
+    MAX_SHARED,
+    attribute,
+    free_bytes,
+    queueing,
+    resident_blocks,
+    value,
+    values,
+)
+from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Shape
 from spark_engine.tensors import Array
 
@@ -45,11 +55,14 @@ class Gpu:
     def __init__(self) -> None:
         value(driver.cuInit(0))
         self._device = value(driver.cuDeviceGet(0))
-        self._context = value(driver.cuDevicePrimaryCtxRetain(self._device))
-        value(driver.cuCtxSetCurrent(self._context))
-        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self.stream = value(driver.cuStreamCreate(flags.value))
-        self._modules: list[Any] = []
+        with ExitStack() as undo:
+            self._context = value(driver.cuDevicePrimaryCtxRetain(self._device))
+            undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
+            value(driver.cuCtxSetCurrent(self._context))
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+            self.stream = value(driver.cuStreamCreate(flags.value))
+            undo.callback(lambda: value(driver.cuStreamDestroy(self.stream)))
+            self._undo = undo.pop_all()
 
     def use(self) -> None:
         """Makes the GPU current in the calling thread."""
@@ -57,11 +70,17 @@ class Gpu:
 
     @property
     def free_bytes(self) -> int:
-        """Device memory that is not taken."""
-        value(driver.cuCtxSetCurrent(self._context))
-        error, free, _ = driver.cuMemGetInfo()
-        value((error,))
-        return int(free)
+        """Memory that may be taken for the device (see `cuda_driver.free_bytes`)."""
+        self.use()
+        return free_bytes(self._device)
+
+    @property
+    def shared_by_mps(self) -> bool:
+        """Do other processes run in this context at the same time (NVIDIA MPS)?"""
+        try:
+            return bool(attribute(self._device, "MPS_ENABLED"))
+        except ExecutorError:  # a driver that does not know the attribute
+            return False
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -71,8 +90,7 @@ class Gpu:
     @property
     def multiprocessors(self) -> int:
         """Streaming multiprocessors that a launch may use."""
-        name = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        return int(value(driver.cuDeviceGetAttribute(name, self._device)))
+        return attribute(self._device, "MULTIPROCESSOR_COUNT")
 
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
@@ -119,7 +137,7 @@ class Gpu:
     def module(self, cubin: bytes) -> Module:
         """A loaded cubin; unloaded by `close`."""
         module = value(driver.cuModuleLoadData(cubin))
-        self._modules.append(module)
+        self._undo.callback(lambda: value(driver.cuModuleUnload(module)))
         return module
 
     def function(self, module: Module, symbol: str) -> Function:
@@ -130,6 +148,10 @@ class Gpu:
         """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
         if nbytes:
             value(driver.cuFuncSetAttribute(function, MAX_SHARED, nbytes))
+
+    def resident_blocks(self, function: Function, shape: Shape) -> int:
+        """Blocks of such a launch that run at once when nothing else does."""
+        return resident_blocks(self._device, function, shape)
 
     def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
@@ -156,10 +178,16 @@ class Gpu:
         edges = _overlapping_edges(graph)
         return self._instantiate(graph), edges
 
+    def drop_capture(self) -> None:
+        """Ends a recording that went wrong, and forgets it."""
+        with suppress(ExecutorError):
+            value(driver.cuGraphDestroy(value(driver.cuStreamEndCapture(self.stream))))
+
     def _instantiate(self, graph: Any) -> Graph:
-        executable = value(driver.cuGraphInstantiate(graph, 0))
-        value(driver.cuGraphDestroy(graph))
-        return executable
+        try:
+            return value(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            value(driver.cuGraphDestroy(graph))
 
     def replay(self, graph: Graph) -> None:
         """Queues a graph."""
@@ -175,6 +203,10 @@ class Gpu:
         kind = flag.CU_EVENT_DEFAULT if timed else flag.CU_EVENT_DISABLE_TIMING
         return value(driver.cuEventCreate(kind.value))
 
+    def destroy_event(self, event: Event) -> None:
+        """Gives an event back."""
+        value(driver.cuEventDestroy(event))
+
     def record(self, event: Event) -> None:
         """Queues the event."""
         value(driver.cuEventRecord(event, self.stream))
@@ -189,24 +221,12 @@ class Gpu:
 
     def close(self) -> None:
         """Unloads cubins and lets the context go. May be called twice."""
-        modules, self._modules = self._modules, []
-        for module in modules:
-            value(driver.cuModuleUnload(module))
-        if self._context is not None:
-            value(driver.cuStreamDestroy(self.stream))
-            value(driver.cuDevicePrimaryCtxRelease(self._device))
-            self._context = None
+        self._undo.close()
 
 
 def _capability(device: Any) -> tuple[int, int]:
-    names = driver.CUdevice_attribute
-    major = value(
-        driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-    )
-    minor = value(
-        driver.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
-    )
-    return int(major), int(minor)
+    major, minor = (attribute(device, f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    return major, minor
 
 
 def _overlapping_edges(graph: Any) -> int:

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from spark_engine.device_buffers import unit_bytes
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.device import Event, Gpu
+from spark_engine.runtime.device import Event
+from spark_engine.runtime.held import Held
 from spark_engine.runtime.memory import Changed, Snapshot
-from spark_engine.tensors import Array, TensorSpec
+from spark_engine.tensors import Array, Bytes, TensorSpec
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 STAGE = 32 << 20  # bytes of pinned memory that snapshots pass through
 NEAR = 4096  # bytes of unchanged rows that cost less than another copy
 Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
 
 
 class DeviceStates:
-    """The states of an engine in device memory."""
+    """The states of an engine in device memory, which `held` gives back."""
 
-    def __init__(self, gpu: Gpu, states: Iterable[StateInfo]) -> None:
+    def __init__(self, held: Held, states: Iterable[StateInfo]) -> None:
         self.arrays: Mapping[str, Array] = {}
-        self._gpu = gpu
+        self._gpu = held.gpu
         self._infos = tuple(states)
-        self.addresses = {i.spec.name: zeros(gpu, i.spec.nbytes) for i in self._infos}
-        self._stage = gpu.pinned(STAGE)  # now, because pinning takes as long as many steps
+        self.addresses = {i.spec.name: held.zeros(i.spec.nbytes) for i in self._infos}
+        self._stage = held.pinned(STAGE)  # now, because pinning takes as long as many steps
 
     @property
     def slot_bytes(self) -> int:
@@ -104,18 +104,20 @@ class _Stage:
 
 
 class DeviceTables:
-    """The tables in device memory.
+    """The tables in device memory, which `held` gives back.
 
     Rows pass through two sets of pinned memory in turn: a step's copies are done before the step
     after the next is planned, so that no write waits for a running step.
     """
 
-    def __init__(self, gpu: Gpu, specs: Iterable[TensorSpec]) -> None:
-        self._gpu = gpu
+    def __init__(self, held: Held, specs: Iterable[TensorSpec]) -> None:
+        self._gpu = held.gpu
         kept = tuple(specs)
-        self.addresses = {spec.name: zeros(gpu, spec.nbytes) for spec in kept}
+        self.addresses = {spec.name: held.zeros(spec.nbytes) for spec in kept}
         self._stages = [
-            _Stage({s.name: gpu.pinned(s.nbytes).reshape(s.dims[0], -1) for s in kept}, gpu.event())
+            _Stage(
+                {s.name: held.pinned(s.nbytes).reshape(s.dims[0], -1) for s in kept}, held.event()
+            )
             for _ in range(2)
         ]
 
@@ -137,18 +139,6 @@ class DeviceTables:
         """Queues copies of all rows."""
         rows = next(iter(self._stages)).tables
         self.write(tables, {name: range(len(table)) for name, table in rows.items()})
-
-
-def zeros(gpu: Gpu, nbytes: int) -> int:
-    """Address of fresh memory that holds zeros once the queue has come so far."""
-    address = gpu.allocate(nbytes)
-    gpu.fill(address, 0, max(nbytes, 1))
-    return address
-
-
-def unit_bytes(spec: TensorSpec) -> int:
-    """Bytes of one row of axis 0."""
-    return spec.nbytes // max(spec.dims[0], 1)
 
 
 def raw(array: Array) -> Bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from spark_engine.engine_file import MANIFEST
+from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import EngineError
 
 NAME = "tiny"
@@ -60,9 +60,11 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
 
 
 def is_stale(folder: Path, checkpoint: Path) -> bool:
-    """No engine, or a checkpoint file that is newer."""
+    """No engine, one of another version's format, or a checkpoint file that is newer."""
     manifest = folder / MANIFEST
-    if not manifest.exists():
+    try:
+        read_manifest(folder)
+    except EngineError:
         return True
     built = manifest.stat().st_mtime
     return any(file.stat().st_mtime > built for file in checkpoint.iterdir())

@@ -182,8 +182,7 @@ class Engine:
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""
-        for executor in self.loaded.executors.values():
-            executor.close()
+        self.loaded.close()
 
     def _sizes(self) -> Sizes:
         loaded, limits, memory = self.loaded, self.loaded.limits, self.memory

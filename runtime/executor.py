@@ -12,7 +12,6 @@ from typing import Protocol
 from spark_engine.tensors import Array, TensorSpec
 
 Wait = Callable[[], None]
-WIDE = 4096  # bytes of an output's row: logits, layers
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,9 @@ class Executor(Protocol):
         read as they are at this call, or as they were last written to `Loaded.sink` where an
         engine has one (`run` reads `buffers` in any case). Steps, states that the step names by
         slot or page, and outputs belong to the executor until the wait returned. A device may
-        leave outputs of more than WIDE bytes a row unwritten, which `run` writes. A synchronous
-        executor does everything here and returns a function that does nothing.
+        leave outputs of more than `device_buffers.WIDE` bytes a row unwritten, which `run`
+        writes. A synchronous executor does everything here and returns a function that does
+        nothing.
         """
         ...
 

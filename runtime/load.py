@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import (
     WEIGHTS,
     EngineFolder,
@@ -24,10 +25,11 @@ from spark_engine.engine_file import (
 )
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import EXTRA, driver_present
+from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
 from spark_engine.manifest import Bucket, Manifest, StateInfo
 from spark_engine.progress import Progress
-from spark_engine.runtime.detect import available_memory, runnable_targets
+from spark_engine.runtime.detect import runnable_targets
 from spark_engine.runtime.executor import Executor
 from spark_engine.runtime.memory import BucketKey, States, TableSink
 from spark_engine.runtime.ort import OrtExecutor
@@ -73,6 +75,11 @@ class Loaded:
         if not found:
             raise EngineError(f"the engine has no {family} bucket; rebuild it with spark-build")
         return found
+
+    def close(self) -> None:
+        """Closes every executor, the last of which takes the device's memory with it."""
+        for executor in self.executors.values():
+            executor.close()
 
 
 def load(
@@ -141,6 +148,7 @@ def _load_native(
     executors: dict[BucketKey, Executor] = {}
     shown.say(f"preparing {len(manifest.buckets)} buckets")
     with ExitStack() as undo:
+        undo.callback(engine.close)
         for bucket in manifest.buckets:
             executor = _open(folder, bucket, threads, table)
             undo.callback(executor.close)
@@ -160,10 +168,11 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         m = manifest.memory
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
         parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
+        parts += f"buffers {m.buffers / GIB:.2f}, "
         raise CapacityError(
             f"engine {manifest.name} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
-            "programs, or rebuild with a smaller --max-context or --max-seqs"
+            "programs, or rebuild with a smaller --kv-tokens, --max-context or --max-seqs"
         )
 
 
@@ -176,15 +185,20 @@ def _open(
 ) -> Executor:
     file = folder.engine(bucket)
     header = file.header
-    if (header.family, header.rows, header.target) != (
-        bucket.family,
-        bucket.rows,
-        folder.manifest.target,
-    ):
+    found = (header.family, header.rows, header.tile, header.target)
+    if found != (bucket.family, bucket.rows, bucket.tile, folder.manifest.target):
         raise EngineError(
             f"{folder.path / bucket.file} holds {header.family} {header.rows} for "
             f"{header.target}, not what the manifest says; rebuild the engine with spark-build"
         )
+    if header.executor == NATIVE:
+        buffers = Buffers.of(header, (t.name for t in folder.manifest.tables))
+        needs = buffers.own_bytes, buffers.wide.nbytes
+        if needs != (bucket.buffer_bytes, bucket.wide_bytes):
+            raise EngineError(
+                f"{folder.path / bucket.file} has buffers of {needs} bytes, not the manifest's "
+                f"{(bucket.buffer_bytes, bucket.wide_bytes)}; rebuild the engine with spark-build"
+            )
     if header.executor not in table:
         known = ", ".join((*EXECUTORS, NATIVE))
         raise EngineError(

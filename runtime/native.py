@@ -8,32 +8,31 @@ their launch on one stream, so they may share every byte.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_engine.device_buffers import Block, Buffers
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.kernel import TARGETS
-from spark_engine.runtime.device import Event, Function, Gpu
-from spark_engine.runtime.device_memory import (
-    Bytes,
-    DeviceStates,
-    DeviceTables,
-    unit_bytes,
-    zeros,
-)
-from spark_engine.runtime.executor import WIDE, Specs, Wait
-from spark_engine.runtime.program import NUMBERS, Operand, Program
+from spark_engine.runtime.device import Event, Function, Gpu, Graph
+from spark_engine.runtime.device_memory import DeviceStates, DeviceTables
+from spark_engine.runtime.executor import Specs, Wait
+from spark_engine.runtime.held import Held
+from spark_engine.runtime.program import Number, Operand, Program, Record
 from spark_engine.runtime.upload import upload_file
-from spark_engine.tensors import Array, TensorSpec
+from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
 
-ALIGNMENT = 256
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
 Mark = Callable[[str], None]  # told the name of each stage that has ended
+# Taken by the engine that is open: like the device's context, one for the whole process.
+_TURN = threading.Lock()
 
 
 class NativeEngine:
@@ -41,72 +40,86 @@ class NativeEngine:
 
     `check` is given the free bytes of the device before anything is allocated, and raises when
     the engine does not fit. The weights are verified while they are copied. Raises EngineError
-    when a byte of them is not the manifest's, or the GPU is smaller than the engine's launches.
+    when a byte of them is not the manifest's, and where blocks that wait for one another may not
+    all be running: beside another engine of this process, or under MPS. Closed with its last
+    executor, or by `close`.
     """
 
     def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
         manifest, path = folder.manifest, folder.weights_path
-        self.gpu = Gpu()
-        self._kernels = _Kernels(self.gpu)
-        self._open = 0
-        try:
-            _check_size(manifest.target, self.gpu.multiprocessors)
+        buckets = manifest.buckets
+        self._executors: list[NativeExecutor] = []
+        with ExitStack() as undo:
+            _take_turn()
+            undo.callback(_TURN.release)
+            self.gpu = Gpu()
+            undo.callback(self.gpu.close)
+            _refuse_mps(self.gpu)
+            held = Held(self.gpu)
+            undo.callback(held.close)
+            self._kernels = _Kernels(self.gpu)
             check(self.gpu.free_bytes)
             mark("device")
             digests = partial(folder.check_chunk, WEIGHTS)
-            self._weights = upload_file(self.gpu, path, CHUNK_BYTES, digests)
+            weights = upload_file(held, path, CHUNK_BYTES, digests)
             mark("weights")
-            self.weights = {k: self._weights + e.offset for k, e in read_index(path).items()}
-            self.states = DeviceStates(self.gpu, manifest.states)
-            self.tables = DeviceTables(self.gpu, manifest.tables)
-            self.arena_bytes = max(b.arena_bytes for b in manifest.buckets)
-            self.arena = zeros(self.gpu, self.arena_bytes)
+            self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
+            self.states = DeviceStates(held, manifest.states)
+            self.tables = DeviceTables(held, manifest.tables)
+            self.arena_bytes = max(b.arena_bytes for b in buckets)
+            self.arena = held.zeros(self.arena_bytes)
+            self.zeroed_bytes = max(b.zeroed_bytes for b in buckets)
+            self.zeroed = held.zeros(self.zeroed_bytes)
+            self.wide_bytes = max(b.wide_bytes for b in buckets)
+            self.wide = held.zeros(self.wide_bytes)
+            self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")
-        except BaseException:
-            self.gpu.close()
-            raise
+            self._undo = undo.pop_all()
 
     def open(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int
     ) -> NativeExecutor:
         """A bucket, captured; also one of another payload, beside those of the manifest.
 
-        Raises EngineError when the payload is not what it should be, or wants more scratch memory
-        than the manifest's buckets.
+        Raises EngineError when the payload is not what it should be, wants more memory than the
+        manifest's buckets, or has launches whose blocks do not all run at once on this GPU.
         """
         self.gpu.use()
-        self._open += 1
-        try:
-            return NativeExecutor(self, header, payload)
-        except BaseException:
-            self.release()
-            raise
+        self._executors.append(NativeExecutor(self, header, payload))
+        return self._executors[-1]
 
     def function(self, cubin: bytes, symbol: str, shared: int) -> Function:
         """A kernel of a cubin, allowed `shared` bytes of dynamic shared memory."""
         return self._kernels.find(cubin, symbol, shared)
 
-    def release(self) -> None:
+    def release(self, executor: NativeExecutor) -> None:
         """One executor was closed; the last one takes the device's memory with it."""
-        self._open -= 1
-        if self._open:
-            return
-        self.gpu.use()
-        shared = (self._weights, self.arena)
-        for address in (*shared, *self.states.addresses.values(), *self.tables.addresses.values()):
-            self.gpu.free(address)
-        self.gpu.close()
+        self._executors.remove(executor)
+        if not self._executors:
+            self._undo.close()
+
+    def close(self) -> None:
+        """Closes its executors and gives everything back. May be called twice."""
+        for executor in tuple(self._executors):
+            executor.close()
+        self._undo.close()
 
 
-def _check_size(target: str, multiprocessors: int) -> None:
-    """Blocks of one launch wait for one another, so all of them must run at once."""
-    wanted = TARGETS[target].sms if target in TARGETS else 0
-    if multiprocessors < wanted:
+def _take_turn() -> None:
+    if not _TURN.acquire(blocking=False):
         raise EngineError(
-            f"an engine for {target} launches {wanted} blocks that wait for one another, and this "
-            f"GPU has {multiprocessors} multiprocessors: use a whole GPU of that kind (no MIG "
-            "slice), or rebuild with --target cpu"
+            "this process has an engine open on the GPU already, and blocks of two could wait for "
+            "one another without end: close that one first, or open this one in another process"
+        )
+
+
+def _refuse_mps(gpu: Gpu) -> None:
+    if gpu.shared_by_mps:
+        raise EngineError(
+            "this GPU is shared through NVIDIA MPS, where blocks that wait for one another may "
+            "lack those of another process's place: run without MPS (`echo quit | "
+            "nvidia-cuda-mps-control` stops it), where processes take turns"
         )
 
 
@@ -131,19 +144,6 @@ class _Kernels:
             self._gpu.allow_shared(function, shared)
             self._found[key] = function, shared
         return function
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A tensor inside a packed stretch of memory."""
-
-    spec: TensorSpec
-    offset: int
-
-    def view(self, block: Bytes) -> Array:
-        """The tensor inside `block`."""
-        part: Array = block[self.offset : self.offset + self.spec.nbytes]
-        return part.view(self.spec.dtype.numpy).reshape(self.spec.dims)
 
 
 @dataclass(frozen=True)
@@ -175,25 +175,19 @@ class NativeExecutor:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
         self._staged: list[_Staging] = []
-        tables = engine.tables.addresses
-        steps = [s for s in header.inputs if s.name not in tables]
-        narrow = [s for s in header.outputs if unit_bytes(s) <= WIDE]
-        self._steps, step_bytes = _lay_out(steps)
-        self._outputs, output_bytes = _lay_out(narrow)
-        wide = {s.name: s for s in header.outputs if s not in narrow}
-        self._sizes = step_bytes, output_bytes
-        self._step_block = zeros(self._gpu, step_bytes)
-        self._output_block = zeros(self._gpu, output_bytes)
-        self._wide = {name: (zeros(self._gpu, s.nbytes), s) for name, s in wide.items()}
-        self._owned = [self._step_block, self._output_block, *(a for a, _ in self._wide.values())]
-        self._zeroed: int | None = None
+        self._buffers = Buffers.of(header, engine.tables.addresses)
+        self._held = Held(self._gpu)
         try:
+            self._check_specs()
+            self._steps = self._held.zeros(self._buffers.steps.nbytes)
+            self._outputs = self._held.zeros(self._buffers.outputs.nbytes)
+            larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
+            self._wide = self._held.zeros(self._buffers.wide.nbytes) if larger else engine.wide
+            self._addresses = self._places()
             self._graph = self._capture(payload)
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise EngineError(
-                f"the {self._label} bucket's launches are not readable ({error!r}); rebuild the "
-                "engine with spark-build"
-            ) from error
+        except BaseException:
+            self._held.close()
+            raise
         self._open = True
 
     @property
@@ -212,16 +206,15 @@ class NativeExecutor:
         Queued one after the other they are a step over the inputs of the last one; states move on.
         """
         self._gpu.use()
-        program = Program.read(payload)
-        if self._zeroed is None:
-            self._zeroed = zeros(self._gpu, program.zeroed_bytes)
-            self._owned.append(self._zeroed)
+        program = self._read(payload)
         kernels = [self._engine.function(k.cubin, k.symbol, k.shared) for k in program.kernels]
         queued = []
         for record in program.launches:
-            args = [self._value(arg, self._zeroed) for arg in record.args]
-            queue = self._gpu.prepare(kernels[record.kernel], record.shape, args)
-            queued.append(Queued(record.node, program.kernels[record.kernel].symbol, queue))
+            function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
+            self._check_room(function, symbol, record)
+            args = [self._value(arg) for arg in record.args]
+            queue = self._gpu.prepare(function, record.shape, args)
+            queued.append(Queued(record.node, symbol, queue))
         return queued
 
     def run(self, buffers: Mapping[str, Array]) -> None:
@@ -237,8 +230,8 @@ class NativeExecutor:
         self.launch(buffers)()
         for spec in states:
             self._gpu.download(buffers[spec.name], self._engine.states.addresses[spec.name])
-        for name, (address, _) in self._wide.items():
-            self._gpu.download(buffers[name], address)
+        for field in self._buffers.wide.fields:
+            self._gpu.download(buffers[field.spec.name], self._wide + field.offset)
         self._gpu.wait()
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
@@ -253,12 +246,14 @@ class NativeExecutor:
         staging = self._staging(buffers)
         for name, view in staging.fed:
             view[...] = buffers[name]
-        self._gpu.upload(self._step_block, staging.steps)
+        self._gpu.upload(self._steps, staging.steps)
         self._gpu.replay(self._graph)
-        self._gpu.download(staging.outputs, self._output_block)
+        self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
 
         def wait() -> None:
+            if not self._open:  # the copies are gone
+                raise ExecutorError(f"{self._label} was closed")
             self._gpu.use()
             self._gpu.wait_for(staging.done)
             for name, view in staging.read:
@@ -271,12 +266,10 @@ class NativeExecutor:
         if not self._open:
             return
         self._open = False
-        self._gpu.use()
-        self._gpu.wait()
-        self._gpu.destroy_graph(self._graph)
-        for address in self._owned:
-            self._gpu.free(address)
-        self._engine.release()
+        try:
+            self._held.close()
+        finally:
+            self._engine.release(self)
 
     def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
         for known in self._staged:
@@ -288,10 +281,11 @@ class NativeExecutor:
             self._gpu.wait_for(oldest.done)
             steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
         else:
-            steps, outputs = (self._gpu.pinned(n) for n in self._sizes)
-            done = self._gpu.event()
-        fed = tuple((f.spec.name, f.view(steps)) for f in self._steps)
-        read = tuple((f.spec.name, f.view(outputs)) for f in self._outputs)
+            steps = self._held.pinned(self._buffers.steps.nbytes)
+            outputs = self._held.pinned(self._buffers.outputs.nbytes)
+            done = self._held.event()
+        fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
+        read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
         made = _Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
@@ -307,60 +301,92 @@ class NativeExecutor:
             if not array.flags.c_contiguous:
                 raise ExecutorError(f"buffer {spec.name} is not contiguous")
 
-    def _capture(self, payload: bytes) -> Any:
-        """Loads the cubins, runs every launch once over inert rows, and records them."""
-        wanted = Program.read(payload).arena_bytes
-        if wanted > self._engine.arena_bytes:
+    def _check_specs(self) -> None:
+        """Holds tables and states to the manifest's, by which they were allocated."""
+        kept = self._engine.specs
+        tables = (s for s in self._specs.inputs if s.name in self._engine.tables.addresses)
+        for spec in (*tables, *self._specs.states):
+            if spec != kept.get(spec.name):
+                raise EngineError(
+                    f"the {self._label} bucket has {spec}, the manifest {kept.get(spec.name)}; "
+                    "rebuild the engine with spark-build"
+                )
+
+    def _read(self, payload: bytes) -> Program:
+        try:
+            program = Program.read(payload)
+            for record in program.launches:
+                for arg in record.args:
+                    self._value(arg)
+        except (KeyError, ValueError) as error:
             raise EngineError(
-                f"the {self._label} bucket wants {wanted} bytes of scratch memory, "
-                f"the engine has {self._engine.arena_bytes}; rebuild the engine with spark-build"
+                f"the {self._label} bucket's launches are not readable ({error!r}); rebuild the "
+                "engine with spark-build"
+            ) from error
+        for kind, wanted, there in (
+            ("scratch", program.arena_bytes, self._engine.arena_bytes),
+            ("zeroed", program.zeroed_bytes, self._engine.zeroed_bytes),
+        ):
+            if wanted > there:
+                raise EngineError(
+                    f"the {self._label} bucket wants {wanted} bytes of {kind} memory, "
+                    f"the engine has {there}; rebuild the engine with spark-build"
+                )
+        return program
+
+    def _check_room(self, function: Function, symbol: str, record: Record) -> None:
+        """Blocks of one launch that wait for one another must all run at once."""
+        if not record.resident:
+            return
+        room = self._gpu.resident_blocks(function, record.shape)
+        blocks = math.prod(record.shape.grid)
+        if blocks > room:
+            raise EngineError(
+                f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
+                f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
+                f"multiprocessors) runs {room} at once: use a whole GPU of the kind that the "
+                "engine was built for (no MIG slice), or rebuild with --target cpu"
             )
+
+    def _capture(self, payload: bytes) -> Graph:
+        """Loads the cubins, runs every launch once over inert rows, and records them."""
         launches = self.launches(payload)
         self._fill_inert()
-        for launch in launches:
-            launch.queue()
+
+        def queue_all() -> None:
+            for launch in launches:
+                launch.queue()
+
+        queue_all()
         self._gpu.wait()
-        self._gpu.begin_capture()
-        for launch in launches:
-            launch.queue()
-        return self._gpu.end_capture()
+        return self._held.graph(queue_all)
 
     def _fill_inert(self) -> None:
-        for field in self._steps:
+        for field in self._buffers.steps.fields:
             byte = 0xFF if field.spec.name == "slots" else 0
-            self._gpu.fill(self._step_block + field.offset, byte, field.spec.nbytes)
+            self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
 
-    def _value(self, arg: Operand, zeroed: int) -> int | float:
+    def _places(self) -> Mapping[str, Mapping[str, int]]:
+        """Addresses of what launches name, by kind and name."""
+        engine, buffers = self._engine, self._buffers
+
+        def of(block: Block, address: int) -> dict[str, int]:
+            return {f.spec.name: address + f.offset for f in block.fields}
+
+        states = {s.name: engine.states.addresses[s.name] for s in self._specs.states}
+        return {
+            "weight": engine.weights,
+            "state": states,
+            "input": {**engine.tables.addresses, **of(buffers.steps, self._steps)},
+            "output": {**of(buffers.outputs, self._outputs), **of(buffers.wide, self._wide)},
+        }
+
+    def _value(self, arg: Operand) -> int | float:
         """A number as it is, and a place in memory as its address."""
-        kind, value = arg
-        number: int | float = value
-        return number if kind in NUMBERS else self._address(kind, value, zeroed)
-
-    def _address(self, kind: str, value: Any, zeroed: int) -> int:
-        if kind == "arena":
-            return self._engine.arena + int(value)
-        if kind == "zeroed":
-            return zeroed + int(value)
-        if kind == "weight":
-            return self._engine.weights[value]
-        if kind == "state":
-            return self._engine.states.addresses[value]
-        if kind == "input" and value in self._engine.tables.addresses:
-            return self._engine.tables.addresses[value]
-        fields, block = {
-            "input": (self._steps, self._step_block),
-            "output": (self._outputs, self._output_block),
-        }[kind]
-        for field in fields:
-            if field.spec.name == value:
-                return block + field.offset
-        return self._wide[value][0]
-
-
-def _lay_out(specs: Iterable[TensorSpec]) -> tuple[tuple[_Field, ...], int]:
-    """Places for the tensors one after the other, and the bytes of all."""
-    fields, at = [], 0
-    for spec in specs:
-        fields.append(_Field(spec, at))
-        at += -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
-    return tuple(fields), max(at, ALIGNMENT)
+        if isinstance(arg, Number):
+            return arg.value
+        if arg.kind == "arena":
+            return self._engine.arena + arg.offset
+        if arg.kind == "zeroed":
+            return self._engine.zeroed + arg.offset
+        return self._addresses[arg.kind][arg.name]

@@ -1,20 +1,26 @@
 """A native bucket's payload (docs/engine_file.md) as records: kernels, and launches of them.
 
-Knows the form of the bytes; knows no device, and no address of what the records name.
+Knows the form of the bytes and what no launch can be; knows no device, and no address of what the
+records name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from spark_engine.kernel import Shape
 
-NUMBERS = ("i32", "i64", "f32")
-Operand = tuple[str, Any]  # of NUMBERS and the value, or of memory and a name or an offset
+Natural = Annotated[int, Meta(ge=0, le=1 << 48)]
+Blocks = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Few = Annotated[int, Meta(ge=1, le=1024)]
+Shared = Annotated[int, Meta(ge=0, le=1 << 20)]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,30 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Place:
+    """An operand in memory: `nbytes` from `offset` of what `kind` and `name` say.
+
+    The kinds "arena" and "zeroed" have an offset and no name, the others a name and all of it.
+    """
+
+    kind: str
+    name: str = ""
+    offset: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Number:
+    """An operand by value; `kind` as of `kernel.Scalar`."""
+
+    kind: str
+    value: int | float
+
+
+Operand = Place | Number
+
+
+@dataclass(frozen=True)
 class Record:
     """One launch: the graph's node, the number of its kernel, and how it is launched on what."""
 
@@ -34,6 +64,7 @@ class Record:
     kernel: int
     shape: Shape
     args: tuple[Operand, ...]
+    resident: bool
 
 
 @dataclass(frozen=True)
@@ -47,28 +78,85 @@ class Program:
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
-        """Raises KeyError, ValueError, TypeError or IndexError when the bytes are not a program."""
+        """Raises ValueError when the bytes are not a program, or one reaches beyond its memory."""
         length = int.from_bytes(payload[:8], "little")
-        body = json.loads(payload[8 : 8 + length])
-        ends = accumulate(body["cubins"], initial=8 + length)
+        try:
+            body = msgspec.json.decode(payload[8 : 8 + length], type=_Body)
+        except msgspec.MsgspecError as error:
+            raise ValueError(str(error)) from error
+        ends = list(accumulate(body.cubins, initial=8 + length))
+        if ends[-1] != len(payload):
+            raise ValueError(f"{ends[-1]} bytes of payload are spoken of, {len(payload)} are there")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
-        kernels = (Kernel(cubins[k["cubin"]], k["symbol"], k["shared"]) for k in body["kernels"])
-        return cls(
-            tuple(kernels),
-            tuple(map(_record, body["launches"])),
-            body["arena_bytes"],
-            body["zeroed_bytes"],
-        )
+        kernels = (Kernel(_pick(cubins, k.cubin), k.symbol, k.shared) for k in body.kernels)
+        sizes = {"arena": body.arena_bytes, "zeroed": body.zeroed_bytes}
+        for row in body.launches:
+            _pick(body.kernels, row.kernel)
+        launches = (_record(row, sizes) for row in body.launches)
+        return cls(tuple(kernels), tuple(launches), body.arena_bytes, body.zeroed_bytes)
 
 
-def _record(row: Mapping[str, Any]) -> Record:
-    args = tuple((kind, value) for kind, value in row["args"])
-    kinds = tuple(kind if kind in NUMBERS else "address" for kind, _ in args)
-    grid, block, cluster = (_three(row[name]) for name in ("grid", "block", "cluster"))
-    shape = Shape(grid, block, kinds, row["shared"], cluster, row["overlaps"])
-    return Record(row["node"], row["kernel"], shape, args)
+class _KernelRow(msgspec.Struct):
+    cubin: Natural
+    symbol: str
+    shared: Shared
 
 
-def _three(values: list[int]) -> tuple[int, int, int]:
-    x, y, z = values
-    return x, y, z
+class _LaunchRow(msgspec.Struct):
+    node: str
+    kernel: Natural
+    grid: tuple[Blocks, Blocks, Blocks]
+    block: tuple[Few, Few, Few]
+    cluster: tuple[Few, Few, Few]
+    shared: Shared
+    overlaps: bool
+    resident: bool
+    args: list[list[Any]]
+
+
+class _Body(msgspec.Struct):
+    arena_bytes: Natural
+    zeroed_bytes: Natural
+    cubins: list[Natural]
+    kernels: list[_KernelRow]
+    launches: list[_LaunchRow]
+
+
+_BY_NAME = ("weight", "state", "input", "output")
+_BITS = {"i32": 32, "i64": 64}
+MOST_F32 = 3.4028235e38
+
+
+def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> Record:
+    args = tuple(_operand(arg, sizes) for arg in row.args)
+    kinds = tuple(a.kind if isinstance(a, Number) else "address" for a in args)
+    shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.overlaps)
+    return Record(row.node, row.kernel, shape, args, row.resident)
+
+
+def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
+    match arg:
+        case [("arena" | "zeroed") as kind, offset, nbytes] if _are_ints(offset, nbytes):
+            if not 0 <= offset <= offset + nbytes <= sizes[kind]:
+                where = f"{offset}:{offset + nbytes} of {sizes[kind]} bytes"
+                raise ValueError(f"an operand lies at {where} of the {kind} memory")
+            return Place(kind, "", offset, nbytes)
+        case [str(kind), str(name)] if kind in _BY_NAME:
+            return Place(kind, name)
+        case [str(kind), value] if kind in _BITS and _are_ints(value):
+            if not -(1 << _BITS[kind] - 1) <= value < 1 << _BITS[kind] - 1:
+                raise ValueError(f"{value} is no {kind}")
+            return Number(kind, value)
+        case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
+            return Number("f32", value)
+    raise ValueError(f"{arg!r} is no operand")
+
+
+def _are_ints(*values: object) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _pick(rows: list[T], index: int) -> T:
+    if index >= len(rows):
+        raise ValueError(f"number {index} of {len(rows)} is asked for")
+    return rows[index]

@@ -10,14 +10,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from spark_engine.errors import EngineError
-from spark_engine.runtime.device import Gpu
+from spark_engine.runtime.device import Event, Gpu
+from spark_engine.runtime.held import Held
+from spark_engine.tensors import Bytes
 
 PIECE = 4 << 20  # bytes read, queued and hashed at once: still in the core's cache when hashed
 STAGES = 2  # pieces of one thread: one is copied while the next is read
@@ -25,8 +24,8 @@ MAX_LANES = 16  # threads; PCIe is full before that
 Check = Callable[[int, str], None]  # (chunk's number, its hex sha256) -> None, or raises
 
 
-def upload_file(gpu: Gpu, path: Path, chunk: int, check: Check, lanes: int = 0) -> int:
-    """Address of the whole file in device memory.
+def upload_file(held: Held, path: Path, chunk: int, check: Check, lanes: int = 0) -> int:
+    """Address of the whole file in device memory, which `held` gives back.
 
     `chunk` bytes at a time are read, hashed and handed to `check`, whose error ends the upload;
     the caller must use nothing of the file before this returned. `lanes` threads, 0 for one per
@@ -35,21 +34,14 @@ def upload_file(gpu: Gpu, path: Path, chunk: int, check: Check, lanes: int = 0) 
     size = path.stat().st_size
     chunks = -(-size // chunk)
     lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
-    address = gpu.allocate(size)
-    pinned = gpu.pinned(lanes * STAGES * PIECE)
-    stages = pinned.reshape(lanes, STAGES, PIECE)
-    job = _Job(gpu, path, size, chunk, address, check)
-    try:
+    address = held.memory(size)
+    with closing(Held(held.gpu)) as own:
+        stages = own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
+        copied = [[own.event() for _ in range(STAGES)] for _ in range(lanes)]
+        job = _Job(held.gpu, path, size, chunk, address, check)
         with ThreadPoolExecutor(lanes, "upload") as pool:
-            for done in [pool.submit(job.run, stages[i]) for i in range(lanes)]:
+            for done in [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]:
                 done.result()
-    except BaseException:
-        gpu.wait()
-        gpu.free(address)
-        raise
-    finally:
-        gpu.wait()
-        gpu.unpin(pinned)
     return address
 
 
@@ -64,10 +56,9 @@ class _Job:
         self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
         self._stopped = False
 
-    def run(self, stages: NDArray[np.uint8]) -> None:
+    def run(self, stages: Bytes, copied: list[Event]) -> None:
         """Takes chunks until none is left or another thread failed."""
         self._gpu.use()
-        copied = [self._gpu.event() for _ in stages]
         try:
             with self._path.open("rb", buffering=0) as file:
                 for start in self._starts:
@@ -79,7 +70,7 @@ class _Job:
             self._stopped = True
             raise
 
-    def _move(self, file: int, start: int, stages: NDArray[np.uint8], copied: list[Any]) -> str:
+    def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
         """Brings one chunk to the device; its digest."""
         digest = hashlib.sha256()
         end = min(start + self._chunk, self._size)
@@ -92,7 +83,7 @@ class _Job:
             digest.update(stage)
         return digest.hexdigest()
 
-    def _read(self, file: int, at: int, stage: NDArray[np.uint8]) -> None:
+    def _read(self, file: int, at: int, stage: Bytes) -> None:
         view = stage.data
         while view:
             count = os.preadv(file, [view], at)

@@ -1,4 +1,5 @@
-"""What both halves ask of the CUDA driver's binding: checked calls, kernels ready to be queued.
+"""What both halves ask of the CUDA driver's binding: checked calls, kernels ready to be queued,
+and what a device has room for.
 
 Knows the launch attributes and the words for what goes wrong; knows neither engines nor timing.
 Importing it needs the extra `cuda`, not a driver.
@@ -7,12 +8,14 @@ Importing it needs the extra `cuda`, not a driver.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cuda.bindings import driver
 
 from spark_engine.errors import CapacityError, ExecutorError
+from spark_engine.host_memory import available_memory
 from spark_engine.kernel import Shape
 
 MAX_SHARED = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -40,18 +43,49 @@ def queueing(
 
     `args` are addresses and numbers in the order of `shape.kinds`.
     """
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
-    config.sharedMemBytes, config.hStream = shape.shared, stream
-    attributes = _attributes(shape)
-    config.numAttrs, config.attrs = len(attributes), attributes
+    config = _config(stream, shape)
     given = tuple(args), tuple(_TYPES[kind] for kind in shape.kinds)
 
     def queue() -> None:
         value(driver.cuLaunchKernelEx(config, function, given, 0))
 
     return queue
+
+
+def resident_blocks(device: Any, function: Any, shape: Shape) -> int:
+    """Blocks of such a launch that the empty device runs at once."""
+    if shape.cluster != (1, 1, 1):
+        clusters = value(driver.cuOccupancyMaxActiveClusters(function, _config(0, shape)))
+        return int(clusters) * math.prod(shape.cluster)
+    threads = math.prod(shape.block)
+    of_one = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shape.shared)
+    return int(value(of_one)) * attribute(device, "MULTIPROCESSOR_COUNT")
+
+
+def free_bytes(device: Any) -> int:
+    """Memory that may be taken on the device, which is current.
+
+    Where host and device share one memory the driver counts the page cache as taken, which is
+    given up on demand: there the host's word is asked.
+    """
+    shared = available_memory() if attribute(device, "INTEGRATED") else None
+    return int(values(driver.cuMemGetInfo())[0]) if shared is None else shared
+
+
+def attribute(device: Any, name: str) -> int:
+    """A device's attribute, by its name without the driver's prefix."""
+    number = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(value(driver.cuDeviceGetAttribute(number, device)))
+
+
+def _config(stream: Any, shape: Shape) -> Any:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+    config.sharedMemBytes, config.hStream = shape.shared, stream
+    attributes = _attributes(shape)
+    config.numAttrs, config.attrs = len(attributes), attributes
+    return config
 
 
 def _attributes(shape: Shape) -> list[Any]:

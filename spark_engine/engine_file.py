@@ -27,12 +27,13 @@ from spark_engine.manifest import (
     decode_manifest,
     parse_json,
 )
+from spark_engine.manifest import WEIGHTS as WEIGHTS
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array, TensorSpec
+from spark_engine.typed import typed
 from spark_engine.weights_file import map_weights
 
 MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer"
 CHUNK_BYTES = 64 << 20
 
@@ -62,20 +63,13 @@ class EngineHeader:
     @classmethod
     def from_json(cls, row: Mapping[str, Json]) -> EngineHeader:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
-        inputs, states, outputs = (
-            tuple(TensorSpec.from_json(s) for s in row[k]) for k in _SPEC_KEYS
-        )
-        return cls(
-            executor=str(row["executor"]),
-            target=str(row["target"]),
-            family=str(row["family"]),
-            rows=int(row["rows"]),
-            tile=int(row["tile"]),
-            inputs=inputs,
-            states=states,
-            outputs=outputs,
-            aliases=dict(row["aliases"]),
-        )
+        inputs, states, outputs = (typed(tuple[TensorSpec, ...], row[k], k) for k in _SPEC_KEYS)
+        executor, target, family = (typed(str, row[k], k) for k in ("executor", "target", "family"))
+        rows, tile = (typed(int, row[k], k) for k in ("rows", "tile"))
+        aliases = typed(dict[str, str], row["aliases"], "aliases")
+        for spec in (*inputs, *states, *outputs):
+            _ = spec.dims  # raises where one is not bound
+        return cls(executor, target, family, rows, tile, inputs, states, outputs, aliases)
 
 
 _SPEC_KEYS = ("inputs", "states", "outputs")
@@ -244,9 +238,13 @@ def _check_length(path: Path, name: str, digest: FileDigest) -> None:
     if inside.is_absolute() or ".." in inside.parts:
         raise EngineError(f"{path / MANIFEST} names {name!r}, outside the folder; {_remedy(path)}")
     file = path / name
-    if not file.is_file():
+    try:
+        found = file.is_file() and file.stat()
+    except (OSError, ValueError) as error:  # a name that no file can have
+        raise EngineError(f"{path / MANIFEST} names {name!r}: {error}; {_remedy(path)}") from error
+    if not found:
         raise EngineError(f"{file} is missing; {_remedy(path)}")
-    size = file.stat().st_size
+    size = found.st_size
     if size != digest.bytes or len(digest.chunks) != -(-size // CHUNK_BYTES):
         raise EngineError(f"{file} has {size} bytes, not {digest.bytes}; {_remedy(path)}")
 

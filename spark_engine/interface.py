@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from spark_engine.tensors import DType, TensorSpec
+from spark_engine.typed import typed
 
 TILE = {"decode": 1, "prefill": 64}
 STATE_OUT = ".out"
@@ -43,10 +44,10 @@ class Limits:
 
     @classmethod
     def from_json(cls, row: dict[str, int]) -> Limits:
-        """The inverse of `to_json`. Raises KeyError when a limit is missing; an engine that does
-        not speak of a ring has none."""
+        """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
+        ValueError when it is no count; an engine that does not speak of a ring has none."""
         known = {"gdn_ring": 0, **row}
-        return cls(**{k: int(known[k]) for k in cls.__dataclass_fields__})
+        return cls(**{k: typed(int, known[k], k) for k in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,9 @@ class Launch:
             (griddepcontrol.launch_dependents) only after its own wait, so that everything older
             than one launch may be read early. Coherent loads only: no `const … __restrict__`.
         source: file name of the CUDA source in `plugins/`, where it is not the tactic's.
+        resident: blocks wait for others of the launch (beyond their cluster, which the hardware
+            starts as one), so that all of them must run at once: a device that has no room for
+            so many is refused. Blocks that only count who came before them wait for none.
     """
 
     symbol: str
@@ -114,6 +117,7 @@ class Launch:
     defines: tuple[tuple[str, str], ...] = ()
     overlaps: bool = False
     source: str | None = None
+    resident: bool = False
 
     @property
     def shape(self) -> Shape:

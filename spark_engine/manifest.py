@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, Precision
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import TensorSpec
+from spark_engine.typed import typed
 
-FORMAT = 1
+FORMAT = 2
+WEIGHTS = "weights.safetensors"
+UNITS = ("slot", "page")
 Json: TypeAlias = Any  # a value that json.dumps accepts
 
 
@@ -44,19 +47,34 @@ class StateInfo:
 
     @classmethod
     def from_json(cls, row: Json) -> StateInfo:
-        """The inverse of `to_json`."""
-        return cls(TensorSpec.from_json(row), str(row["unit"]))
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
+        if row["unit"] not in UNITS:
+            raise ValueError(f"unit {row['unit']!r} is none of {UNITS}")
+        spec = TensorSpec.from_json(row)
+        if not spec.dims:
+            raise ValueError(f"state {spec.name} has no axis")
+        return cls(spec, row["unit"])
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One `.engine` file: `rows` of up to `tile` tokens. `arena_bytes` is its scratch memory."""
+    """One `.engine` file: `rows` of up to `tile` tokens, and bytes of device memory.
+
+    Attributes:
+        arena_bytes: scratch memory.
+        zeroed_bytes: scratch memory that every launch leaves zero.
+        buffer_bytes: inputs and outputs that are the bucket's own.
+        wide_bytes: outputs that lie where those of all buckets lie.
+    """
 
     family: str
     rows: int
     tile: int
     file: str
     arena_bytes: int
+    zeroed_bytes: int = 0
+    buffer_bytes: int = 0
+    wide_bytes: int = 0
 
     @property
     def tokens(self) -> int:
@@ -66,18 +84,46 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes an engine needs at run time; `arena` is the largest bucket's."""
+    """Bytes an engine needs at run time.
+
+    Buckets run one after the other, so `arena` is the largest scratch memory of each kind, and
+    `buffers` what the buckets have of their own beside the largest wide outputs.
+    """
 
     weights: int
     kv: int
     states: int
     tables: int
     arena: int
+    buffers: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        weights: int,
+        states: Iterable[StateInfo],
+        tables: Iterable[TensorSpec],
+        buckets: Iterable[Bucket],
+    ) -> Memory:
+        """The plan of such an engine. States by page are the KV cache."""
+        kept, all_ = list(states), list(buckets)
+        arena, zeroed, wide = (
+            max((getattr(b, name) for b in all_), default=0)
+            for name in ("arena_bytes", "zeroed_bytes", "wide_bytes")
+        )
+        return cls(
+            weights=weights,
+            kv=sum(s.spec.nbytes for s in kept if s.unit == "page"),
+            states=sum(s.spec.nbytes for s in kept if s.unit == "slot"),
+            tables=sum(t.nbytes for t in tables),
+            arena=arena + zeroed,
+            buffers=sum(b.buffer_bytes for b in all_) + wide,
+        )
 
     @property
     def total(self) -> int:
         """Bytes of everything together."""
-        return self.weights + self.kv + self.states + self.tables + self.arena
+        return self.weights + self.kv + self.states + self.tables + self.arena + self.buffers
 
     def to_json(self) -> Json:
         """The fields and their total."""
@@ -189,7 +235,7 @@ def parse_json(data: bytes, where: str, remedy: str) -> dict[str, Json]:
     """The JSON object in `data`. Raises EngineError when it is anything else."""
     try:
         row = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{where} does not hold valid JSON ({error}); {remedy}") from error
     if not isinstance(row, dict):
         raise EngineError(f"{where} holds a {type(row).__name__}, not an object; {remedy}")
@@ -228,19 +274,15 @@ def _plain(value: object) -> Json:
 
 
 def _manifest(row: Mapping[str, Json]) -> Manifest:
-    parts = {
-        "model": ModelInfo(**row["model"]),
-        "limits": Limits.from_json(row["limits"]),
-        "dtypes": Precision(**{k: DType(v) for k, v in row["dtypes"].items()}),
-        "states": tuple(StateInfo.from_json(s) for s in row["states"]),
-        "tables": tuple(TensorSpec.from_json(t) for t in row["tables"]),
-        "buckets": tuple(Bucket(**b) for b in row["buckets"]),
-        "memory": Memory(**{k: v for k, v in row["memory"].items() if k != "total"}),
-        "quantisation": tuple(Quantised(**q) for q in row["quantisation"]),
-        "refusals": tuple(Refusal(**r) for r in row["refusals"]),
-        "tactics": tuple(row["tactics"]),
-        "eos_token_ids": tuple(row["eos_token_ids"]),
-        "fingerprint": Fingerprint(**row["fingerprint"]),
-        "files": {k: FileDigest(v["bytes"], tuple(v["chunks"])) for k, v in row["files"].items()},
-    }
-    return Manifest(**{**{f.name: row[f.name] for f in fields(Manifest)}, **parts})
+    total = row["memory"].pop("total")
+    manifest = typed(Manifest, {k: v for k, v in row.items() if k != "format"}, "")
+    if WEIGHTS not in manifest.files:
+        raise ValueError(f"files has no {WEIGHTS}")
+    strangers = [b.file for b in manifest.buckets if b.file not in manifest.files]
+    if strangers:
+        raise ValueError(f"buckets lie in {strangers}, which files does not have")
+    parts = (manifest.states, manifest.tables, manifest.buckets)
+    planned = Memory.of(manifest.files[WEIGHTS].bytes, *parts)
+    if (manifest.memory, total) != (planned, planned.total):
+        raise ValueError(f"memory is {manifest.memory}, {total}, for what takes {planned}")
+    return manifest

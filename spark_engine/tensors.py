@@ -10,7 +10,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.typed import typed
+
 Array = NDArray[np.generic]
+Bytes = NDArray[np.uint8]
 Dim = int | str  # a str is a dimension that a bucket binds: "rows", "tokens"
 
 
@@ -116,8 +119,10 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, row: dict[str, object]) -> TensorSpec:
-        """The inverse of `to_json`. Raises KeyError or ValueError on a malformed row."""
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError when malformed."""
         shape = row["shape"]
         if not isinstance(shape, list):
             raise ValueError(f"shape of {row.get('name')} is {shape!r}, not a list")
-        return cls(str(row["name"]), DType(str(row["dtype"])), tuple(shape))
+        name, dtype = (typed(str, row[key], key) for key in ("name", "dtype"))
+        dims = tuple(d if isinstance(d, str) else typed(int, d, name) for d in shape)
+        return cls(name, DType(dtype), dims)

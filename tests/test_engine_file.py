@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def example(folder: Path) -> Manifest:
         states=(StateInfo(TensorSpec("seen", DType.I32, (5, 9)), "slot"),),
         tables=(TensorSpec("prompt_lens", DType.I32, (5,)),),
         buckets=(Bucket("decode", 2, 1, ENGINE, 4096),),
-        memory=Memory(1, 2, 3, 4, 5),
+        memory=Memory((folder / "weights.safetensors").stat().st_size, 0, 180, 20, 4096),
         quantisation=(Quantised("lm_head", "bf16", 1),),
         fusions={"decode": {"norm_quant": 3}},
         refusals=(Refusal("shared_expert", "layers.0.mlp", "the formats differ"),),
@@ -116,10 +117,14 @@ def write_folder(path: Path) -> Path:
     return path
 
 
+def path_size(folder: Path) -> int:
+    return (folder / "weights.safetensors").stat().st_size
+
+
 def test_round_trip(folder: Path) -> None:
     opened = open_folder(folder, "cpu")
     assert opened.manifest == example(folder)
-    assert opened.manifest.memory.total == 15
+    assert opened.manifest.memory.total == 180 + 20 + 4096 + path_size(folder)
     engine = opened.engine(opened.manifest.buckets[0])
     assert engine.header == header() and engine.payload == b"payload" * 50
     for name, array in weights().items():
@@ -130,7 +135,8 @@ def test_round_trip(folder: Path) -> None:
 def test_manifest_has_the_documented_keys(folder: Path) -> None:
     row = json.loads((folder / "manifest.json").read_bytes())
     assert list(row) == sorted(row)
-    assert row["memory"]["total"] == 15 and row["format"] == manifest.FORMAT
+    assert row["memory"]["total"] == 180 + 20 + 4096 + path_size(folder)
+    assert row["format"] == manifest.FORMAT
     assert row["states"][0]["unit"] == "slot"
     assert row["limits"]["pages_per_seq"] == 2
 
@@ -178,23 +184,50 @@ def test_other_target_is_refused(folder: Path) -> None:
 
 def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text('{"format": 2, "surprise": []}')
-    with pytest.raises(EngineError, match="format 2.*reads up to 1.*upgrade"):
+    file.write_text('{"format": 3, "surprise": []}')
+    with pytest.raises(EngineError, match="format 3.*reads up to 2.*upgrade"):
         open_folder(folder, "cpu")
-    data = (folder / ENGINE).read_bytes().replace(b'"format": 1', b'"format": 9')
+    data = (folder / ENGINE).read_bytes().replace(b'"format": 2', b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
 
 
 def test_file_outside_the_folder_is_refused(folder: Path) -> None:
-    bad = replace(example(folder), files={"../x": engine_file.digest_file(folder / ENGINE)})
+    digest = engine_file.digest_file(folder / ENGINE)
+    strange = {"nul\0": "is missing", "x" * 300: "too long", "": "is missing", ".": "is missing"}
+    outside = dict.fromkeys(("../x", str(folder / ENGINE), f"a/../../toy/{ENGINE}"), "outside the")
+    for name, words in {**strange, **outside}.items():
+        good = example(folder)
+        bad = replace(good, files={**good.files, name: digest})
+        (folder / "manifest.json").write_bytes(bad.encode())
+        with pytest.raises(EngineError, match=f"{words}.*spark-build"):
+            open_folder(folder, "cpu")
+
+
+@pytest.mark.parametrize("name", ["../x.engine", "/etc/hostname", "other.engine", ""])
+def test_a_bucket_in_a_file_without_a_digest_is_refused(folder: Path, name: str) -> None:
+    (folder.parent / "x.engine").write_bytes((folder / ENGINE).read_bytes())
+    (folder / "other.engine").write_bytes((folder / ENGINE).read_bytes())
+    good = example(folder)
+    bad = replace(good, buckets=(replace(good.buckets[0], file=name),))
     (folder / "manifest.json").write_bytes(bad.encode())
-    with pytest.raises(EngineError, match="outside the folder"):
+    with pytest.raises(EngineError, match="buckets lie in .*which files does not have"):
         open_folder(folder, "cpu")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": "1"}', "\x00"])
+@pytest.mark.parametrize("deferred", [(), (engine_file.WEIGHTS,)])
+def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple[str, ...]) -> None:
+    good = example(folder)
+    files = {k: v for k, v in good.files.items() if k != engine_file.WEIGHTS}
+    (folder / "manifest.json").write_bytes(replace(good, files=files).encode())
+    with pytest.raises(EngineError, match="files has no weights.safetensors.*spark-build"):
+        open_folder(folder, "cpu", deferred)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 2}', '{"format": "2"}', "\x00", "[" * 9999]
+)
 def test_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
     with pytest.raises(EngineError, match="spark-build"):
@@ -218,11 +251,19 @@ def test_chunks_are_hashed_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_file, "CHUNK_BYTES", 64)
     digest = engine_file.digest_file(folder / ENGINE)
     assert len(digest.chunks) == -(-digest.bytes // 64) > 3
-    data = bytearray((folder / ENGINE).read_bytes())
-    data[70] ^= 1
-    (folder / ENGINE).write_bytes(bytes(data))
-    with pytest.raises(EngineError, match="between bytes 64 and 128"):
-        engine_file.verify_files(folder, {ENGINE: digest})
+    good, last = (folder / ENGINE).read_bytes(), len(digest.chunks) - 1
+    for at in (0, 63, 64, 70, 64 * last, digest.bytes - 1):
+        data = bytearray(good)
+        data[at] ^= 1
+        (folder / ENGINE).write_bytes(bytes(data))
+        start = at // 64 * 64
+        with pytest.raises(EngineError, match=f"between bytes {start} and {start + 64}"):
+            engine_file.verify_files(folder, {ENGINE: digest})
+    (folder / ENGINE).write_bytes(good)
+    engine_file.verify_files(folder, {ENGINE: digest})
+    short = replace(digest, chunks=digest.chunks[:-1])
+    with pytest.raises(EngineError, match="bytes, not"):
+        engine_file.verify_files(folder, {ENGINE: short})
 
 
 def test_a_deferred_file_is_left_to_its_reader_but_for_its_length(folder: Path) -> None:
@@ -328,3 +369,144 @@ def test_a_failing_tensor_ends_the_write(tmp_path: Path) -> None:
     assert len(asked) < 100
     with pytest.raises(InternalError, match="weight m000 is"):
         fill_weights(tmp_path / "w", planned(arrays), lambda n: np.zeros(1, np.uint8), 2)
+
+
+@pytest.mark.parametrize("cut", [1, 63, 64, 200])
+def test_weights_that_end_beyond_the_file_are_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "w"
+    write_all(path, {"a": np.zeros(7, np.float32), "z": np.arange(64, dtype=np.float32)})
+    good = path.read_bytes()
+    path.write_bytes(good[:-cut])
+    for read in (read_index, map_weights):
+        with pytest.raises(EngineError, match="tensor z lies at .* bytes.*spark-build"):
+            read(path)
+
+
+@pytest.mark.parametrize("offsets", [[-64, 192], [0, 257], [256, 512], [0, 1 << 70], ["0", 4], [0]])
+def test_weights_of_places_that_cannot_be_are_refused(tmp_path: Path, offsets: object) -> None:
+    path = tmp_path / "w"
+    text = json.dumps({"z": {"dtype": "U8", "shape": [256], "data_offsets": offsets}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(256))
+    with pytest.raises(EngineError, match="not a readable safetensors file"):
+        read_index(path)
+
+
+# --- Fuzz: fields of the manifest that are missing, of another type, or huge --------------------
+
+JUNK = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0.5,
+        1 << 62,
+        10**30,
+        "",
+        "junk",
+        [],
+        [[]],
+        {},
+        {"a": 1},
+        [None],
+        float("1e300"),
+    ]
+)
+REMOVED = object()
+
+
+def places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Paths of everything inside a JSON value."""
+    if isinstance(value, dict):
+        inside = list(value.items())
+    else:
+        inside = list(enumerate(value)) if isinstance(value, list) else []
+    return [p for k, v in inside for p in ((*path, k), *places(v, (*path, k)))]
+
+
+def put(value: object, path: tuple[object, ...], new: object) -> None:
+    """Replaces or removes what lies at the path."""
+    at: Any = value
+    for key in path[:-1]:
+        at = at[key]
+    if new is REMOVED:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = new
+
+
+def sealed(row: dict[str, Any]) -> bytes:
+    """The bytes of a manifest whose digest is right, whatever it says."""
+    body = {k: v for k, v in row.items() if k != "digest"}
+    digest = hashlib.sha256(manifest.canonical_json(body)).hexdigest()
+    return manifest.canonical_json({**body, "digest": digest})
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_manifest_of_junk_is_refused_or_means_what_it_says(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "junk" / "toy"
+    if not path.exists():
+        write_folder(path)
+    good = (path / "manifest.json").read_bytes()
+    row = json.loads(good)
+    where = data.draw(st.sampled_from([p for p in places(row) if p != ("digest",)]))
+    put(row, where, data.draw(st.just(REMOVED) | JUNK))
+    bad = sealed(row)
+    (path / "manifest.json").write_bytes(bad)
+    try:
+        opened = open_folder(path, "cpu")
+        opened.engine(opened.manifest.buckets[0]) if opened.manifest.buckets else None
+    except EngineError as error:
+        assert "spark-build" in str(error)
+    else:
+        assert free(where) or opened.manifest.encode() == bad, where
+    finally:
+        (path / "manifest.json").write_bytes(good)
+
+
+def free(where: tuple[object, ...]) -> bool:
+    """Places whose value the reader does not look at or may complete."""
+    return where[0] == "limits" and where[1:] in ((), ("tile",), ("pages_per_seq",), ("gdn_ring",))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_header_of_junk_is_refused_or_means_what_it_says(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "junk.engine"
+    good = encode_engine(header(), b"payload")
+    length = int.from_bytes(good[:8], "little")
+    row = json.loads(good[8 : 8 + length])
+    where = data.draw(st.sampled_from(places(row)))
+    put(row, where, data.draw(st.just(REMOVED) | JUNK))
+    text = manifest.canonical_json(row)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"payload")
+    try:
+        found = read_engine(file)
+    except EngineError:
+        return
+    assert found.header.to_json() == {
+        k: v for k, v in row.items() if k not in ("payload_bytes", "payload_sha256")
+    }
+
+
+def test_the_plan_is_of_what_the_engine_has() -> None:
+    page, slot = (TensorSpec("k", DType.U8, (3, 64)), TensorSpec("seen", DType.I32, (5,)))
+    states = [StateInfo(page, "page"), StateInfo(slot, "slot")]
+    table = TensorSpec("prompt_lens", DType.I32, (2,))
+    buckets = [Bucket("decode", 1, 1, "a", 7, 9, 100, 1000), Bucket("decode", 2, 1, "b", 8, 5, 200)]
+    memory = Memory.of(100, states, [table], buckets)
+    assert memory == Memory(100, 192, 20, 8, arena=8 + 9, buffers=300 + 1000)
+    assert memory.total == 100 + 192 + 20 + 8 + 17 + 1300
+
+
+@pytest.mark.parametrize("name", ["weights", "kv", "states", "tables", "arena", "buffers", "total"])
+def test_a_plan_that_is_not_of_the_engine_is_refused(folder: Path, name: str) -> None:
+    row = json.loads((folder / "manifest.json").read_bytes())
+    row["memory"][name] += 1
+    (folder / "manifest.json").write_bytes(sealed(row))
+    with pytest.raises(EngineError, match="memory is .*for what takes"):
+        open_folder(folder, "cpu")

@@ -47,6 +47,7 @@ CUDA = (
     *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
     *("builder/gpu_timer.py", "spark_engine/cuda_driver.py"),
     *("runtime/device.py", "runtime/device_memory.py", "runtime/native.py", "runtime/upload.py"),
+    "runtime/held.py",
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_engine.builder.graph import variable
-from spark_engine.builder.memory import Block, lifetimes, place, totals
+from spark_engine.builder.memory import Block, lifetimes, place
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 
@@ -56,11 +56,3 @@ def test_an_alias_extends_its_source() -> None:
     ]
     blocks = lifetimes(gs.Graph(nodes, [x], [out]), OPS, {})
     assert blocks == (Block("inner", 256, 0, 2),)
-
-
-def test_totals() -> None:
-    page = TensorSpec("k", DType.U8, (3, 64))
-    slot = TensorSpec("seen", DType.I32, (5,))
-    table = TensorSpec("prompt_lens", DType.I32, (2,))
-    memory = totals(100, [(page, "page"), (slot, "slot")], [table], 7)
-    assert (memory.kv, memory.states, memory.tables, memory.total) == (192, 20, 8, 327)

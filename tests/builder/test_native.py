@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
+from spark_engine.kernel import H200  # noqa: E402
+from spark_engine.runtime.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
 HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows
@@ -69,11 +72,38 @@ def test_every_launch_names_what_exists(folder: Path, target: str, format: str) 
         }
         for launch in body["launches"]:
             assert launch["kernel"] < len(body["kernels"])
-            for kind, value in launch["args"]:
+            for kind, value, *size in launch["args"]:
                 assert kind not in named or value in named[kind], (launch["node"], kind, value)
-                if kind == "arena":
-                    assert 0 <= value < body["arena_bytes"]
-        assert bucket.arena_bytes == body["arena_bytes"] + body["zeroed_bytes"]
+                if kind in ("arena", "zeroed"):
+                    assert 0 <= value < value + size[0] <= body[f"{kind}_bytes"]
+        program = Program.read(file.payload)
+        assert (bucket.arena_bytes, bucket.zeroed_bytes) == (
+            program.arena_bytes,
+            program.zeroed_bytes,
+        )
+        logits = next(s for s in file.header.outputs if s.name == "logits")
+        assert bucket.wide_bytes >= logits.nbytes or bucket.buffer_bytes > logits.nbytes
+    memory, buckets = engine.manifest.memory, engine.manifest.buckets
+    assert memory.buffers == sum(b.buffer_bytes for b in buckets) + max(
+        b.wide_bytes for b in buckets
+    )
+    assert memory.arena == max(b.arena_bytes for b in buckets) + max(
+        b.zeroed_bytes for b in buckets
+    )
+
+
+def test_launches_whose_blocks_wait_for_one_another_are_recorded(folder: Path) -> None:
+    engine = open_folder(
+        built(folder, config_kwargs={**HEADS, "intermediate_size": 4096}), "sm_90a"
+    )
+    found = set()
+    for bucket in engine.manifest.buckets:
+        program = Program.read(engine.engine(bucket).payload)
+        for record in program.launches:
+            if record.resident:
+                found.add(program.kernels[record.kernel].symbol)
+                assert math.prod(record.shape.grid) <= H200.sms
+    assert found == {"linear"}, found
 
 
 def test_tactics_stand_in_the_manifest(folder: Path) -> None:

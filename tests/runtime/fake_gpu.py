@@ -3,6 +3,7 @@
 Memory by address, copies and launches in order, graphs that replay what was recorded. What is
 queued runs as late as the driver may run it: when something waits for it. Its kernels are Python
 functions found by symbol, called as `kernel(gpu, *args)`. `calls` holds the names of the calls.
+What was made and not given back stands in `held`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,31 @@ from typing import Any
 
 import numpy as np
 
+from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Shape
 from spark_engine.tensors import Array
 
 Kernel = Callable[..., None]
+NOTHING = {"memory": 0, "pinned": 0, "events": 0, "graphs": 0, "modules": 0, "contexts": 0}
+
+
+class Event:
+    """An event, told from others by identity."""
 
 
 class FakeGpu:
-    """`kernels` by symbol; every cubin holds all of them."""
+    """`kernels` by symbol; every cubin holds all of them. `fails`: the call, counted from 0, of
+    those that make or queue something, that raises."""
 
     free_bytes = 1 << 30
+    shared_by_mps = False
     multiprocessors = 132
+    per_multiprocessor = 1  # blocks, of any kernel
 
-    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel], fails: int = -1) -> None:
         self.kernels = kernels
         self.blocks: dict[int, Any] = {}
+        self.taken = 0  # bytes of device memory
         self.next = 1 << 20
         self.recording: list[Callable[[], None]] | None = None
         self.calls: list[str] = []
@@ -36,13 +47,31 @@ class FakeGpu:
         self.modules: list[bytes] = []
         self.allowed: dict[str, int] = {}
         self.closed = False
+        self.made = 0
+        self._fails = fails
+        self._pinned: dict[int, Any] = {}  # by address
+        self._events: set[Event] = set()
+        self._graphs: list[Any] = []
         self._queue: deque[object] = deque()
         self._lock = threading.RLock()
 
+    @property
+    def held(self) -> dict[str, int]:
+        """How many things of each kind were not given back."""
+        return {
+            "memory": len(self.blocks),
+            "pinned": len(self._pinned),
+            "events": len(self._events),
+            "graphs": len(self._graphs),
+            "modules": 0 if self.closed else len(self.modules),
+            "contexts": int(not self.closed),
+        }
+
     def allocate(self, nbytes: int) -> int:
-        self.calls.append("allocate")
+        self._make("allocate")
         address, self.next = self.next, self.next + nbytes + 4096
         self.blocks[address] = np.full(max(nbytes, 1), 0xEE, np.uint8)
+        self.taken += nbytes
         return address
 
     def free(self, address: int) -> None:
@@ -60,78 +89,122 @@ class FakeGpu:
         return self.at(address, nbytes).view(dtype).reshape(dims)
 
     def pinned(self, nbytes: int) -> Any:
-        self.calls.append("pinned")
-        return np.full(nbytes, 0xDD, np.uint8)
+        self._make("pinned")
+        memory = np.full(max(nbytes, 1), 0xDD, np.uint8)[:nbytes]
+        self._pinned[memory.ctypes.data] = memory
+        return memory
+
+    def unpin(self, memory: Any) -> None:
+        del self._pinned[memory.ctypes.data]
 
     def upload(self, address: int, array: Array) -> None:
         assert isinstance(array, np.ndarray) and array.flags.c_contiguous
-        self.calls.append("upload")
+        self._make("upload")
         self.uploads.append((address, array.nbytes))
         raw = array.reshape(-1).view(np.uint8)
         self._add(lambda: np.copyto(self.at(address, array.nbytes), raw))
 
     def download(self, array: Array, address: int) -> None:
         assert isinstance(array, np.ndarray) and array.flags.c_contiguous
-        self.calls.append("download")
+        self._make("download")
         raw = array.reshape(-1).view(np.uint8)
         self._add(lambda: np.copyto(raw, self.at(address, array.nbytes)))
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
-        self.calls.append("fill")
+        self._make("fill")
         self._add(lambda: self.at(address, nbytes).fill(byte))
 
     def module(self, cubin: bytes) -> bytes:
+        self._make("module")
         self.modules.append(cubin)
         return cubin
 
     def function(self, module: bytes, symbol: str) -> str:
+        self._make("function")
         assert module in self.modules
         return symbol
 
     def allow_shared(self, function: str, nbytes: int) -> None:
+        self._make("allow_shared")
         self.allowed[function] = nbytes
+
+    def resident_blocks(self, function: str, shape: Shape) -> int:
+        return self.per_multiprocessor * self.multiprocessors
 
     def prepare(self, function: str, shape: Shape, args: Sequence[int]) -> Callable[[], None]:
         def run() -> None:
             self.kernels[function](self, *args)
 
-        return lambda: self._add(run) if self.recording is None else self.recording.append(run)
+        def queue() -> None:
+            if self._fails >= 0:  # launches are counted where failing is tried, and not in `calls`
+                self._make("launch")
+            self._add(run) if self.recording is None else self.recording.append(run)
+
+        return queue
 
     def begin_capture(self) -> None:
+        self._make("capture")
         self.recording = []
 
     def end_capture(self) -> list[Callable[[], None]]:
         recorded, self.recording = self.recording, None
         assert recorded is not None
+        self._make("instantiate")
+        self._graphs.append(recorded)
         return recorded
 
+    def drop_capture(self) -> None:
+        self.recording = None
+
+    def destroy_graph(self, graph: list[Callable[[], None]]) -> None:
+        self._graphs.remove(graph)
+
     def replay(self, graph: list[Callable[[], None]]) -> None:
-        self.calls.append("replay")
+        self._make("replay")
         for launch in graph:
             self._add(launch)
 
-    def event(self) -> object:
-        self.calls.append("event")
-        return object()
+    def event(self) -> Event:
+        self._make("event")
+        event = Event()
+        self._events.add(event)
+        return event
 
-    def record(self, event: object) -> None:
-        self.calls.append("record")
+    def destroy_event(self, event: Event) -> None:
+        self._events.remove(event)
+
+    def record(self, event: Event) -> None:
+        assert event in self._events
+        self._make("record")
         self._add(event)
 
-    def wait_for(self, event: object) -> None:
+    def wait_for(self, event: Event) -> None:
+        assert event in self._events
         self.calls.append("blocks" if event in self._queue else "passes")
         with self._lock:
             while event in self._queue:
                 self._next()
 
     def wait(self) -> None:
+        assert not self.closed and self.recording is None
         self.calls.append("wait")
         with self._lock:
             while self._queue:
                 self._next()
 
+    def use(self) -> None:
+        assert not self.closed, "the context is gone"
+
     def close(self) -> None:
+        assert not self.closed
         self.closed = True
+
+    def _make(self, call: str) -> None:
+        with self._lock:
+            self.calls.append(call)
+            self.made += 1
+            if self.made - 1 == self._fails:
+                raise ExecutorError(f"call {self._fails} failed, {call}")
 
     def _add(self, work: object) -> None:
         with self._lock:
@@ -141,8 +214,3 @@ class FakeGpu:
         work = self._queue.popleft()
         if callable(work):
             work()
-
-    def _nothing(self, *_: object) -> None:
-        pass
-
-    use = unpin = destroy_graph = _nothing

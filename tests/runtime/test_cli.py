@@ -323,6 +323,12 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     later = (folder / "manifest.json").stat().st_mtime + 5
     os.utime(checkpoint / "config.json", (later, later))
     assert embedded.is_stale(folder, checkpoint)
+    os.utime(folder / "manifest.json", (later + 5, later + 5))
+    assert not embedded.is_stale(folder, checkpoint)
+    text = (folder / "manifest.json").read_text().replace('"format": 2', '"format": 1')
+    (folder / "manifest.json").write_text(text)
+    os.utime(folder / "manifest.json", (later + 5, later + 5))
+    assert embedded.is_stale(folder, checkpoint), "of another version's format"
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(EngineError, match="building the embedded model failed"):
         embedded.build(checkpoint, folder)

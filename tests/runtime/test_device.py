@@ -18,6 +18,7 @@ from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Pointer, Scalar  # noqa: E402
 from spark_engine.manifest import StateInfo  # noqa: E402
 from spark_engine.runtime import device_memory  # noqa: E402
+from spark_engine.runtime.held import Held  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 
 ARCHITECTURE = device.architecture()
@@ -144,7 +145,8 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(device_memory, "STAGE", 1 << 20)
     slot = StateInfo(TensorSpec("layers.0.gdn_state", DType.F32, (5, 300, 1000)), "slot")
     page = StateInfo(TensorSpec("layers.1.k_pages", DType.BF16, (40, 4, 64, 128)), "page")
-    states = device_memory.DeviceStates(gpu, (slot, page))
+    held = Held(gpu)
+    states = device_memory.DeviceStates(held, (slot, page))
     rng = np.random.default_rng(1)
     held = {}
     for info in (slot, page):
@@ -165,6 +167,7 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
             again.pages[name].view(np.uint8), saved.pages[name].view(np.uint8)
         )
     np.testing.assert_array_equal(again.rows[slot.spec.name], saved.rows[slot.spec.name])
+    held.close()
 
 
 @pytest.mark.gpu

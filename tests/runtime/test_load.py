@@ -12,8 +12,8 @@ from spark_engine.builder.build import build
 from spark_engine.builder.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
+from spark_engine.host_memory import available_memory
 from spark_engine.runtime import load as module
-from spark_engine.runtime.detect import available_memory
 from spark_engine.runtime.load import check_capacity, load
 from tests.checkpoints import write_checkpoint
 

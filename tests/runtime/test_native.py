@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +18,12 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
-from spark_engine.manifest import StateInfo  # noqa: E402
+from spark_engine.manifest import Bucket, StateInfo  # noqa: E402
 from spark_engine.runtime import device_memory, native  # noqa: E402
 from spark_engine.runtime.memory import Memory, allocate  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
-from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 ROWS, SLOTS, VOCAB = 3, 4, 2048
 LIMITS = Limits(max_seqs=SLOTS, max_context=128, pages=3, vocab=VOCAB)
@@ -65,6 +65,7 @@ KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
 def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
     one = [1, 1, 1]
     shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "overlaps": True}
+    shape["resident"] = True
     return {"node": "n", "kernel": kernel, "args": list(args), **shape}
 
 
@@ -75,8 +76,8 @@ BODY = {
     "kernels": [{"cubin": 0, "symbol": s, "shared": 0} for s in KERNELS],
     "launches": [
         launch_row(0, ["input", "token_ids"], ["input", "slots"], ["input", "prompt_lens"],
-                   ["weight", "w"], ["arena", 512]),
-        launch_row(1, ["arena", 512], ["input", "slots"], ["state", "last_tokens"],
+                   ["weight", "w"], ["arena", 512, 12]),
+        launch_row(1, ["arena", 512, 12], ["input", "slots"], ["state", "last_tokens"],
                    ["output", "next_tokens"], ["output", "logits"], ["i32", 1000]),
     ],
 }  # fmt: skip
@@ -100,7 +101,7 @@ def stages() -> list[str]:
 
 
 @pytest.fixture
-def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> native.NativeEngine:
+def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.NativeEngine]:
     specs = [TensorSpec("w", DType.F32, (2,)), TensorSpec("z", DType.F32, (100,))]
     arrays = [np.array([7, 8], np.float32), np.arange(100, dtype=np.float32)]
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
@@ -108,14 +109,17 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> native.NativeEngi
         target="sm_90a",
         states=STATES,
         tables=tables(LIMITS),
-        buckets=[SimpleNamespace(arena_bytes=1024)],
+        buckets=[Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 4 * ROWS * VOCAB)],
     )
     folder = SimpleNamespace(
         manifest=manifest,
         weights_path=tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    return native.NativeEngine(folder, lambda free: None, stages.append)  # type: ignore[arg-type]
+    opened = native.NativeEngine(folder, lambda free: None, stages.append)  # type: ignore[arg-type]
+    yield opened
+    opened.close()
+    assert gpu.held == NOTHING
 
 
 def header() -> EngineHeader:
@@ -259,21 +263,13 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(target="sm_90a"),
+        manifest=SimpleNamespace(buckets=()),
         weights_path=tmp_path / "w",
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
         native.NativeEngine(folder, lambda free: None, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
-
-
-def test_a_gpu_with_fewer_multiprocessors_than_the_target_is_refused(gpu: FakeGpu) -> None:
-    gpu.multiprocessors = 114
-    folder: Any = SimpleNamespace(manifest=SimpleNamespace(target="sm_90a"), weights_path=None)
-    with pytest.raises(EngineError, match="launches 132 blocks .* this GPU has 114"):
-        native.NativeEngine(folder, lambda free: None, lambda stage: None)
-    assert gpu.closed and not gpu.blocks
 
 
 def test_a_payload_that_wants_more_scratch_memory_is_refused(engine: native.NativeEngine) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from spark_engine import manifest  # noqa: E402
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.interface import TILE, Limits, tables  # noqa: E402
@@ -63,6 +64,7 @@ class Bucket:
             **{"node": "n", "kernel": 0, "grid": one, "block": one, "cluster": one, "shared": 0},
             **{
                 "overlaps": False,
+                "resident": False,
                 "args": [[k, s.name] for k, s in zip(kinds, self.specs, strict=True)],
             },
         }
@@ -84,30 +86,37 @@ class Bucket:
         self.fake._work(arrays)
 
 
-def make(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, depth: int | None, swap_bytes: int
-) -> tuple[Engine, FakeGpu]:
-    buckets = {key: Bucket(key) for key in KEYS}
-    gpu = FakeGpu({bucket.symbol: bucket for bucket in buckets.values()})
-    monkeypatch.setattr(native, "Gpu", lambda: gpu)
-    spec = TensorSpec("w", DType.F32, (4,))
-    write_weights(folder / "w", plan_weights([spec]), [np.zeros(4, np.float32)])
-    manifest = SimpleNamespace(
-        target="sm_90a",
-        states=fake_states(LIMITS),
-        tables=tables(LIMITS),
-        buckets=[SimpleNamespace(arena_bytes=256)],
-    )
-    where: Any = SimpleNamespace(
-        manifest=manifest, weights_path=folder / "w", check_chunk=lambda *_: None
-    )
-    owner = native.NativeEngine(where, lambda free: None, lambda stage: None)
-    executors = {k: owner.open(b.header, b.payload, Path(), 1) for k, b in buckets.items()}
-    states = fake_states(LIMITS)
-    loaded = Loaded(
-        LIMITS, EOS, states, tables(LIMITS), executors, None, owner.states, owner.tables
-    )
-    return Engine(loaded, EngineOptions(depth=depth, swap_bytes=swap_bytes)), gpu
+Make = Callable[[int | None, int], tuple[Engine, FakeGpu]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes an engine of a depth with so many bytes of swap, and its GPU; closes it at the end."""
+    owners: list[native.NativeEngine] = []
+
+    def made(depth: int | None, swap_bytes: int) -> tuple[Engine, FakeGpu]:
+        buckets = {key: Bucket(key) for key in KEYS}
+        gpu = FakeGpu({bucket.symbol: bucket for bucket in buckets.values()})
+        monkeypatch.setattr(native, "Gpu", lambda: gpu)
+        spec = TensorSpec("w", DType.F32, (4,))
+        write_weights(tmp_path / "w", plan_weights([spec]), [np.zeros(4, np.float32)])
+        states = fake_states(LIMITS)
+        described = SimpleNamespace(
+            states=states, tables=tables(LIMITS), buckets=[manifest.Bucket("x", 8, 1, "f", 256)]
+        )
+        where: Any = SimpleNamespace(
+            manifest=described, weights_path=tmp_path / "w", check_chunk=lambda *_: None
+        )
+        owner = native.NativeEngine(where, lambda free: None, lambda stage: None)
+        owners.append(owner)
+        executors = {k: owner.open(b.header, b.payload, Path(), 1) for k, b in buckets.items()}
+        kept = (None, owner.states, owner.tables)
+        loaded = Loaded(LIMITS, EOS, states, tables(LIMITS), executors, *kept)
+        return Engine(loaded, EngineOptions(depth=depth, swap_bytes=swap_bytes)), gpu
+
+    yield made
+    for owner in owners:
+        owner.close()
 
 
 def requests(count: int) -> list[Request]:
@@ -145,9 +154,9 @@ def _note(made: dict[int, list[tuple[Any, ...]]], events: Sequence[Event]) -> No
 @pytest.mark.parametrize("swap_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("depth", [0, None])
 def test_tokens_equal_those_of_each_request_alone_on_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int | None, swap_bytes: int
+    make: Make, depth: int | None, swap_bytes: int
 ) -> None:
-    engine, _ = make(tmp_path, monkeypatch, depth, swap_bytes)
+    engine, _ = make(depth, swap_bytes)
     asked = requests(16)
     found = run(engine, asked)
     stats = engine.stats()
@@ -157,10 +166,8 @@ def test_tokens_equal_those_of_each_request_alone_on_the_host(
         assert events == run(alone, [request])[0]
 
 
-def test_a_decode_step_is_four_calls_and_waits_for_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, gpu = make(tmp_path, monkeypatch, None, 0)
+def test_a_decode_step_is_four_calls_and_waits_for_the_one_before(make: Make) -> None:
+    engine, gpu = make(None, 0)
     assert engine.depth == 1, "the default where a device keeps the states"
     for seed in range(4):
         engine.submit(Request((1, 2, 3), SamplingParams(ignore_eos=True, seed=seed)))
@@ -180,9 +187,9 @@ def test_a_decode_step_is_four_calls_and_waits_for_the_one_before(
 
 
 def test_a_device_that_fails_ends_every_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, gpu = make(tmp_path, monkeypatch, None, 0)
+    engine, gpu = make(None, 0)
     numbers = [engine.submit(request) for request in requests(9)]
 
     def broken(graph: object) -> None:

@@ -1,0 +1,182 @@
+"""What is asked of the driver, over one made up: memory, room for blocks, what is given back.
+
+Items 4, 5 and 11 of the hazards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import cuda_driver  # noqa: E402
+from spark_engine.builder import gpu_timer  # noqa: E402
+from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
+from spark_engine.kernel import Shape  # noqa: E402
+from spark_engine.runtime import device, native  # noqa: E402
+from spark_engine.runtime import load as module  # noqa: E402
+from spark_engine.runtime.held import Held  # noqa: E402
+from tests.fake_driver import FakeDriver  # noqa: E402
+from tests.runtime import native_folder as toy  # noqa: E402
+from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+
+LITTLE, MUCH = 1 << 20, 1 << 36
+
+
+def use(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, available: int | None = MUCH) -> None:
+    """Puts the driver in its place, and so many bytes of the host beside it."""
+    for place in (cuda_driver, device, gpu_timer):
+        monkeypatch.setattr(place, "driver", driver)
+    monkeypatch.setattr(cuda_driver, "available_memory", lambda: available)
+
+
+def test_an_integrated_gpu_has_what_the_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts the page cache as taken there."""
+    driver = FakeDriver(LITTLE, INTEGRATED=1)
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+    assert gpu.free_bytes == MUCH
+    assert not any(call[0] == "cuMemGetInfo" for call in driver.asked)
+    use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=LITTLE)
+    assert device.Gpu().free_bytes == LITTLE
+
+
+def test_a_gpu_of_its_own_memory_has_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeDriver(LITTLE))
+    assert device.Gpu().free_bytes == LITTLE
+    use(monkeypatch, FakeDriver(LITTLE, INTEGRATED=1), available=None)
+    assert device.Gpu().free_bytes == LITTLE, "where the host says nothing"
+
+
+def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Card(FakeGpu):
+        def __init__(self) -> None:
+            super().__init__(toy.KERNELS)
+            self.real = device.Gpu()
+
+        @property
+        def free_bytes(self) -> int:  # type: ignore[override]
+            return self.real.free_bytes
+
+    toy.write(tmp_path)
+    monkeypatch.setattr(native, "Gpu", Card)
+    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
+    use(monkeypatch, FakeDriver(1000, INTEGRATED=1))
+    module.load(tmp_path).close()
+    use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=1000)
+    with pytest.raises(CapacityError, match="0.00 GiB are free"):
+        module.load(tmp_path)
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integrated: int) -> None:
+    use(monkeypatch, FakeDriver(1000, INTEGRATED=integrated))
+    bench = SimpleNamespace(
+        nbytes=2000, fill=lambda: None, free=lambda: None, seconds=lambda _: 1.0
+    )
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._stream, timer._l2, timer._device = 0, 0, 0
+    timer._functions = lambda *_: ([], [])
+    assert timer._measure(None, None, None) == (1.0 if integrated else None)
+
+
+def test_mps_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in (0, 1):
+        use(monkeypatch, FakeDriver(MPS_ENABLED=word))
+        assert device.Gpu().shared_by_mps is bool(word)
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+    driver.fails = ("cuDeviceGetAttribute",)
+    assert gpu.shared_by_mps is False, "a driver that does not know the word"
+
+
+class Occupied(FakeDriver):
+    """Three blocks a multiprocessor, or seven clusters."""
+
+    def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuOccupancyMaxActiveBlocksPerMultiprocessor":
+            assert args == ("kernel", 256, 5000)
+            return (3,)
+        if name == "cuOccupancyMaxActiveClusters":
+            assert args[0] == "kernel" and args[1].numAttrs == 1
+            return (7,)
+        return super()._answer(name, args)
+
+
+def test_room_for_blocks_is_the_drivers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Occupied(MULTIPROCESSOR_COUNT=50))
+    gpu = device.Gpu()
+    single = Shape((400, 1, 1), (32, 8, 1), (), 5000)
+    assert gpu.resident_blocks("kernel", single) == 150
+    clusters = Shape((400, 1, 1), (32, 8, 1), (), 5000, (2, 2, 1))
+    assert gpu.resident_blocks("kernel", clusters) == 28
+
+
+NONE: Counter[str] = Counter()
+
+
+def test_what_the_driver_hands_out_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+    held = Held(gpu)
+    held.zeros(5), held.event(), held.graph(lambda: None), gpu.module(b"x"), gpu.module(b"y")
+    assert driver.held["cuModuleLoadData"] == 2 and driver.held["cuStreamEndCapture"] == 0
+    held.close()
+    gpu.close()
+    gpu.close()
+    assert +driver.held == -driver.held == NONE, driver.held
+
+
+@pytest.mark.parametrize("call", ["cuStreamCreate", "cuGraphInstantiate", "cuStreamEndCapture"])
+def test_what_was_made_before_a_failure_comes_back(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    driver = FakeDriver(fails=(call,))
+    use(monkeypatch, driver)
+    with pytest.raises(ExecutorError, match="UNKNOWN"):
+        gpu = device.Gpu()
+        held = Held(gpu)
+        try:
+            held.graph(lambda: None)
+        finally:
+            held.close()
+            gpu.close()
+    assert +driver.held == -driver.held == NONE, driver.held
+
+
+def test_a_recording_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+
+    def broken() -> None:
+        raise ExecutorError("a launch was refused")
+
+    with pytest.raises(ExecutorError, match="a launch was refused"):
+        Held(gpu).graph(broken)
+    calls = [call[0] for call in driver.asked]
+    assert calls.count("cuStreamBeginCapture") == calls.count("cuStreamEndCapture") == 1
+    gpu.close()
+    assert +driver.held == -driver.held == NONE, driver.held
+
+
+def test_one_part_that_fails_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that is lost answers every call so."""
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+    gpu.module(b"x")
+    driver.fails = ("cuModuleUnload", "cuStreamDestroy")
+    with pytest.raises(ExecutorError):
+        gpu.close()
+    assert driver.held["cuDevicePrimaryCtxRetain"] == 0
