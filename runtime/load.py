@@ -27,7 +27,7 @@ from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
-from spark_engine.manifest import Bucket, Manifest, StateInfo
+from spark_engine.manifest import Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.detect import runnable_targets
 from spark_engine.runtime.executor import Executor
@@ -102,8 +102,9 @@ def load(
     memory = manifest.memory
     held = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {held}")
+    swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
+        check_capacity(manifest, swap_bytes, free)
     targets = runnable_targets()
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
@@ -117,7 +118,7 @@ def load(
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(_lanes(memory, swap_bytes, free)) as pool:
         opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
         for bucket, executor in zip(manifest.buckets, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
@@ -126,6 +127,16 @@ def load(
     opener = EXECUTORS[manifest.executor]
     common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
     return Loaded(*common, executors, folder, opener=opener)
+
+
+def _lanes(memory: Memory, swap_bytes: int, free: int | None) -> int:
+    """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
+    each beyond it as much again."""
+    most = os.cpu_count() or 1
+    if free is None:
+        return most
+    room = (free - memory.total - swap_bytes) // max(memory.arena, 1)
+    return min(most, 1 + max(room, 0))
 
 
 def _name_the_extra(path: Path, target: str) -> NoReturn:
