@@ -60,7 +60,9 @@ def test_a_traceback_is_shown_where_it_is_asked_for(
 
 
 def test_sigterm_unwinds_and_exits_with_143() -> None:
-    before, cleaned = signal.getsignal(signal.SIGTERM), []
+    first, cleaned = signal.getsignal(signal.SIGTERM), []
+    before = lambda number, frame: None  # noqa: E731
+    signal.signal(signal.SIGTERM, before)
     with pytest.raises(SystemExit) as left, command("spark-x"):
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -69,7 +71,7 @@ def test_sigterm_unwinds_and_exits_with_143() -> None:
             signal.raise_signal(signal.SIGTERM)  # a second one does not cut the cleaning
             cleaned.append(1)
     assert left.value.code == 143 and cleaned
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGTERM, first) is before
 
 
 @pytest.mark.parametrize("name", COMMANDS)
