@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse clean
+.PHONY: run test lint types mutants abuse newcomer clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -23,6 +23,10 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test lint types
 	$(BIN)/pytest
+
+# What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
+newcomer: $(VENV)/.test
+	$(BIN)/python -m tests.soak.newcomer
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -9,66 +9,89 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 
+from spark_engine.builder import report
 from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
 from spark_engine.builder.backend import Backend, OrtBackend
 from spark_engine.builder.clock import Clock
-from spark_engine.builder.emit import locked, seal, staging
+from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
 from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.lower import Lowered, facts_of, lower, rounding_notes
-from spark_engine.builder.options import CPU, Options, Plan, resolve
+from spark_engine.builder.options import CPU, Options, Plan, check_target, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
 from spark_engine.builder.rules import RULES
 from spark_engine.builder.verify import Subject, verify
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
+from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
+from spark_engine.models.checkpoint import refuse_pointer
 from spark_engine.models.model import Model, open_model
 from spark_engine.plugins.registry import REGISTRY
+from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
 from spark_engine.weights_file import WeightLayout, fill_weights, plan_weights
 
 CUBINS = ".cubins"  # beside the engines: compiled kernels by content
 WORKERS = 16  # threads that make weights; numpy lets them run side by side
 Progress = Callable[[str], None]
+BUCKET_FILE = 1 << 20  # bytes of a `.engine` file, about
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
 )
 
 
-def build(checkpoint: Path, destination: Path, options: Options, progress: Progress) -> Report:
+def build(
+    checkpoint: Path,
+    destination: Path,
+    options: Options,
+    progress: Progress,
+    advance: Advance = ignore,
+) -> Report:
     """Builds the engine folder `destination`, or finds that nothing has changed.
 
-    Until everything is written and on disk, `destination` holds what it held before. Raises
-    CheckpointError or OptionError before anything is written; GraphError for a bug of ours.
+    `progress` is told each stage, `advance` how far it is. Until everything is written and on
+    disk, `destination` holds what it held before. Raises CheckpointError or OptionError before
+    anything is written; GraphError for a bug of ours.
     """
-    clock = Clock(progress)
+    clock = Clock(progress, advance)
+    check_target(options.target)
+    check_destination(destination)
     clock.start("read", f"opening {checkpoint}")
     model = open_model(checkpoint)
-    options = with_target(options)
+    wish, options = options.target, with_target(options)
     plan = resolve(options, facts_of(model))
+    found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
+    for note in found:
+        progress(f"warning: {note}")
     with locked(destination):
         clock.start("hash", "hashing the checkpoint")
-        print_ = fingerprint(checkpoint, options)
+        print_ = fingerprint(checkpoint, options, advance)
         old = unchanged(destination, plan.target, print_)
         if old is not None:
             return Report(old, False, clock.seconds(), clock.peak_rss())
         clock.start("graph", "lowering, verifying and fusing")
         families = {f: compile_graph(model, plan, f) for f in TILE}
-        backend = backend_of(plan, families, destination.parent / CUBINS)
+        if plan.target != CPU:
+            clock.start("kernels", f"choosing tactics and compiling kernels for {plan.target}")
+        backend = backend_of(plan, families, destination.parent / CUBINS, advance)
         layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
+        small = BUCKET_FILE * (len(plan.buckets.decode) + len(plan.buckets.prefill))
+        check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
         with staging(destination) as folder:
             clock.start("compile", "compiling the buckets")
             buckets = [
                 b
                 for c in families.values()
-                for b in compile_buckets(c, plan, layout, folder, backend)
+                for b in compile_buckets(c, plan, layout, folder, backend, advance)
             ]
-            clock.start("weights", f"writing {layout.total / 2**20:.1f} MiB of weights")
+            clock.start("weights", f"writing {report.size(layout.total)} of weights")
             emit_weights(model, families, layout, folder / WEIGHTS, clock)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "hashing and sealing")
@@ -78,7 +101,7 @@ def build(checkpoint: Path, destination: Path, options: Options, progress: Progr
             )  # fmt: skip
             manifest = seal(folder, manifest)
     rounded = rounding_notes(c.lowered for c in families.values())
-    seconds, notes = clock.seconds(), (*plan.notes, *rounded, *backend.notes)
+    seconds, notes = clock.seconds(), (*found, *plan.notes, *rounded, *backend.notes)
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
@@ -115,27 +138,66 @@ def with_target(options: Options) -> Options:
         if options.target == "auto":
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {options.target} needs NVIDIA's compiler ({error}): pip install "
-            "'spark-engine[cuda]'"
+            f"--target {options.target} needs NVIDIA's compiler ({error}): {EXTRA}"
         ) from error
     return replace(options, target=present_target() or CPU) if options.target == "auto" else options
 
 
-def backend_of(plan: Plan, families: Mapping[str, Compiled], cubins: Path) -> Backend:
+def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
+    """A sentence where `auto` became the CPU on a machine that has NVIDIA's driver."""
+    if wish != "auto" or target != CPU or not driver_present():
+        return ()
+    if find_spec("cuda") is None:
+        why = f"a GPU is here, but the extra `cuda` is not installed ({EXTRA})"
+    else:
+        why = "the GPU here cannot be used or is of no known architecture"
+    return (f"{why}: building for the CPU; --target names another",)
+
+
+def tokenizer_note(checkpoint: Path) -> tuple[str, ...]:
+    """A sentence where there is no tokenizer. Raises CheckpointError for one not fetched."""
+    for name in TOKENIZER_FILES:
+        if (path := checkpoint / name).is_file():
+            refuse_pointer(path, path.read_bytes()[:64])
+    if (checkpoint / "tokenizer.json").is_file():
+        return ()
+    return (
+        f"{checkpoint} has no tokenizer.json, so the engine takes and gives token ids only; put "
+        "the model's tokenizer.json there and build again for text",
+    )
+
+
+def tokenizer_bytes(checkpoint: Path) -> int:
+    """Bytes of the tokenizer's files."""
+    found = (checkpoint / name for name in TOKENIZER_FILES)
+    return sum(path.stat().st_size for path in found if path.is_file())
+
+
+def backend_of(
+    plan: Plan, families: Mapping[str, Compiled], cubins: Path, advance: Advance = ignore
+) -> Backend:
     """What compiles buckets for the plan's target. Raises OptionError for ops it cannot run."""
     if plan.target == CPU:
         return OrtBackend()
     from spark_engine.builder.native_backend import NativeBackend  # needs the extra `cuda`
 
-    return NativeBackend(plan, [c.lowered for c in families.values()], REGISTRY, cubins)
+    lowered = [c.lowered for c in families.values()]
+    return NativeBackend(plan, lowered, REGISTRY, cubins, advance)
 
 
 def compile_buckets(
-    compiled: Compiled, plan: Plan, layout: WeightLayout, folder: Path, backend: Backend
+    compiled: Compiled,
+    plan: Plan,
+    layout: WeightLayout,
+    folder: Path,
+    backend: Backend,
+    advance: Advance,
 ) -> list[Bucket]:
     """Writes one `.engine` file per bucket of the family."""
     lowered, buckets = compiled.lowered, []
-    for size in plan.buckets.of(lowered.family):
+    sizes = plan.buckets.of(lowered.family)
+    for number, size in enumerate(sizes):
+        advance(number, len(sizes))
         header, payload, memory = backend.compile(lowered, size, plan.target, layout.entries)
         (folder / size.file).write_bytes(encode_engine(header, payload))
         buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
@@ -152,11 +214,15 @@ def emit_weights(
     """Evaluates the recipes and writes their values, several at a time, the memory bounded."""
     recipes = {k: v for c in families.values() for k, v in c.lowered.weights.items()}
     assert model.checkpoint is not None
-    reader = model.checkpoint
+    reader, lock, done = model.checkpoint, Lock(), 0
 
     def make(name: str) -> Array:
+        nonlocal done
         value = recipes[name].evaluate(reader)
-        clock.look()
+        with lock:
+            clock.look()
+            done += value.nbytes
+            clock.advance(done, layout.total)
         return value
 
     fill_weights(path, layout, make, min(os.cpu_count() or 1, WORKERS))

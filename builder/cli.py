@@ -1,15 +1,12 @@
 """`spark-build`: options in, a report out, errors as one line.
 
-Knows the command line; the work is `build.build`. Exit codes: 0 built or unchanged, 2 something
-the user can mend, 70 a bug of ours.
+Knows the command line; the work is `build.build`, and `command` says how it ends.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -18,10 +15,9 @@ from rich.console import Console
 from spark_engine.builder.buckets import parse_sizes
 from spark_engine.builder.build import build
 from spark_engine.builder.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
-from spark_engine.builder.report import Report, report_json, show_report
-from spark_engine.errors import UserError
-
-USER, BUG = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
+from spark_engine.builder.report import report_json, show_report
+from spark_engine.command import command
+from spark_engine.progress import Progress
 
 
 @click.command()
@@ -53,6 +49,7 @@ USER, BUG = 2, 70  # exit codes; 70 is EX_SOFTWARE of sysexits.h
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.version_option(package_name="spark-engine", prog_name="spark-build")
 def main(
     checkpoint: Path,
     output: Path | None,
@@ -67,37 +64,18 @@ def main(
     The default output is engines/ and the checkpoint's name.
     """
     folder = output or Path("engines") / checkpoint.resolve().name
-
-    def work() -> Report:
+    with command("spark-build"):
         sizes = {
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
         options = Options(fuse=not no_fuse, **sizes, **rest)  # type: ignore[arg-type]
-        return build(checkpoint, folder, options, lambda text: click.echo(text, err=True))
-
-    report = _guarded(work)
-    if as_json:
-        click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
-    else:
-        show_report(Console(), report, str(folder))
-
-
-def _guarded(work: Callable[[], Report]) -> Report:
-    """Runs the work; what the user can mend is one line, what we must mend is a report."""
-    try:
-        return work()
-    except (UserError, OSError) as error:  # OSError: a full disk, a folder that is not writable
-        click.echo(f"spark-build: {error}", err=True)
-        sys.exit(USER)
-    except Exception as error:
-        traceback.print_exc()
-        click.echo(
-            f"spark-build: {error}\nThis is a bug of spark-build. Please report it with the lines "
-            "above and the command you ran.",
-            err=True,
-        )
-        sys.exit(BUG)
+        with Progress(sys.stderr) as shown:
+            report = build(checkpoint, folder, options, shown.say, shown.advance)
+        if as_json:
+            click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
+        else:
+            show_report(Console(), report, str(folder))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from spark_engine.progress import Advance, ignore
+
 
 class Clock:
-    """Tells `progress` when a stage starts, and how long each took."""
+    """Tells `progress` when a stage starts, and how long each took.
 
-    def __init__(self, progress: Callable[[str], None]) -> None:
+    `advance` is for the stages, which tell it how far they are.
+    """
+
+    def __init__(self, progress: Callable[[str], None], advance: Advance = ignore) -> None:
         self._progress = progress
+        self.advance = advance
         self._starts: list[tuple[str, float]] = []
         self.peak_anonymous = 0
 

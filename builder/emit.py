@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
+from spark_engine.builder.report import size
 from spark_engine.engine_file import MANIFEST, digest_file
 from spark_engine.errors import OptionError
 from spark_engine.manifest import Manifest
@@ -24,14 +26,25 @@ def locked(destination: Path) -> Iterator[None]:
     """Holds the destination for one build; a second build of it waits here.
 
     The kernel frees the lock when its holder dies. What a dead build left is cleared first.
-    Raises OptionError when the destination is something else than an engine.
+    Raises OptionError when the destination is something else than an engine, or its folder
+    cannot be written.
     """
     check_destination(destination)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(destination, "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _recover(destination)
-        yield
+    lock = _beside(destination, "lock")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        file = _take(lock)
+    except OSError as error:
+        raise OptionError(
+            f"-o {destination}: {destination.parent} cannot be written ({error.strerror}); choose "
+            "a folder that you may write"
+        ) from error
+    with file:
+        try:
+            _recover(destination)
+            yield
+        finally:  # while it is held: who waits for it sees that its file is no longer there
+            lock.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -46,8 +59,26 @@ def staging(destination: Path) -> Iterator[Path]:
         yield folder
         _flush(folder)
         _swap(folder, destination)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a write does not say where
+            raise OSError(error.errno, error.strerror, str(destination)) from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_space(destination: Path, need: int) -> None:
+    """Raises OptionError, with the numbers, unless `need` bytes are free beside the destination.
+
+    The engine that is being replaced stays until the new one is whole, so its bytes do not count.
+    """
+    disk = os.statvfs(destination.parent)
+    free = disk.f_bavail * disk.f_frsize
+    if need > free:
+        raise OptionError(
+            f"-o {destination}: the engine takes {size(need)} and {size(free)} are free in "
+            f"{destination.parent}; free some space, or choose a folder on another disk"
+        )
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
@@ -60,6 +91,8 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
 
 def check_destination(destination: Path) -> None:
     """Raises OptionError unless the path is free, an engine folder, or an empty folder."""
+    if destination.name in ("", ".."):
+        raise OptionError(f"-o {destination}: give the engine a folder with a name of its own")
     if not destination.exists():
         return
     if not destination.is_dir() or (
@@ -68,6 +101,22 @@ def check_destination(destination: Path) -> None:
         raise OptionError(
             f"-o {destination} exists and is not an engine folder: choose another, or remove it"
         )
+
+
+def _take(lock: Path) -> IO[str]:
+    """The open lock file, held. Waits for who holds it, who removes it when done."""
+    while True:
+        file = lock.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                return file
+        except FileNotFoundError:  # its holder has removed it
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _recover(destination: Path) -> None:
@@ -84,7 +133,12 @@ def _swap(folder: Path, destination: Path) -> None:
     old = _beside(destination, "old")
     if destination.exists():
         os.rename(destination, old)
-    os.rename(folder, destination)
+    try:
+        os.rename(folder, destination)
+    except BaseException:
+        if old.exists():
+            os.rename(old, destination)
+        raise
     _sync(destination.parent)
     shutil.rmtree(old, ignore_errors=True)
 

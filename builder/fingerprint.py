@@ -7,7 +7,6 @@ nothing of what it writes. Equal fingerprints mean equal engines, so an unchange
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from spark_engine import builder, models, plugins
 from spark_engine.builder.options import CPU, Options
 from spark_engine.engine_file import digest_file
 from spark_engine.manifest import Fingerprint, Json, canonical_json
+from spark_engine.progress import Advance, ignore
 
 LIBRARIES = (
     "ml_dtypes",
@@ -26,8 +26,11 @@ LIBRARIES = (
     "spark-engine",
 )
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
-CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja")
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh")
+# Folders below a room that make no engine: in a wheel the rooms lie inside `spark_engine`, and
+# `tiny` is how the embedded model was trained.
+APART = {"builder", "check", "models", "plugins", "runtime", "tiny"}
 
 
 def producer(target: str) -> dict[str, str]:
@@ -62,16 +65,17 @@ def timed_on(options: Options) -> str:
     return this_machine().label
 
 
-def fingerprint(checkpoint: Path, options: Options) -> Fingerprint:
+def fingerprint(checkpoint: Path, options: Options, advance: Advance = ignore) -> Fingerprint:
     """Reads every byte of the checkpoint, chunks in parallel; the target is decided.
 
+    `advance` is told how many bytes are read.
     Where tactics are timed, the GPU and its driver count as tools: their times choose. Raises
     OSError when a file of the checkpoint cannot be read.
     """
     rooms = (spark_engine, builder, models)
     tools = {**producer(options.target), "timed_on": timed_on(options)}
     parts = {
-        "checkpoint": _hash(_files(checkpoint)),
+        "checkpoint": _hash(_files(checkpoint, advance)),
         "options": _hash(options.to_json()),
         "toolchain": _hash([tools, *(_sources(m.__file__) for m in rooms)]),
         "plugins": _hash(_sources(plugins.__file__)),
@@ -79,19 +83,28 @@ def fingerprint(checkpoint: Path, options: Options) -> Fingerprint:
     return Fingerprint(**parts, all=_hash(parts))
 
 
-def _files(checkpoint: Path) -> Json:
+def _files(checkpoint: Path, advance: Advance) -> Json:
     """Length and chunk digests of the checkpoint's files by name."""
-    found = (p for pattern in CHECKPOINT_FILES for p in checkpoint.glob(pattern))
-    digests = {p.name: digest_file(p) for p in sorted(found)}
+    found = sorted(p for pattern in CHECKPOINT_FILES for p in checkpoint.glob(pattern))
+    total, done = sum(p.stat().st_size for p in found), 0
+
+    def heard(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        advance(done, total)
+
+    digests = {p.name: digest_file(p, heard) for p in found}
     return {name: [d.bytes, d.chunks] for name, d in digests.items()}
 
 
 def _sources(init: str | None) -> Json:
-    """sha256 of each source file of a room, by name."""
+    """sha256 of each source file of a room, folders in it included, by its path in the room."""
     if init is None:
         return {}
-    paths: Iterable[Path] = sorted(Path(init).parent.iterdir())
-    return {p.name: _hash_bytes(p.read_bytes()) for p in paths if p.suffix in SOURCES}
+    room = Path(init).parent
+    paths = sorted(p.relative_to(room) for p in room.rglob("*") if p.suffix in SOURCES)
+    ours = (p for p in paths if p.parts[0] not in APART)
+    return {p.as_posix(): _hash_bytes((room / p).read_bytes()) for p in ours}
 
 
 def _hash(value: Json) -> str:

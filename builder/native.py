@@ -22,6 +22,7 @@ from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
 from spark_engine.kernel import Launch, Pointer, Target
 from spark_engine.manifest import Json, canonical_json
+from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "native"
@@ -67,10 +68,14 @@ def jobs(buckets: Iterable[Decided]) -> tuple[nvrtc.Job, ...]:
 
 
 def compile_jobs(
-    found: Sequence[nvrtc.Job], target: Target, cache: Path, workers: int
+    found: Sequence[nvrtc.Job],
+    target: Target,
+    cache: Path,
+    workers: int,
+    advance: Advance = ignore,
 ) -> dict[tuple[str, nvrtc.Defines], nvrtc.Cubin]:
     """Cubins by (source, defines)."""
-    made = nvrtc.compile_all(found, target, cache, workers)
+    made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
     return {(job.source, job.defines): cubin for job, cubin in made.items()}
 
 

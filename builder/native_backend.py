@@ -26,6 +26,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import tables
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Json
+from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
 TIMINGS = ".timings.json"
@@ -41,10 +42,18 @@ class NativeBackend:
 
     executor = native.EXECUTOR
 
-    def __init__(self, plan: Plan, families: Sequence[Lowered], ops: Ops, cubins: Path) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        families: Sequence[Lowered],
+        ops: Ops,
+        cubins: Path,
+        advance: Advance = ignore,
+    ) -> None:
         self._ops, self._target = ops, TARGETS[plan.target]
         self._limits = plan.limits
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
+        self._advance = advance
         self.notes: tuple[str, ...] = ()
         for lowered in families:
             pack(lowered, ops)
@@ -54,7 +63,7 @@ class NativeBackend:
             row for size, d in self._decided.items() for row in report(size.file, d.nodes)
         )
         jobs = native.jobs(self._decided.values())
-        self._cubins = native.compile_jobs(jobs, self._target, cubins, self._workers)
+        self._cubins = native.compile_jobs(jobs, self._target, cubins, self._workers, advance)
 
     def _decide(self, plan: Plan, families: Sequence[Lowered]) -> dict[Size, native.Decided]:
         sizes = [(lowered.graph, plan.buckets.of(lowered.family)) for lowered in families]
@@ -64,7 +73,7 @@ class NativeBackend:
 
         rivals = Chooser(self._ops, self._target).rivals(sizes)
         jobs = nvrtc.jobs_of(rivals)
-        native.compile_jobs(jobs, self._target, self._cache, self._workers)
+        native.compile_jobs(jobs, self._target, self._cache, self._workers, self._advance)
         with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
             chooser = Chooser(self._ops, self._target, timer)
             decided = self._with(chooser, sizes, plan.invariant)

@@ -13,9 +13,11 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from cuda.core import Device, Program, ProgramOptions
 from spark_engine import plugins
 from spark_engine.errors import InternalError
 from spark_engine.kernel import TARGETS, Plan, Target
+from spark_engine.progress import Advance, ignore
 
 SOURCES = Path(next(iter(plugins.__path__)))
 Defines = tuple[tuple[str, str], ...]
@@ -97,14 +100,25 @@ def compile_all(
     cache: Path | None = None,
     workers: int = 1,
     folder: Path = SOURCES,
+    advance: Advance = ignore,
 ) -> dict[Job, Cubin]:
-    """`compile` of each job, by `workers` processes."""
+    """`compile` of each job, by `workers` processes; `advance` is told how many are done."""
     work = partial(compile, target=target, cache=cache, folder=folder)
-    if workers < 2 or len(jobs) < 2:
-        return {job: work(job) for job in jobs}
+    made: dict[Job, Cubin] = {}
+    with ExitStack() as stack:
+        several = workers > 1 and len(jobs) > 1
+        pool = stack.enter_context(_processes(workers)) if several else None
+        for job, cubin in zip(jobs, pool.map(work, jobs) if pool else map(work, jobs), strict=True):
+            made[job] = cubin
+            advance(len(made), len(jobs))
+    return made
+
+
+def _processes(workers: int) -> ProcessPoolExecutor:
+    """Ctrl-C reaches them too, and is the parent's to answer."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        return dict(zip(jobs, pool.map(work, jobs), strict=True))
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(workers, spawn, signal.signal, ignored)
 
 
 def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:

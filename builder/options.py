@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from spark_engine import kernel
+from spark_engine import hints, kernel
 from spark_engine.builder import budget
 from spark_engine.builder.buckets import Buckets, bucket_sizes, fine_decode_rows
 from spark_engine.builder.budget import Needs
@@ -101,7 +101,7 @@ class Plan:
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
-    target = _target(options.target)
+    target = CPU if options.target == "auto" else check_target(options.target)
     if target == CPU and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, target)
@@ -124,10 +124,15 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     )  # fmt: skip
 
 
-def _target(name: str) -> str:
-    if name not in ("auto", *TARGETS):
-        raise OptionError(f"--target {name} is not known; choose from auto, {', '.join(TARGETS)}")
-    return CPU if name == "auto" else name
+def check_target(name: str) -> str:
+    """The name, where it is a target or `auto`. Raises OptionError naming what is meant."""
+    known = ("auto", *TARGETS)
+    if name not in known:
+        near = hints.near(name, known)
+        if name.lower() in ("cuda", "gpu", "nvidia"):
+            near = f"; a GPU is named by its architecture: {', '.join(kernel.TARGETS)}"
+        raise OptionError(f"--target {name} is not known{near} (choose from {', '.join(known)})")
+    return name
 
 
 def _precision(options: Options, facts: ModelFacts, target: str) -> Precision:

@@ -23,11 +23,19 @@ from spark_engine.engine_file import WEIGHTS, EngineHeader
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs
-from spark_engine.tensors import TensorSpec
+from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
 
 EXECUTOR = "ort"
 OPSET = 23
+# A session evaluates what depends on weights alone when it is opened, and keeps the result: every
+# quantised weight as f32, which no other session shares. Bytes by byte of the stored form.
+AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2}  # U8: two nibbles
+NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measured
+# While it does so it takes that many times as much again, and a step with experts up to half of
+# it: measured 4.1 and 2.4 on the embedded model. One session is opened or run at a time, unless
+# there is room for more.
+PASSING = 5
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
@@ -69,6 +77,12 @@ def compile(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops
     _check(model)
     _attach_weights(model.graph, weights)
     return bytes(model.SerializeToString(deterministic=True))
+
+
+def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
+    """Bytes that a session of this model holds while it is open, beside the weights file."""
+    folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
+    return folded + NODES * len(payload)
 
 
 def header(graph: gs.Graph, size: Size, target: str, states: tuple[str, ...]) -> EngineHeader:

@@ -159,4 +159,6 @@ def _recorded(loaded: Loaded) -> list[list[int]]:
     if folder is None or not (folder / "tokenizer.json").is_file():
         return []
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return [[int(i) for i in tokenizer.encode(text).ids] for text in RECORDED]

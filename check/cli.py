@@ -1,23 +1,21 @@
 """`spark-check`: is an engine as exact as it should be, and if not, where does it go wrong.
 
-Knows the command line. Exit codes: 0 no divergence, 1 a divergence, 2 something the user can
-mend, 70 a bug of ours.
+Knows the command line; `command` says how it ends. Exit codes: 0 no divergence, 3 a divergence.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import traceback
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from spark_engine.check.report import show
-from spark_engine.errors import InternalError, UserError
-
-DIVERGED, USER, BUG = 1, 2, 70
+from spark_engine.command import DIVERGED, OK, command
+from spark_engine.errors import OptionError
+from spark_engine.progress import Progress
 
 
 @click.command()
@@ -31,6 +29,7 @@ DIVERGED, USER, BUG = 1, 2, 70
 )
 @click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.version_option(package_name="spark-engine", prog_name="spark-check")
 def main(engine: Path, against: Path | None, level: str, seed: int, as_json: bool) -> None:
     """Compares the engine folder ENGINE with its own float64 references.
 
@@ -39,29 +38,23 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
     give its checkpoint, or a CPU engine. Names the first layer or op that diverges, and counts
     tokens that differ.
     """
-    try:  # polygraphy is an extra, and --help must work without it
-        from spark_engine.check.check import LEVELS, run_check
-    except ModuleNotFoundError as error:
-        if error.name != "polygraphy":
-            raise
-        click.echo("spark-check: needs polygraphy: pip install 'spark-engine[check]'", err=True)
-        sys.exit(USER)
-    levels = LEVELS if level == "all" else (level,)
-    try:
-        report = run_check(engine, against, levels, lambda text: click.echo(text, err=True), seed)
-    except UserError as error:
-        click.echo(f"spark-check: {error}", err=True)
-        sys.exit(USER)
-    except InternalError as error:
-        traceback.print_exc()
-        click.echo(f"spark-check: {error}\nThis is a bug. Please report the lines above.", err=True)
-        sys.exit(BUG)
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
-    else:
-        # Narrower than this, figures would be cut; a pipe has no width of its own.
-        show(report, Console(width=max(Console().width, 120)))
-    sys.exit(0 if report.passed else DIVERGED)
+    with command("spark-check"):
+        try:  # polygraphy is an extra, and --help must work without it
+            from spark_engine.check.check import LEVELS, run_check
+        except ModuleNotFoundError as error:
+            if error.name != "polygraphy":
+                raise
+            words = "polygraphy is not installed: pip install 'spark-engine[check]'"
+            raise OptionError(words) from error
+        levels = LEVELS if level == "all" else (level,)
+        with Progress(sys.stderr) as shown:
+            report = run_check(engine, against, levels, shown.say, seed)
+        if as_json:
+            click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
+        else:
+            # Narrower than this, figures would be cut; a pipe has no width of its own.
+            show(report, Console(width=max(Console().width, 120)))
+        sys.exit(OK if report.passed else DIVERGED)
 
 
 if __name__ == "__main__":

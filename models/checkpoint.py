@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from spark_engine import hints
 from spark_engine.errors import CheckpointError
 from spark_engine.tensors import Array, DType
 
@@ -112,7 +113,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json")
+        raise CheckpointError(hints.no_checkpoint(folder))
     configs = [read_json(folder / file, required=file == CONFIGS[0]) for file in CONFIGS]
     index = read_json(folder / INDEX, required=False)
     files = _index_files(folder, index) if index else [_single(folder)]
@@ -131,6 +132,12 @@ def _fail(file: str, what: str, remedy: str) -> NoReturn:
     raise CheckpointError(f"{file}: {what}; {remedy}")
 
 
+def _remedy(folder: Path) -> str:
+    if (folder / "manifest.json").is_file():
+        return f"that is an engine already: run it with `spark-run {folder}`"
+    return "give a Hugging Face checkpoint folder"
+
+
 def read_json(file: Path, required: bool) -> dict[str, Any]:
     """The object in a JSON file; {} where it is absent and not required.
 
@@ -138,10 +145,12 @@ def read_json(file: Path, required: bool) -> dict[str, Any]:
     """
     if not file.is_file():
         if required:
-            _fail(file.name, f"missing from {file.parent}", "give a Hugging Face checkpoint folder")
+            _fail(file.name, f"missing from {file.parent}", _remedy(file.parent))
         return {}
+    text = file.read_bytes()
+    refuse_pointer(file, text)
     try:
-        row = json.loads(file.read_bytes())
+        row = json.loads(text)
     except ValueError as error:
         _fail(file.name, f"is not JSON ({error})", AGAIN)
     if not isinstance(row, dict):
@@ -173,7 +182,16 @@ def _index_files(folder: Path, index: Mapping[str, Any]) -> list[str]:
     return files
 
 
+def refuse_pointer(file: Path, start: bytes) -> None:
+    """Raises CheckpointError for a file that Git LFS has left unfetched; `start` are its bytes."""
+    if hints.is_lfs_pointer(start):
+        what = "is a Git LFS pointer, its content was not fetched"
+        _fail(file.name, what, f"run `git lfs pull` in {file.parent}")
+
+
 def _map(file: Path) -> Array:
+    with file.open("rb") as opened:
+        refuse_pointer(file, opened.read(64))
     if file.stat().st_size < 8:
         _fail(file.name, f"has {file.stat().st_size} bytes and no header", AGAIN)
     return np.memmap(file, dtype=np.uint8, mode="r")

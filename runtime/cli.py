@@ -1,7 +1,7 @@
 """`spark-run`: one answer on standard output, or a server.
 
-Knows the command line and the environment. Exit codes: 0, 2 for something the user can mend (one
-line on standard error, no traceback), 70 for a bug of ours.
+Knows the command line and the environment; `command` says how it ends. An option that would do
+nothing is refused.
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ import json
 import logging
 import os
 import sys
-import traceback
+from ipaddress import ip_address
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from spark_engine.errors import InternalError, OptionError, UserError
+from spark_engine.command import command
+from spark_engine.errors import OptionError
+from spark_engine.progress import Progress
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.protocol import Body
 from spark_engine.runtime.reply import Delta, Kind, ReplyParser
 from spark_engine.runtime.server import ServerOptions, run
 
-USER, BUG, INTERRUPTED = 2, 70, 130
+MODES = {"prompt", "prompt_ids", "chat", "serve"}
+ANSWER = {  # options of one answer; those that are no mode and not here are the server's
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
+    *("ignore_eos", "logprobs", "as_json", "no_thinking"),
+}
 
 
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path), required=False)
-@click.option("--prompt", help="Continue this text.")
+@click.option("--prompt", help="Continue this text; - reads standard input.")
 @click.option("--prompt-ids", help="Continue these token ids, e.g. 1,2,3.")
-@click.option("--chat", help="Answer this message.")
+@click.option("--chat", help="Answer this message; - reads standard input.")
 @click.option("--serve", is_flag=True, help="Serve the OpenAI API over HTTP.")
 @click.option("--no-thinking", is_flag=True, help="With --chat: answer without thinking first.")
 @click.option("--max-tokens", type=int, help="Tokens at most; as many as fit by default.")
@@ -59,32 +66,41 @@ USER, BUG, INTERRUPTED = 2, 70, 130
 @click.option("--allow-priority", is_flag=True, help="Let requests go before others (`priority`).")
 @click.option("--request-timeout", type=float, help="Seconds that one request may take.")
 @click.option("--drain-timeout", type=float, default=30.0, show_default=True)
+@click.version_option(package_name="spark-engine", prog_name="spark-run")
 def main(engine: Path | None, **options: object) -> None:
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
     Give one of --prompt, --prompt-ids, --chat and --serve.
     """
-    try:
-        sys.exit(_main(engine, options))
-    except UserError as error:
-        click.echo(f"spark-run: {error}", err=True)
-        sys.exit(USER)
-    except InternalError as error:
-        traceback.print_exc()
-        click.echo(f"spark-run: this is a bug of ours, please report it: {error}", err=True)
-        sys.exit(BUG)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    with command("spark-run"):
+        modes = [mode for mode in MODES if options[mode] not in (None, False)]
+        if len(modes) != 1:
+            raise OptionError("give exactly one of --prompt, --prompt-ids, --chat and --serve")
+        _refuse_idle(click.get_current_context(), modes[0], bool(options["as_json"]))
+        folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
+        serving = modes == ["serve"]
+        sys.exit(_serve(folder, options) if serving else _answer(folder, options))
 
 
-def _main(engine: Path | None, options: dict[str, object]) -> int:
-    modes = [
-        m for m in ("prompt", "prompt_ids", "chat", "serve") if options[m] not in (None, False)
-    ]
-    if len(modes) != 1:
-        raise OptionError("give exactly one of --prompt, --prompt-ids, --chat and --serve")
-    folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
-    return _serve(folder, options) if modes == ["serve"] else _answer(folder, options)
+def _refuse_idle(context: click.Context, mode: str, as_json: bool) -> None:
+    """Raises OptionError for an option that was given and that this mode would ignore."""
+    given = {
+        p.name: p.opts[0]
+        for p in context.command.params
+        if p.name and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
+    }
+    for name in given.keys() - MODES - {"engine"}:
+        if mode == "serve" and name in ANSWER:
+            why = "with --serve: clients say it in each request"
+        elif mode != "serve" and name not in ANSWER:
+            why = f"without --serve: leave it out, or serve instead of {given[mode]}"
+        elif name == "no_thinking" and mode != "chat":
+            why = f"with {given[mode]}, which has no chat template; --chat has"
+        elif name == "logprobs" and not as_json:
+            why = "without --json, which prints them: add --json"
+        else:
+            continue
+        raise OptionError(f"{given[name]} does nothing {why}")
 
 
 def _cache() -> Path:
@@ -94,8 +110,11 @@ def _cache() -> Path:
 
 def _serve(folder: Path, options: dict[str, object]) -> int:
     logging.basicConfig(level=logging.INFO, format="spark-run: %(message)s")
+    host = str(options["host"])
+    if options["api_key"] is None and not _is_local(host):
+        logging.warning("warning: --host %s lets others in, and there is no --api-key", host)
     taken = ServerOptions(
-        host=str(options["host"]),
+        host=host,
         port=int(str(options["port"])),
         api_key=None if options["api_key"] is None else str(options["api_key"]),
         names=tuple(options["names"]),  # type: ignore[arg-type]
@@ -112,7 +131,9 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
 def _answer(folder: Path, options: dict[str, object]) -> int:
     shot = OneShot(folder)
     try:
-        answer = shot.start(_prompt(shot, options), _body(options), options["logprobs"])  # type: ignore[arg-type]
+        prompt = _prompt(shot, options)
+        with Progress(sys.stderr) as shown:
+            answer = shot.start(prompt, _body(options), options["logprobs"], shown)  # type: ignore[arg-type]
         if options["as_json"]:
             deltas = _collect(shot, answer, chat=options["chat"] is not None)
             click.echo(json.dumps({**answer.to_json(), **deltas}))
@@ -127,8 +148,30 @@ def _prompt(shot: OneShot, options: dict[str, object]) -> list[int]:
     if options["prompt_ids"] is not None:
         return _ids(str(options["prompt_ids"]))
     if options["chat"] is not None:
-        return shot.encode(shot.render(str(options["chat"]), not options["no_thinking"]))
-    return shot.encode(str(options["prompt"]))
+        question = _text("--chat", str(options["chat"]))
+        return shot.encode(shot.render(question, not options["no_thinking"]))
+    return shot.encode(_text("--prompt", str(options["prompt"])))
+
+
+def _text(option: str, given: str) -> str:
+    """The text given, or standard input for `-`, without the newline at its end."""
+    if given != "-":
+        return given
+    if sys.stdin.isatty():
+        click.echo(f"{option} -: type the text, and end it with Ctrl-D", err=True)
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{option} -: standard input is not UTF-8 ({error})") from None
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches a server there. A name but localhost may be anything."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _ids(text: str) -> list[int]:
@@ -166,13 +209,14 @@ def _collect(shot: OneShot, answer: Answer, chat: bool) -> dict[str, str]:
 def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
     parser = _parser(answer) if chat else None
+    show = _Show()
     for piece in shot.pieces(answer):
         if parser is None:
-            _show([Delta(Kind.CONTENT, piece.text)])
+            show([Delta(Kind.CONTENT, piece.text)])
             continue
-        _show(parser.push(piece.text))
+        show(parser.push(piece.text))
         if piece.finish is not None:
-            _show(parser.flush())
+            show(parser.flush())
     click.echo()
     row = answer.to_json()
     if row["text"] is None:
@@ -182,10 +226,21 @@ def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
     click.echo(f"[{len(answer.events)} tokens, {row['finish_reason']}{speed}]", err=True)
 
 
-def _show(deltas: list[Delta]) -> None:
-    for delta in deltas:
-        thought = delta.kind is Kind.REASONING
-        click.echo(click.style(delta.text, dim=thought), nl=False, err=thought)
+class _Show:
+    """Shows the parts of an answer as they come, a thought apart from what follows it."""
+
+    def __init__(self) -> None:
+        self._thinking = False
+
+    def __call__(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            thought = delta.kind is Kind.REASONING
+            if thought and not self._thinking:
+                click.echo(click.style("thought: ", dim=True), nl=False, err=True)
+            elif self._thinking and not thought:
+                click.echo(click.style("\nanswer: ", dim=True), nl=False, err=True)
+            self._thinking = thought
+            click.echo(click.style(delta.text, dim=thought), nl=False, err=thought)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,10 @@ def find_checkpoint() -> Path:
 def engine_folder(checkpoint: Path, cache: Path) -> Path:
     """Where its engine belongs."""
     root = checkpoint.parents[2]
-    if (root / "pyproject.toml").exists() and (root / "engines").is_dir():
-        return root / "engines" / NAME
+    ours = root / "engines"
+    if (root / "pyproject.toml").exists() and ours.is_dir():
+        if os.access(ours, os.W_OK) or (ours / NAME / MANIFEST).exists():
+            return ours / NAME
     return cache / "spark" / "engines" / f"{NAME}-{version('spark-engine')}"
 
 
@@ -70,12 +72,32 @@ def is_stale(folder: Path, checkpoint: Path) -> bool:
 
 def build(checkpoint: Path, folder: Path) -> None:
     """Runs `spark-build`; its report goes to standard error. Raises EngineError if it fails."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    module = "spark_engine.builder.cli"
-    command = [sys.executable, "-m", module, str(checkpoint), "-o", str(folder)]
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    if done.returncode or not (folder / MANIFEST).exists():
+    parent = folder.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
         raise EngineError(
-            f"building the embedded model failed with code {done.returncode}; its words are above"
+            f"the embedded model must be built once, and {parent} cannot be written: set "
+            "XDG_CACHE_HOME to a folder that can, or name an engine"
+        )
+    module = "spark_engine.builder.cli"
+    command = [sys.executable, "-P", "-m", module, str(checkpoint), "-o", str(folder)]
+    code = _run(command)
+    if code or not (folder / MANIFEST).exists():
+        raise EngineError(
+            f"building the embedded model failed with code {code}; its words are above"
         )
     os.utime(folder / MANIFEST)  # an unchanged engine is not written again, and would stay stale
+
+
+def _run(command: list[str]) -> int:
+    """Its exit code. Who is ended meanwhile ends it as well, and lets it clean up."""
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise

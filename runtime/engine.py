@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import TILE
+from spark_engine.progress import Progress
 from spark_engine.runtime.load import Loaded, load
 from spark_engine.runtime.memory import Memory
 from spark_engine.runtime.request import Event, FinishReason, Request, Status, capacity
@@ -68,10 +69,15 @@ class Engine:
         self._last_step = time.monotonic()
 
     @classmethod
-    def open(cls, folder: Path, options: EngineOptions | None = None) -> Engine:
-        """Opens an engine folder. Raises EngineError or CapacityError (see `load`)."""
+    def open(
+        cls, folder: Path, options: EngineOptions | None = None, shown: Progress | None = None
+    ) -> Engine:
+        """Opens an engine folder and shows how far that is.
+
+        Raises EngineError or CapacityError (see `load`).
+        """
         options = options or EngineOptions()
-        return cls(load(folder, options.swap_bytes, options.threads), options)
+        return cls(load(folder, options.swap_bytes, options.threads, shown=shown), options)
 
     @property
     def idle(self) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import (
@@ -23,9 +24,11 @@ from spark_engine.engine_file import (
     read_manifest,
 )
 from spark_engine.errors import CapacityError, EngineError
+from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
-from spark_engine.manifest import Bucket, Manifest, StateInfo
+from spark_engine.manifest import Bucket, Manifest, Memory, StateInfo
+from spark_engine.progress import Progress
 from spark_engine.runtime.detect import runnable_targets
 from spark_engine.runtime.executor import Executor
 from spark_engine.runtime.memory import BucketKey, States, TableSink
@@ -80,38 +83,73 @@ class Loaded:
 
 
 def load(
-    path: Path, swap_bytes: int = 0, threads: int = 0, mark: Callable[[str], None] | None = None
+    path: Path,
+    swap_bytes: int = 0,
+    threads: int = 0,
+    mark: Callable[[str], None] | None = None,
+    shown: Progress | None = None,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
     `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
-    has ended. Raises EngineError when the folder is damaged, newer, or for another machine, and
-    CapacityError, before anything is loaded, when it does not fit the free memory.
+    has ended, and `shown` what begins and how far it is. Raises EngineError when the folder is
+    damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
+    does not fit the free memory.
     """
-    mark = mark or _ignore
+    mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
     memory = manifest.memory
+    held = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
+    shown.say(f"loading {path}: {held}")
+    swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        check_capacity(manifest, min(swap_bytes, memory.kv + memory.states), available_memory())
+        check_capacity(manifest, swap_bytes, free)
     targets = runnable_targets()
     target = manifest.target if manifest.target in targets else targets[0]
+    if target != manifest.target and find_spec("cuda") is None:
+        _name_the_extra(path, manifest.target)
     # A device verifies the weights while it reads them.
-    folder = open_folder(path, target, (WEIGHTS,) if manifest.executor == NATIVE else ())
+    deferred = (WEIGHTS,) if manifest.executor == NATIVE else ()
+    folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark)
+        return _load_native(folder, threads, mark, shown)
     manifest = folder.manifest  # from here on the verified one
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    shown.say(f"opening {len(manifest.buckets)} buckets")
+    executors: dict[BucketKey, Executor] = {}
+    with ThreadPoolExecutor(_lanes(memory, swap_bytes, free)) as pool:
         opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
-        executors = {(b.family, b.rows): e for b, e in zip(manifest.buckets, opened, strict=True)}
+        for bucket, executor in zip(manifest.buckets, opened, strict=True):
+            executors[bucket.family, bucket.rows] = executor
+            shown.advance(len(executors), len(manifest.buckets))
     mark("buckets")
     opener = EXECUTORS[manifest.executor]
     common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
     return Loaded(*common, executors, folder, opener=opener)
 
 
-def _load_native(folder: EngineFolder, threads: int, mark: Callable[[str], None]) -> Loaded:
+def _lanes(memory: Memory, swap_bytes: int, free: int | None) -> int:
+    """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
+    each beyond it as much again."""
+    most = os.cpu_count() or 1
+    if free is None:
+        return most
+    room = (free - memory.total - swap_bytes) // max(memory.arena, 1)
+    return min(most, 1 + max(room, 0))
+
+
+def _name_the_extra(path: Path, target: str) -> NoReturn:
+    """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
+    driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
+    raise EngineError(
+        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: {EXTRA}"
+    )
+
+
+def _load_native(
+    folder: EngineFolder, threads: int, mark: Callable[[str], None], shown: Progress
+) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.native import NativeEngine  # needs the extra `cuda`
 
@@ -119,6 +157,7 @@ def _load_native(folder: EngineFolder, threads: int, mark: Callable[[str], None]
     engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark)
     table = {**EXECUTORS, NATIVE: engine.open}
     executors: dict[BucketKey, Executor] = {}
+    shown.say(f"preparing {len(manifest.buckets)} buckets")
     with ExitStack() as undo:
         undo.callback(engine.close)
         for bucket in manifest.buckets:
@@ -126,6 +165,7 @@ def _load_native(folder: EngineFolder, threads: int, mark: Callable[[str], None]
             undo.callback(executor.close)
             executors[bucket.family, bucket.rows] = executor
             mark(f"{bucket.family} {bucket.rows}")
+            shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
     common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
     store, sink = engine.states, engine.tables

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.errors import InternalError, RequestError
+from spark_engine.progress import Progress
 from spark_engine.runtime.assets import describe, read_text
 from spark_engine.runtime.engine import Engine
 from spark_engine.runtime.protocol import Body, Defaults, check, room_after, sampling
@@ -81,8 +82,14 @@ class OneShot:
         message = {"role": "user", "content": question}
         return self._template.render([message], options={"enable_thinking": thinking})
 
-    def start(self, prompt: list[int], body: Body, logprobs: int | None = None) -> Answer:
-        """Checks the request, opens the engine, submits.
+    def start(
+        self,
+        prompt: list[int],
+        body: Body,
+        logprobs: int | None = None,
+        shown: Progress | None = None,
+    ) -> Answer:
+        """Checks the request, opens the engine (`shown` says how far that is), submits.
 
         Raises RequestError or BadField, then EngineError or CapacityError.
         """
@@ -93,7 +100,7 @@ class OneShot:
         request = Request(tuple(prompt), params)
         request.check(info.limits, eos)
         begin = time.monotonic()
-        self._engine = Engine.open(self._folder)
+        self._engine = Engine.open(self._folder, shown=shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
         self._id = self._engine.submit(request)

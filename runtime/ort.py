@@ -8,6 +8,8 @@ runs into separate memory and copies back.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,12 +41,14 @@ class OrtExecutor:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
         self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
+        _give_back()
         # One binding per set of buffers; holding the buffers keeps their memory alive.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
         self.in_place = True
         if not self._proves_in_place(header):
             self.in_place = False
             _LOG.warning("%s: states cannot be updated in place, each run copies them", self._label)
+        _give_back()
 
     @property
     def specs(self) -> Specs:
@@ -113,6 +117,9 @@ def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.Infe
     options.intra_op_num_threads = threads
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3  # errors
+    # An arena never gives back what the largest step took, and each session has one of its own.
+    # Without it a step of the embedded model takes 4 % longer alone, and 0.4 % with eight rows.
+    options.enable_cpu_mem_arena = False
     # Threads that spin between nodes take the cores from the frontend and from each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(FOLDER_KEY, str(folder.resolve()))
@@ -123,6 +130,13 @@ def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.Infe
             f"onnxruntime {ort.__version__} refuses the {label} bucket ({error}): rebuild the "
             "engine with spark-build"
         ) from error
+
+
+def _give_back() -> None:
+    """Hands what was freed back to the system: folding weights leaves four times their size in
+    the allocator, and proving states in place leaves the states."""
+    with contextlib.suppress(OSError, AttributeError):  # a C library that is not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _place(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:

@@ -42,6 +42,9 @@ class Tokenizer:
             backend = Backend.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise EngineError(f"{path} cannot be read ({error}); build the engine again") from None
+        # What a training run left there would cut or fill every prompt without a word.
+        backend.no_truncation()
+        backend.no_padding()
         config = folder / "tokenizer_config.json"
         added = _json(config, _read(config)) if config.exists() else {}
         _add_missing(backend, added.get("added_tokens_decoder", {}), config)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import zmq
 
 from spark_engine.errors import CapacityError, UserError
+from spark_engine.progress import Progress
 from spark_engine.runtime.assets import describe
 from spark_engine.runtime.engine import Engine, EngineOptions
 from spark_engine.runtime.ipc import (
@@ -206,7 +207,8 @@ def summarise(row: Mapping[str, Any]) -> Stats:
 
 def open_engine(folder: Path, options: EngineOptions) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
-    return describe(folder), Engine.open(folder, options)
+    with Progress(sys.stderr) as shown:
+        return describe(folder), Engine.open(folder, options, shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

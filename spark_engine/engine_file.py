@@ -7,12 +7,14 @@ payload is bytes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from spark_engine import hints
 from spark_engine.errors import EngineError
 from spark_engine.manifest import (
     FORMAT,
@@ -26,6 +28,7 @@ from spark_engine.manifest import (
     parse_json,
 )
 from spark_engine.manifest import WEIGHTS as WEIGHTS
+from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array, TensorSpec
 from spark_engine.typed import typed
 from spark_engine.weights_file import map_weights
@@ -82,10 +85,14 @@ class EngineFile:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """A folder whose every byte was verified when it was opened, but for the deferred files."""
+    """A folder whose every byte was verified when it was opened, but for the deferred files.
+
+    `heard` is called for each chunk of those that is verified.
+    """
 
     path: Path
     manifest: Manifest
+    heard: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def weights_path(self) -> Path:
@@ -108,6 +115,7 @@ class EngineFolder:
         For files that `open_folder` left to whoever reads them. Raises EngineError.
         """
         _check_chunk(self.path, name, self.manifest.files[name], index, found)
+        self.heard()
 
     def weights(self) -> dict[str, Array]:
         """Every weight as a read-only array over the mapped file."""
@@ -153,16 +161,19 @@ def read_manifest(path: Path) -> Manifest:
     Raises EngineError when it is missing, changed, or of a newer format.
     """
     remedy = _remedy(path)
-    if not path.is_dir():
-        raise EngineError(f"there is no engine folder {path}; {remedy}")
+    if not (path / MANIFEST).exists():
+        raise EngineError(hints.no_engine(path))
     return decode_manifest(_read(path / MANIFEST, remedy), str(path / MANIFEST), remedy)
 
 
-def open_folder(path: Path, target: str, deferred: Collection[str] = ()) -> EngineFolder:
+def open_folder(
+    path: Path, target: str, deferred: Collection[str] = (), advance: Advance = ignore
+) -> EngineFolder:
     """Opens the engine at `path` for the machine's `target`, after verifying every byte.
 
     Of the files named in `deferred` only the length is verified here: their reader owes
-    `check_chunk` for each chunk. Raises EngineError, naming the file and the remedy, for a newer
+    `check_chunk` for each chunk. `advance` is told how many chunks are verified, of those of all
+    files, from several threads. Raises EngineError, naming the file and the remedy, for a newer
     format, another target, or a file that is missing, of a wrong length, or changed.
     """
     manifest = read_manifest(path)
@@ -171,12 +182,21 @@ def open_folder(path: Path, target: str, deferred: Collection[str] = ()) -> Engi
             f"{path} was built for {manifest.target!r} and this machine runs {target!r}: "
             f"rebuild with `spark-build CHECKPOINT -o {path} --target {target}`"
         )
-    verify_files(path, manifest.files, deferred)
-    return EngineFolder(path, manifest)
+    total = sum(len(digest.chunks) for digest in manifest.files.values())
+    done = itertools.count(1)  # `next` of it is atomic
+
+    def heard() -> None:
+        advance(next(done), total)
+
+    verify_files(path, manifest.files, deferred, heard)
+    return EngineFolder(path, manifest, heard)
 
 
 def verify_files(
-    path: Path, files: Mapping[str, FileDigest], deferred: Collection[str] = ()
+    path: Path,
+    files: Mapping[str, FileDigest],
+    deferred: Collection[str] = (),
+    heard: Callable[[], None] = lambda: None,
 ) -> None:
     """Compares every file below `path` with its digest, chunks in parallel.
 
@@ -191,6 +211,7 @@ def verify_files(
         found = pool.map(lambda job: _hash_chunk(path / job[0], job[1]), jobs)
         for (name, i), chunk in zip(jobs, found, strict=True):
             _check_chunk(path, name, files[name], i, chunk)
+            heard()
 
 
 def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: str) -> None:
@@ -199,12 +220,17 @@ def _check_chunk(path: Path, name: str, digest: FileDigest, index: int, found: s
         raise EngineError(f"{path / name} was changed {at}; {_remedy(path)}")
 
 
-def digest_file(path: Path) -> FileDigest:
-    """The length of a file and the digest of each chunk, hashed in parallel."""
-    size = path.stat().st_size
+def digest_file(path: Path, heard: Callable[[int], None] = lambda nbytes: None) -> FileDigest:
+    """The length of a file and the digest of each chunk, hashed in parallel.
+
+    `heard` is told the bytes of each chunk that is done.
+    """
+    size, chunks = path.stat().st_size, []
     with _pool() as pool:
-        chunks = pool.map(lambda i: _hash_chunk(path, i), range(-(-size // CHUNK_BYTES)))
-        return FileDigest(size, tuple(chunks))
+        for chunk in pool.map(lambda i: _hash_chunk(path, i), range(-(-size // CHUNK_BYTES))):
+            chunks.append(chunk)
+            heard(min(CHUNK_BYTES, size - (len(chunks) - 1) * CHUNK_BYTES))
+    return FileDigest(size, tuple(chunks))
 
 
 def _check_length(path: Path, name: str, digest: FileDigest) -> None:

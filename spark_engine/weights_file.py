@@ -116,6 +116,8 @@ def fill_weights(
 
         def work(entry: WeightEntry, taken: int) -> None:
             try:
+                if failed.is_set():
+                    return
                 array = make(entry.spec.name)
                 _check_array(entry.spec, array)
                 flat = np.ascontiguousarray(array).reshape(-1)
@@ -127,13 +129,17 @@ def fill_weights(
                 room.give(taken)
 
         futures: list[Future[None]] = []
-        for entry in sorted(layout.entries.values(), key=lambda e: (-e.spec.nbytes, e.offset)):
-            taken = room.take(COPIES * entry.spec.nbytes)
-            if failed.is_set():
-                break
-            futures.append(pool.submit(work, entry, taken))
-    for future in futures:
-        future.result()
+        try:
+            for entry in sorted(layout.entries.values(), key=lambda e: (-e.spec.nbytes, e.offset)):
+                taken = room.take(COPIES * entry.spec.nbytes)
+                if failed.is_set():
+                    break
+                futures.append(pool.submit(work, entry, taken))
+            for future in futures:
+                future.result()
+        except BaseException:  # a signal too: what is begun is ended, what is not is left
+            failed.set()
+            raise
 
 
 class _Room:

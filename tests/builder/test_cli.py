@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from spark_engine.builder import cli, inspect
+from spark_engine.builder.build import build, no_gpu_note
+from spark_engine.builder.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
+from spark_engine.models.weights import Recipe
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64")
@@ -71,6 +80,9 @@ NO_F32_PAGES = "bf16 or fp8 pages" if importlib.util.find_spec("cuda") else "spa
         (("--prefill", "63"), "--prefill 63"),
         (("--kv-dtype", "int3"), "--kv-dtype int3"),
         (("--max-seqs", "0"), "--max-seqs 0"),
+        (("--target", "sm90"), "--target sm90 is not known; did you mean sm_90a?"),
+        (("--target", "CPU"), "did you mean cpu?"),
+        (("--target", "cuda"), "named by its architecture: sm_90a"),
     ],
 )
 def test_a_users_mistake_is_one_line(
@@ -89,6 +101,111 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
     (tmp_path / "photos" / "a.jpg").touch()
     done = call(checkpoint, "-o", tmp_path / "photos", *FEW)
     assert done.exit_code == 2 and "not an engine folder" in done.stderr
+
+
+def test_a_targets_name_is_looked_at_before_any_package(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "spark_engine.builder.nvrtc", None)  # no extra `cuda`
+    wrong = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm90")
+    assert wrong.exit_code == 2 and "did you mean sm_90a?" in wrong.stderr
+    assert "spark-engine[cuda]" not in wrong.stderr
+    right = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm_90a")
+    assert right.exit_code == 2 and "spark-engine[cuda]" in right.stderr
+
+
+@pytest.mark.parametrize(
+    ("wish", "here", "installed", "words"),
+    [
+        ("auto", True, False, "pip install 'spark-engine[cuda]'"),
+        ("auto", True, True, "cannot be used"),
+        ("auto", False, False, None),
+        ("cpu", True, False, None),
+    ],
+)
+def test_a_gpu_that_is_not_used_is_spoken_of(
+    wish: str, here: bool, installed: bool, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[build.__module__]
+    monkeypatch.setattr(module, "driver_present", lambda: here)
+    monkeypatch.setattr(module, "find_spec", lambda name: object() if installed else None)
+    notes = no_gpu_note(wish, "cpu")
+    assert len(notes) == (words is not None) and all(str(words) in note for note in notes)
+    assert no_gpu_note("auto", "sm_90a") == ()
+
+
+def test_a_checkpoint_without_tokenizer_warns_and_one_not_fetched_is_refused(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    done = call(checkpoint, "-o", tmp_path / "engine", *FEW)
+    assert done.exit_code == 0 and "note: " in done.stdout
+    assert f"warning: {checkpoint} has no tokenizer.json" in done.stderr
+    other = tmp_path / "model"
+    shutil.copytree(checkpoint, other)
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        kept = (other / name).read_bytes() if (other / name).exists() else b"{}"
+        (other / name).write_bytes(pointer)
+        done = call(other, "-o", tmp_path / "lfs", *FEW)
+        assert done.exit_code == 2 and f"`git lfs pull` in {other}" in done.stderr, name
+        assert name in done.stderr.splitlines()[-1] and not (tmp_path / "lfs").exists()
+        (other / name).write_bytes(kept)
+    done = call(other, "-o", tmp_path / "engine", *FEW)
+    assert done.exit_code == 0 and "warning" not in done.stderr
+
+
+def test_too_little_space_is_known_before_a_byte_is_written(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs(tmp_path)
+    short = os.statvfs_result((*disk[:4], 3 * 2**20 // disk.f_frsize, *disk[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: short)
+    done = call(checkpoint, "-o", tmp_path / "engine", *FEW)
+    last = done.stderr.splitlines()[-1]
+    assert done.exit_code == 2 and f"-o {tmp_path / 'engine'}" in last, last
+    assert "MiB and 3.00 MiB are free" in last
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_and_says_so(
+    tmp_path: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    """It comes while weights are made, several at a time, and the rest of them is left."""
+    made, evaluate = [], Recipe.evaluate
+
+    def slowly(recipe: Recipe, checkpoint: object) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            made.append(recipe)
+            if len(made) == 3:
+                os.kill(os.getpid(), number)
+            time.sleep(0.002)
+        return evaluate(recipe, checkpoint)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Recipe, "evaluate", slowly)
+    before = signal.getsignal(signal.SIGTERM)
+    done = call(checkpoint, "-o", tmp_path / "engine", *FEW)
+    assert done.exit_code == code, done.output
+    assert list(tmp_path.iterdir()) == [] and len(made) < 150  # of 640
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_weights_and_hashing_are_shown_in_percent(tmp_path: Path, checkpoint: Path) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    stages: list[str] = []
+    options = Options(target="cpu", decode=(1,), prefill=(64,), max_context=64)
+
+    def advance(done: int, total: int) -> None:
+        seen.setdefault(stages[-1].split()[0], []).append((done, total))
+
+    build(checkpoint, tmp_path / "engine", options, stages.append, advance)
+    weights = read_manifest(tmp_path / "engine").memory.weights
+    assert set(seen) == {"hashing", "compiling", "writing"}
+    assert weights * 0.9 < seen["writing"][-1][0] <= weights == seen["writing"][-1][1]
 
 
 def test_a_full_disk_is_one_line(
@@ -111,19 +228,38 @@ def test_our_bug_asks_for_a_report(
 
     monkeypatch.setattr(cli, "build", fail)
     done = call(checkpoint, "-o", tmp_path / "engine")
-    assert done.exit_code == 70 and "Please report it" in done.stderr
+    assert done.exit_code == 1 and "please report it" in done.stderr
 
 
 def test_inspect(tmp_path: Path, checkpoint: Path) -> None:
     folder = tmp_path / "engine"
     assert call(checkpoint, "-o", folder, *FEW).exit_code == 0
-    (folder / "weights.safetensors").unlink()  # the manifest alone is read
     shown = CliRunner().invoke(inspect.main, [str(folder)])
-    assert shown.exit_code == 0 and "decode_b1.engine" in shown.stdout
+    assert shown.exit_code == 0 and "decode_b1.engine" in shown.stdout and shown.stderr == ""
     row = json.loads(CliRunner().invoke(inspect.main, [str(folder), "--json"]).stdout)
     assert row == {**read_manifest(folder).to_json()}
     missing = CliRunner().invoke(inspect.main, [str(tmp_path / "none")])
     assert missing.exit_code == 2 and "no engine folder" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "keep", "words"),
+    [("weights.safetensors", -1, "bytes, not"), ("decode_b2.engine", None, "is missing")],
+)
+def test_inspect_says_what_is_cut(
+    tmp_path: Path, checkpoint: Path, file: str, keep: int | None, words: str
+) -> None:
+    folder = tmp_path / "engine"
+    assert call(checkpoint, "-o", folder, *FEW).exit_code == 0
+    data = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if keep is not None:
+        (folder / file).write_bytes(data[:keep])
+    for more in ((), ("--json",)):
+        shown = CliRunner().invoke(inspect.main, [str(folder), *more])
+        assert shown.exit_code == 2 and "decode_b1.engine" in shown.stdout
+        (line,) = shown.stderr.splitlines()
+        assert file in line and words in line and "spark-build" in line
 
 
 def test_sizes() -> None:

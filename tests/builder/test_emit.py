@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ def test_a_good_block_replaces_the_old(tmp_path: Path) -> None:
         (folder / "mark").write_text("new")
         assert (dest / "mark").read_text() == "old"
     assert (dest / "mark").read_text() == "new"
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".toy.lock", "toy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -39,6 +41,105 @@ def test_a_failed_block_leaves_the_old(tmp_path: Path, error: type[BaseException
         raise error
     assert (dest / "mark").read_text() == "old"
     assert not (tmp_path / ".toy.staging").exists()
+
+
+def test_a_swap_that_fails_leaves_the_old_engine_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = old_engine(tmp_path / "toy")
+    emit.seal(dest, example(dest))
+    rename = os.rename
+
+    def fails(source: Path, target: Path) -> None:
+        if source.name == ".toy.staging":
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="toy"), emit.locked(dest), emit.staging(dest) as folder:
+        (folder / "mark").write_text("new")
+    assert (dest / "mark").read_text() == "old" and open_folder(dest, "cpu")
+    assert [p.name for p in tmp_path.iterdir()] == ["toy"]
+
+
+def test_the_old_engine_is_whole_until_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death at the second rename: nothing of ours runs any more, and the next build mends it."""
+    dest = old_engine(tmp_path / "toy")
+    emit.seal(dest, example(dest))
+    rename, left = os.rename, []
+
+    def dies(source: Path, target: Path) -> None:
+        if source.name == ".toy.staging":
+            shutil.copytree(tmp_path, tmp_path.parent / "left")  # as the disk is in that moment
+            left.append(tmp_path.parent / "left")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", dies)
+    with emit.locked(dest), emit.staging(dest) as folder:
+        (folder / "mark").write_text("new")
+    monkeypatch.undo()
+    again = left[0] / "toy"
+    with emit.locked(again):
+        assert (again / "mark").read_text() == "old" and open_folder(again, "cpu")
+    shutil.rmtree(left[0])
+
+
+def test_everything_is_on_disk_before_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, events = tmp_path / "toy", []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(handle: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def renamed(source: Path, target: Path) -> None:
+        events.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    with emit.locked(dest), emit.staging(dest) as folder:
+        (folder / "sub").mkdir()
+        for name in ("mark", "sub/more"):
+            (folder / name).write_text("new")
+        staged = {folder, folder / "sub", folder / "mark", folder / "sub" / "more"}
+    at = events.index("rename")
+    assert set(events[:at]) == staged and events[at + 1 :] == [tmp_path]
+
+
+def test_a_write_that_fails_names_the_folder(tmp_path: Path) -> None:
+    dest = tmp_path / "toy"
+    with pytest.raises(OSError) as full, emit.locked(dest), emit.staging(dest):
+        raise OSError(28, "No space left on device")
+    assert full.value.filename == str(dest)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_space_is_looked_at_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emit.check_space(tmp_path / "toy", 1)
+    free = os.statvfs(tmp_path)
+    with pytest.raises(OptionError) as short:
+        emit.check_space(tmp_path / "toy", (free.f_bavail + (1 << 30)) * free.f_frsize)
+    for words in (str(tmp_path / "toy"), "TiB", "are free in", "another disk"):
+        assert words in str(short.value)
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_without_a_name_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(OptionError), emit.locked(Path(name)):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_said() -> None:
+    with pytest.raises(OptionError, match="-o /proc/x: /proc cannot be written"):
+        with emit.locked(Path("/proc/x")):
+            pass
 
 
 def test_what_a_dead_build_left_is_cleared(tmp_path: Path) -> None:
@@ -111,3 +212,22 @@ def test_the_lock_waits_and_is_freed_by_death(tmp_path: Path) -> None:
     waiter.kill()
     waiter.wait()
     waiter.stdout.close()
+
+
+def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(tmp_path: Path) -> None:
+    """The holder removes the file: a lock on what is no longer there would keep nobody out."""
+    dest, inside, most = tmp_path / "toy", [], []
+
+    def hold() -> None:
+        for _ in range(20):
+            with emit.locked(dest):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 120 and max(most) == 1 and list(tmp_path.iterdir()) == []

@@ -198,7 +198,7 @@ def test_the_command(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     bad = _corrupt(nvfp4[1], "norm.weight", tmp_path / "bad", lambda d: d[::-1])
     arguments = [str(bad), "--against", str(nvfp4[1]), "--level", "model", "--json"]
     found = CliRunner().invoke(main, arguments)
-    assert found.exit_code == 1
+    assert found.exit_code == 3
     report = json.loads(found.stdout)
     assert report["passed"] is False and report["first_divergence"] == "logits"
     missing = CliRunner().invoke(main, [str(tmp_path / MANIFEST)])

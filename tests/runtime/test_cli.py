@@ -21,8 +21,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_engine.errors import EngineError
-from spark_engine.runtime import embedded
+from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
+from spark_engine.runtime.reply import Delta, Kind
 from spark_engine.runtime.tokenizer import Tokenizer
 from tests.runtime import small_engine
 
@@ -97,8 +98,15 @@ WRONG = [
     (("--prompt-ids", "1,512"), "512"),
     (("--prompt-ids", "1", "--temperature", "-1"), "temperature is -1.0"),
     (("--prompt-ids", "1", "--max-tokens", "0"), "max_tokens is 0"),
-    (("--prompt-ids", "1", "--logprobs", "21"), "21"),
+    (("--prompt-ids", "1", "--json", "--logprobs", "21"), "21"),
     (("--prompt", "a", "--serve"), "exactly one"),
+    (("--serve", "--top-p", "0.5"), "--top-p does nothing with --serve"),
+    (("--serve", "--stop", "x"), "--stop does nothing with --serve"),
+    (("--serve", "--json"), "--json does nothing with --serve"),
+    (("--chat", "a", "--port", "80"), "--port does nothing without --serve"),
+    (("--prompt", "a", "--api-key", "k"), "--api-key does nothing without --serve"),
+    (("--prompt", "a", "--no-thinking"), "--no-thinking does nothing with --prompt"),
+    (("--prompt", "a", "--logprobs", "3"), "add --json"),
     ((), "exactly one"),
 ]
 
@@ -111,12 +119,94 @@ def test_a_users_mistake_is_one_line(engine: Path, arguments: tuple[str, ...], w
     assert done.stdout == ""
 
 
+def test_a_key_in_the_environment_is_no_mistake(engine: Path) -> None:
+    words = [str(engine), "--prompt", "a", "--max-tokens", "1"]
+    done = CliRunner().invoke(main, words, env={"SPARK_API_KEY": "k"})
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--chat"])
+def test_a_dash_reads_standard_input(engine: Path, option: str) -> None:
+    words = [str(engine), "--max-tokens", "3", "--temperature", "0", "--json", option]
+    given = CliRunner().invoke(main, [*words, "a bear"])
+    read = CliRunner().invoke(main, [*words, "-"], input="a bear\n")
+    one, two = json.loads(given.stdout), json.loads(read.stdout)
+    assert one["usage"] == two["usage"] and one["token_ids"] == two["token_ids"]
+    done = CliRunner().invoke(main, [*words, "-"], input=b"\xff")
+    assert done.exit_code == 2 and "not UTF-8" in done.stderr
+
+
+def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    show = cli._Show()
+    for kind, text in (
+        (Kind.REASONING, "So "),
+        (Kind.REASONING, "7."),
+        (Kind.CONTENT, "3 + 4"),
+        (Kind.CONTENT, " = 7."),
+    ):
+        show([Delta(kind, text)])
+    seen = capsys.readouterr()
+    assert seen.out == "3 + 4 = 7." and seen.err == "thought: So 7.\nanswer: "
+    cli._Show()([Delta(Kind.CONTENT, "7")])
+    assert capsys.readouterr() == ("7", "")
+
+
+def test_a_server_for_others_without_a_key_is_warned_of(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda folder, options: 0)
+    for words, warned in (
+        (("--host", "0.0.0.0"), True),
+        (("--host", "::"), True),
+        (("--host", "0.0.0.0", "--api-key", "k"), False),
+        (("--host", "::1"), False),
+        (("--host", "localhost"), False),
+        ((), False),
+    ):
+        caplog.clear()
+        assert _run(engine, "--serve", *words).exit_code == 0
+        assert ("no --api-key" in caplog.text) is warned, words
+
+
+def test_loading_says_what_it_does(engine: Path) -> None:
+    done = _run(engine, "--prompt", "a", "--max-tokens", 1)
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"loading {engine}: 0.00 GiB of weights, 3 buckets")
+    assert lines[1].startswith("opening 3 buckets")
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "site" / "models" / "tiny"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.setattr(embedded, "find_checkpoint", lambda: checkpoint)
+    done = CliRunner().invoke(main, ["--prompt", "a"], env={"XDG_CACHE_HOME": "/proc/none"})
+    assert done.exit_code == 2, done.output
+    last = done.stderr.splitlines()[-1]
+    assert "/proc/none/spark/engines cannot be written" in last and "XDG_CACHE_HOME" in last
+
+
+def test_a_clone_that_cannot_be_written_uses_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "models" / "tiny" / "checkpoint"
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert embedded.engine_folder(checkpoint, tmp_path / "c").is_relative_to(tmp_path / "c")
+    (tmp_path / "engines" / "tiny").mkdir()
+    (tmp_path / "engines" / "tiny" / "manifest.json").touch()
+    assert embedded.engine_folder(checkpoint, tmp_path / "c") == tmp_path / "engines" / "tiny"
+
+
 def test_no_tokenizer_and_no_engine_are_said(bare: Path, tmp_path: Path) -> None:
     for arguments, words in (
         ((bare, "--prompt", "a"), "no tokenizer; give --prompt-ids"),
         ((bare, "--chat", "a"), "no chat template"),
         ((tmp_path / "none", "--prompt", "a"), "there is no engine folder"),
         ((tmp_path / "none", "--serve"), "there is no engine folder"),
+        ((bare.parent / "checkpoint", "--serve"), "is a checkpoint, not an engine: build it with"),
     ):
         done = _run(*arguments)
         assert (done.exit_code, words in done.stderr) == (2, True), done.stderr

@@ -13,6 +13,7 @@ from spark_engine.builder.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.host_memory import available_memory
+from spark_engine.progress import Advance
 from spark_engine.runtime import load as module
 from spark_engine.runtime.load import check_capacity, load
 from tests.checkpoints import write_checkpoint
@@ -75,6 +76,22 @@ def test_an_engine_for_another_machine_is_refused(
         load(engine)
 
 
+@pytest.mark.parametrize(("driver", "words"), [(True, "`cuda`: pip"), (False, "NVIDIA's driver")])
+def test_without_the_extra_a_gpus_engine_names_the_extra(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, words: str
+) -> None:
+    manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
+    monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
+    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu",))
+    monkeypatch.setattr(module, "driver_present", lambda: driver)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(EngineError) as refused:
+        load(engine)
+    said = str(refused.value)
+    assert "sm_121a" in said and "pip install 'spark-engine[cuda]'" in said and words in said
+    assert "--target" not in said
+
+
 def test_a_changed_byte_is_refused(engine: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -101,8 +118,8 @@ def test_a_bucket_under_another_ones_name_is_refused(
 ) -> None:
     real = module.open_folder
 
-    def swapped(path: Path, target: str, deferred: Collection[str]) -> object:
-        folder = real(path, target, deferred)
+    def swapped(path: Path, target: str, deferred: Collection[str], advance: Advance) -> object:
+        folder = real(path, target, deferred, advance)
         first, second, *rest = folder.manifest.buckets
         buckets = (replace(first, file=second.file), second, *rest)
         return replace(folder, manifest=replace(folder.manifest, buckets=buckets))

@@ -55,6 +55,19 @@ def test_text_survives_a_round_trip_and_no_delta_splits_a_character(
     assert "\ufffd" not in "".join(deltas) or "\ufffd" in text
 
 
+def test_what_a_training_run_left_in_the_file_is_not_obeyed(tmp_path: Path) -> None:
+    text = " ".join(["a bear and a fox"] * 4)
+    plain = Backend.from_str(small_tokenizer.train())
+    want = plain.encode(text, add_special_tokens=False).ids
+    plain.enable_truncation(8)
+    plain.enable_padding(length=16)
+    folder = small_tokenizer.write(tmp_path)
+    plain.save(str(folder / "tokenizer.json"))
+    loaded = Tokenizer.load(folder)
+    assert len(want) > 16 and loaded.encode(text) == want
+    assert len(loaded.encode("a")) == 1
+
+
 def test_encode_is_the_librarys(tokenizer: Tokenizer, backend: Backend) -> None:
     for text in small_tokenizer.TEXT:
         want = backend.encode(text, add_special_tokens=False).ids

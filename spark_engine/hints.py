@@ -1,0 +1,73 @@
+"""What to say to somebody who gave something else than what was wanted.
+
+Knows how checkpoints, engines, hub names, Git LFS pointers and NVIDIA's driver look from outside;
+opens none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+EXTRA = "pip install 'spark-engine[cuda]'"
+DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_POINTER = b"version https://git-lfs"
+
+
+def no_checkpoint(path: Path) -> str:
+    """Why there is no checkpoint folder `path`, and what to do."""
+    if path.exists():
+        return f"{path} is not a folder; give the folder that holds config.json"
+    return f"there is no folder {path}; {hub(path) or 'give the folder that holds config.json'}"
+
+
+def no_engine(path: Path) -> str:
+    """Why there is no engine at `path`, and what to do."""
+    if (path / "config.json").is_file():
+        name = path.resolve().name
+        return (
+            f"{path} is a checkpoint, not an engine: build it with `spark-build {path} -o "
+            f"engines/{name}`, then name engines/{name}"
+        )
+    if path.is_dir():
+        return (
+            f"{path} is not an engine folder, it has no manifest.json: name one that "
+            "`spark-build CHECKPOINT -o FOLDER` wrote"
+        )
+    if path.exists():
+        return f"{path} is a file: name an engine folder, which spark-build writes"
+    fetched = hub(path)
+    return f"there is no engine folder {path}; " + (
+        f"{fetched} -o engines/{path.name}"
+        if fetched
+        else f"build it with `spark-build CHECKPOINT -o {path}`"
+    )
+
+
+def hub(path: Path) -> str | None:
+    """How to fetch what may be a name on Hugging Face's hub; None for what cannot be one."""
+    if not _HUB_NAME.fullmatch(str(path)) or path.parent.exists():
+        return None
+    return (
+        f"if this names a model on Hugging Face, fetch it first: hf download {path} "
+        f"--local-dir {path.name}, then spark-build {path.name}"
+    )
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file that starts so is what Git LFS leaves where the content was not fetched."""
+    return start.startswith(_POINTER)
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """`; did you mean sm_90a?`, or nothing."""
+    found = get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def driver_present() -> bool:
+    """Whether NVIDIA's driver is loaded on this machine, told without any of its libraries."""
+    return any(path.exists() for path in DRIVER)

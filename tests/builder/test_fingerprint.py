@@ -1,0 +1,91 @@
+"""One changed byte of anything that a build reads changes its fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spark_engine import plugins
+from spark_engine.builder import fingerprint as module
+from spark_engine.builder.build import TOKENIZER_FILES
+from spark_engine.builder.fingerprint import fingerprint
+from spark_engine.builder.options import Options
+from tests.house import ROOT, files
+
+CPU = Options(target="cpu")
+SOURCES = ("__init__.py", "op.py", "op.cu", "op.cuh", "moe/op.py", "moe/deep/op.cu", "common/x.cuh")
+ROOMS = ("spark_engine", "builder", "models", "plugins")
+CHECKPOINT = ("model.safetensors", "config.json", *TOKENIZER_FILES)
+
+
+def change(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def write(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rooms with few files, laid out as in a wheel, where three lie in the fourth."""
+    home = tmp_path / "spark_engine"
+    for name in ROOMS:
+        folder = home if name == "spark_engine" else home / name
+        write(folder, SOURCES)
+        monkeypatch.setattr(module, name, SimpleNamespace(__file__=str(folder / "__init__.py")))
+    return home
+
+
+def test_every_source_counts_in_whatever_folder(rooms: Path, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "model", ("config.json",))
+    for name in ROOMS:
+        part = "plugins" if name == "plugins" else "toolchain"
+        other = "toolchain" if name == "plugins" else "plugins"
+        for source in SOURCES:
+            before = fingerprint(checkpoint, CPU)
+            change((rooms if name == "spark_engine" else rooms / name) / source)
+            after = fingerprint(checkpoint, CPU)
+            assert getattr(before, part) != getattr(after, part), (name, source)
+            assert getattr(before, other) == getattr(after, other) and before.all != after.all
+
+
+def test_what_makes_no_engine_does_not_count(rooms: Path, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "model", ("config.json",))
+    before = fingerprint(checkpoint, CPU)
+    write(rooms, ("runtime/loop.py", "check/cli.py", "models/tiny/train.py", "notes.md"))
+    assert fingerprint(checkpoint, CPU) == before
+
+
+def test_every_file_of_the_checkpoint_that_an_engine_holds_counts(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "model", CHECKPOINT)
+    for name in CHECKPOINT:
+        before = fingerprint(checkpoint, CPU)
+        change(checkpoint / name)
+        after = fingerprint(checkpoint, CPU)
+        assert before.checkpoint != after.checkpoint and before.all != after.all, name
+        assert before.plugins == after.plugins and before.options == after.options
+
+
+def test_the_rooms_own_sources_are_all_found() -> None:
+    found = module._sources(plugins.__file__)
+    tracked = files("plugins/*.py", "plugins/*.cu", "plugins/*.cuh")
+    assert set(found) >= {p.relative_to("plugins").as_posix() for p in tracked}
+    assert len(tracked) > 100 and (ROOT / "plugins").is_dir()
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "model", CHECKPOINT)
+    seen: list[tuple[int, int]] = []
+    heard: Callable[[int, int], None] = lambda done, total: seen.append((done, total))  # noqa: E731
+    fingerprint(checkpoint, CPU, heard)
+    total = sum(len(name) for name in CHECKPOINT)
+    assert seen[-1] == (total, total) and [d for d, _ in seen] == sorted(d for d, _ in seen)
