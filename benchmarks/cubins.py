@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -80,11 +82,13 @@ def label(job: nvrtc.Job, target: Target) -> str:
 
 
 def taken(only: str, cache: Path, workers: int) -> Snapshot:
-    """Compiles everything, or takes it from the folder `cache`."""
+    """Compiles the sources as they are at the start, or takes what the folder `cache` has."""
     found: Snapshot = {}
-    for target in TARGETS.values():
-        done = nvrtc.compile_all(jobs(target, only), target, cache, workers)
-        found |= {label(job, target): kernels(cubin) for job, cubin in done.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(shutil.copytree(nvrtc.SOURCES, Path(folder) / "sources"))
+        for target in TARGETS.values():
+            done = nvrtc.compile_all(jobs(target, only), target, cache, workers, sources)
+            found |= {label(job, target): kernels(cubin) for job, cubin in done.items()}
     return found
 
 

@@ -299,7 +299,7 @@ DEVICE void few_rows(const Problem& p, void* y, int each, const Finish& finish) 
   float4* to = (float4*)(memory + warp * RING) + lane;
 #pragma unroll
   for (int i = 0; i < MT * NJ; ++i) {
-    const float(&s)[4] = sums[i / NJ][i % NJ];
+    const float (&s)[4] = sums[i / NJ][i % NJ];
     to[i * 32] = make_float4(s[0], s[1], s[2], s[3]);
   }
   __syncthreads();

@@ -4,10 +4,10 @@
 // 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile; cut into 132
 // pieces 22.9, 24.3 and 30.4; tiles of 256 rows took 23.2, 25.8 and 36.0. wgmma adds e4m3 products
 // to some 13 bits (2e-4 of the result), mma.sync exactly.
-#define ELEMENT_BITS 8
-#define SCALE_BYTES 0
-#define X_BYTES 1
-#define FP8_MMA true
+constexpr int ELEMENT_BITS = 8;
+constexpr int SCALE_BYTES = 0;
+constexpr int X_BYTES = 1;
+constexpr bool FP8_MMA = true;
 #include "stream_plain.cuh"
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }

@@ -9,17 +9,16 @@
 #include "delta_ring.cuh"
 #include "gdn_tiles.cuh"
 
-#define KP (KD / 8)              // 16-byte pieces of a row of q or k
-#define DP (DS / 8)              // of R and V'
-#define HV (HK * R)
-#define WIDTH (2 * HK * KD + HV * VD)
-#define TAILS (TILE * DS * 2)    // bytes of one part of tail V'
-#define FACTORS 5                // rows of 64 floats of a (tile, value head), as below
+constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
+constexpr int DP = DS / 8;  // of R and V'
+constexpr int WIDTH = 2 * HK * KD + HV * VD;
+constexpr int TAILS = TILE * DS * 2;  // bytes of one part of tail V'
+constexpr int FACTORS = 5;            // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
 enum { QUERY, KEY, BETA, TAIL, LAST };
 
-#define HALF (TILE / 2)
+constexpr int HALF = TILE / 2;
 typedef float Square[TILE][TILE + 4];  // rows of f32, padded against bank conflicts
 
 struct Prepare {
@@ -30,7 +29,6 @@ struct Prepare {
   float beta[R][TILE];
   float q_norm[TILE], k_norm[TILE];
 };
-
 
 // One element of T as high and low bf16 parts.
 DEVICE void store_split(u16* t, int i, int column, float x) {
@@ -96,9 +94,9 @@ DEVICE void invert(Square& a, u16* t) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
-                    const int* slots, const int* counts, const float* ring, float* bases,
-                    u16* t_out, u16* p_out, float* factors) {
+    gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
+                        const int* slots, const int* counts, const float* ring, float* bases,
+                        u16* t_out, u16* p_out, float* factors) {
   extern __shared__ __align__(128) char memory[];
   Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
@@ -108,10 +106,10 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
   const int valid = slots[row] < 0 ? 0 : counts[row];
 #if RING  // the scan will write where this stands
   if (head == 0 && threadIdx.x == 0 && slots[row] >= 0)
-    bases[row] = ring[(long long)slots[row] * RECORDS * RECORD + RECORD - 1];
+    bases[row] = ring[(i64)slots[row] * RECORDS * RECORD + RECORD - 1];
 #endif
   if (valid == 0) return;
-  const u16* tokens = c + (long long)row * TILE * WIDTH;
+  const u16* tokens = c + (i64)row * TILE * WIDTH;
   fetch<KP>(s.q, tokens + head * KD, WIDTH, valid);
   fetch<KP>(s.k, tokens + HK * KD + head * KD, WIDTH, valid);
   commit_copies();
@@ -122,7 +120,7 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int t = lane * 2 + i;
-      const u16* rate = ba + ((long long)row * TILE + t) * 2 * HV + h;
+      const u16* rate = ba + ((i64)row * TILE + t) * 2 * HV + h;
       s.beta[warp][t] = t < valid ? sigmoid(from_bf16(rate[0])) : 0.f;
       sum[i] = t < valid ? (double)(speed * softplus(from_bf16(rate[HV]) + bias)) : 0.0;
     }
@@ -170,7 +168,7 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < R; r++) {
-    const long long unit = (long long)row * HV + head * R + r;
+    const i64 unit = (i64)row * HV + head * R + r;
     const int top = first + lane / 4;  // this lane's rows: top, top + 8
     float high[2], low[2], factor[2];
 #pragma unroll
@@ -223,5 +221,5 @@ gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float
   }
   __syncthreads();
   for (int r = threadIdx.x / TILE; r < R; r += 4)
-    invert(s.a[r], t_out + ((long long)row * HV + head * R + r) * 2 * TILE * TILE);
+    invert(s.a[r], t_out + ((i64)row * HV + head * R + r) * 2 * TILE * TILE);
 }

@@ -96,8 +96,8 @@ DEVICE Chunk apply(Shared& s, const uint4 (&raw)[U], int first, int head, const 
 #endif
 }
 // The new state of a chunk.
-DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c,
-                 const float (&k)[EPL], int lane) {
+DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c, const float (&k)[EPL],
+                 int lane) {
   const int sub = lane / LANES;
   float x[U][EPL];
 #pragma unroll
@@ -119,19 +119,19 @@ DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
-           const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
-           const char* state_in, char* state_out, const float* ring_in, float* ring_out,
-           const float* norm_weight, const int* slots, const int* starts, const int* counts,
-           const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers, float eps,
-           int offset) {
+    gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
+               const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
+               const char* state_in, char* state_out, const float* ring_in, float* ring_out,
+               const float* norm_weight, const int* slots, const int* starts, const int* counts,
+               const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers,
+               float eps, int offset) {
   extern __shared__ __align__(128) char memory[];
   Shared& s = *(Shared*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int slot = slots[token], start = starts[token];
   const bool owns = slot >= 0, fresh = start == 0, live = owns && counts[token] > 0;
-  const long long heads = ((long long)slot * HV + head) * VD * KD * STATE_BYTES;
+  const i64 heads = ((i64)slot * HV + head) * VD * KD * STATE_BYTES;
   state_in += heads, state_out += heads;
 #if STAGES
   auto fetch = [&](int chunk, int stage) {
@@ -156,7 +156,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   Place place = {};
 #if RING
   Records records;
-  ring_in += (long long)slot * RECORDS * RECORD, ring_out += (long long)slot * RECORDS * RECORD;
+  ring_in += (i64)slot * RECORDS * RECORD, ring_out += (i64)slot * RECORDS * RECORD;
   place = {ring_in, ring_out + start % RECORDS * RECORD, start, 0, fresh};
   if (live) {
     if (!fresh) place.lag = start - (int)ring_in[RECORD - 1];
@@ -164,8 +164,8 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   }
 #endif
 #if FUSED
-  const act* old = conv_in + (long long)slot * (TAPS - 1) * CHANNELS;
-  act* next = conv_out + (long long)slot * (TAPS - 1) * CHANNELS;
+  const act* old = conv_in + (i64)slot * (TAPS - 1) * CHANNELS;
+  act* next = conv_out + (i64)slot * (TAPS - 1) * CHANNELS;
   Quad quads[QUADS];
 #pragma unroll
   for (int t = 0; t < QUADS; t++) {
@@ -176,7 +176,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #endif
   wait_for_previous();  // the states above were written a whole step ago
   let_next_start();
-  x += (long long)token * x_width;
+  x += (i64)token * x_width;
   if (live) {
 #if FUSED
 #pragma unroll
@@ -196,13 +196,12 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       if (SHARERS == 1 || i >= 2 * KD) shift(quads[t], next);
     }
 #else
-    for (int i = threadIdx.x; i < LOCAL; i += THREADS)
-      s.c[i] = widen(x[channel_of(i, head)]);
+    for (int i = threadIdx.x; i < LOCAL; i += THREADS) s.c[i] = widen(x[channel_of(i, head)]);
 #endif
     const int mine = head_of_rates(warp), h = head + mine;
     if (mine < G && lane < RECORDS) {
-      float b = widen(ba[(long long)token * 2 * HV + h]);
-      float a = widen(ba[(long long)token * 2 * HV + HV + h]);
+      float b = widen(ba[(i64)token * 2 * HV + h]);
+      float a = widen(ba[(i64)token * 2 * HV + HV + h]);
       float g = -expf(a_log[h]) * softplus(a + dt_bias[h]);
 #if RING
       s.decay[mine][lane] = expf(g + records.since);
@@ -297,7 +296,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   __syncthreads();
 #if !FUSED
   for (int i = threadIdx.x; i < G * VD; i += THREADS)
-    y_out[(long long)token * HV * VD + head * VD + i] = narrow(live ? s.o[i] : 0.f);
+    y_out[(i64)token * HV * VD + head * VD + i] = narrow(live ? s.o[i] : 0.f);
 #else
   // A warp has a head's rows, four neighbours a lane.
   constexpr int STEPS = (VD + 127) / 128;
@@ -329,7 +328,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
         out.v[e] = narrow(o[t][e] * root);
         y[e] = widen(out.v[e]);
       }
-      if (KEEP && row < VD) *(act4*)(y_out + (long long)token * HV * VD + column) = out;
+      if (KEEP && row < VD) *(act4*)(y_out + (i64)token * HV * VD + column) = out;
       quantise<HV * VD>(y, token, column, amax, scales, q, q_scale, row < VD);
     }
   }

@@ -87,7 +87,8 @@ struct Feed {
   DEVICE void locate(const Shared& s, const u8* all_w, const u8* all_scales) {
     strips = 0;
     if (piece.over()) return;
-    const int wk = (threadIdx.x >> 5) / S::WN, group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
+    const int wk = (threadIdx.x >> 5) / S::WN,
+              group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
     expert = expert_of(s, piece.block, expert);
     if (S::GROUPS % S::WN == 0 || group < S::GROUPS) strips = (1 << piece.to) - (1 << piece.from);
     const u64 at = (((u64)expert * S::GROUPS + group) * S::UNITS + wk * S::KU) * 4;
@@ -175,7 +176,9 @@ struct Ending {
   DEVICE static int lane(int i) { return item(i) / SPLIT % 32; }
   DEVICE static int strip(int i) { return item(i) / (32 * SPLIT) % 4; }
   DEVICE static int wn(int i) { return item(i) / (128 * SPLIT) % S::WN; }
-  DEVICE static int column(int i) { return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2; }
+  DEVICE static int column(int i) {
+    return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2;
+  }
   DEVICE static int row(const Piece<UP>& p, int i) {
     const int group = p.step * S::WN + wn(i);
     return (UP ? group * 32 + strip(i) * 8 : group * 64 + strip(i) * 16) + (lane(i) >> 2);
@@ -241,7 +244,8 @@ struct Ending {
 template <bool UP>
 DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int group, int strip,
                        int unit, int n, const float (&dot)[4], float (&sum)[4]) {
-  constexpr int ACROSS = (Side<UP>::K + 127) / 128, DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
+  constexpr int ACROSS = (Side<UP>::K + 127) / 128,
+                DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
   const int row = UP ? group * 32 + strip * 8 : group * 64 + strip * 16;
   const float* w = scales.row + ((u64)expert * DOWN + row / 128) * ACROSS + unit / 2;
   const float first = w[0], second = UP ? w[INNER / 128 * ACROSS] : first;
@@ -345,7 +349,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     float4* const mine = parts + (BUFFERS == 2 && turn ? PARTS : 0);
 #pragma unroll
     for (int i = 0; i < 4 * NT; ++i) {
-      const float(&d)[4] = sums[i / NT][i % NT];
+      const float (&d)[4] = sums[i / NT][i % NT];
       mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
     }
     __syncthreads();
@@ -365,5 +369,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_down(const u8* h, const int* ids, const u8* w2, const u8* scale, const float* scale2,
              const float* given, const float* h_scales, void* parts, int tokens CHUNK_ARG) {
-  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales}, parts);
+  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales},
+                parts);
 }

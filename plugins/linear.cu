@@ -2,10 +2,10 @@
 //
 // A lane's 16 bytes are the four registers of a bf16 fragment. H200, 96 x 5120: 6 us at 1 row, 8 at
 // 128, all of it start, meeting of blocks and end.
-#define ELEMENT_BITS 16
-#define SCALE_BYTES 0
-#define X_BYTES 2
-#define FP8_MMA false
+constexpr int ELEMENT_BITS = 16;
+constexpr int SCALE_BYTES = 0;
+constexpr int X_BYTES = 2;
+constexpr bool FP8_MMA = false;
 #include "stream_plain.cuh"
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }

@@ -18,8 +18,8 @@
 // 3. 8 rows a cluster                                      3.3 / 3.5 / 4.3 /  6.9
 #include "numeric.cuh"
 
-#define BLOCKS 8
-#define WARPS 8
+constexpr int BLOCKS = 8;
+constexpr int WARPS = 8;
 
 DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;

@@ -116,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
     float4 v[K1];
 #pragma unroll
-    for (int j = 0; j < K1; ++j) v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
+    for (int j = 0; j < K1; ++j)
+      v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < K1; ++j) {

@@ -31,8 +31,8 @@ struct Shared {
 
 // To the same place in the shared memory of another block of the cluster.
 DEVICE void store_in_block(float* place, u32 block, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;"
-               :: "r"(address_in_block(place, block)), "f"(value) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_block(place, block)), "f"(value)
+               : "memory");
 }
 
 // Greater is chosen first; a NaN comes last but is an expert like any other; 0 is none.
@@ -144,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
-    if (threadIdx.x < STRIPS * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
+    if (threadIdx.x <
+        STRIPS * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
       const int strip = threadIdx.x / 128, i = threadIdx.x % 128, element = i % 4;
       const float* const own = (const float*)s.parts[c][strip][0] + i;
       float v = own[0];

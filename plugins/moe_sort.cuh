@@ -36,7 +36,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     }
     all[e] = sum, begin[e] = before;
   }
-  cluster_meet();  // nobody reads here any more
+  cluster_meet();          // nobody reads here any more
   if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
@@ -56,7 +56,10 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     }
   }
   __syncthreads();
-  for_pairs(pairs, [&](int i) { const int e = __ldcg(ids + i); order[count[e] + begin[e] + ranks[i]] = i; });
+  for_pairs(pairs, [&](int i) {
+    const int e = __ldcg(ids + i);
+    order[count[e] + begin[e] + ranks[i]] = i;
+  });
   if (blockIdx.x) return;
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
     const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
@@ -93,8 +96,6 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
              int tokens) {
   wait_for_previous();
   let_next_start();
-  if (blockIdx.x < SORT_BLOCKS)
-    sort_pairs(ids, tokens * K1, ranks, order, tiles);
-  else
-    reorder_rows(x, reordered, tokens);
+  if (blockIdx.x < SORT_BLOCKS) sort_pairs(ids, tokens * K1, ranks, order, tiles);
+  else reorder_rows(x, reordered, tokens);
 }

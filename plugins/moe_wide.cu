@@ -38,7 +38,7 @@ constexpr int GROUP = SPAN * 4 * STRIP, GROUP_SCALES = SPAN * 4 * SCALES;
 constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
 constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
 constexpr int MULTIPLIERS = 4 * 128, COPIERS = 128;
-constexpr int ROUNDS = TILE / 16;  // rows that a thread copies
+constexpr int ROUNDS = TILE / 16;               // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = MULTIPLIERS + COPIERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
@@ -112,8 +112,7 @@ DEVICE void announce(const Ring& r, int slot) {
 }
 
 template <bool UP>
-DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
-                 const u8* scales) {
+DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w, const u8* scales) {
   using S = Side<UP>;
   const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
@@ -167,7 +166,8 @@ struct Work {
   const int* pair;  // by column
 
   DEVICE int strip() const { return (threadIdx.x >> 5) & 3; }
-  template <bool UP> DEVICE void load_factors(const float* scale2) {
+  template <bool UP>
+  DEVICE void load_factors(const float* scale2) {
     a = b = 1.0f;
     if (WEIGHTS != 1) return;
     const int g = lane_id() >> 2;
@@ -179,7 +179,8 @@ struct Work {
 };
 
 // Four values of a strip: rows g and g + 8, columns 2t and 2t + 1.
-template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int column) {
+template <bool UP>
+DEVICE void write(const Work& work, const float (&v)[4], int column) {
   const int lane = lane_id(), g = lane >> 2, strip = work.strip(), count = work.tile.z;
   column += (lane & 3) * 2;
   if (UP) {
@@ -193,7 +194,8 @@ template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int 
       const int place = ((work.group & 1) * 2 + (strip >> 1)) * 4 + (g & 1) * 2;
       if (c < count)
         *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + place) =
-            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
+            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b)))
+                                 : 0;
     }
   } else {
     const int row = work.group * 64 + strip * 16 + g;
@@ -247,8 +249,7 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
   }
   meet(1 + own, 128);  // the warpgroup's list of pairs is written
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j)
-    write<UP>(work, sums[j], j * 8);
+  for (int j = 0; j < N / 8; ++j) write<UP>(work, sums[j], j * 8);
 }
 
 template <bool UP>
@@ -301,7 +302,8 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
     fewer_registers<32>();
     fill<UP>(r, x, tiles, w, scales);
   } else {
-    more_registers<112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
+    more_registers<
+        112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
     multiply_all<UP>(r, tiles, x.order, lists, scale2, to);
   }
 }

@@ -11,7 +11,7 @@
 #pragma once
 #include "numeric.cuh"
 
-#define NVFP4_REST 128.0f
+constexpr float NVFP4_REST = 128.0f;
 
 // A rotation to the left, on the shifter: a wide multiplication takes twice as long and delays
 // wgmma beside it.

@@ -6,10 +6,10 @@
 // two): 9 integer operations for 8 weights instead of 15 with codes in nibbles. The value that
 // comes out is code · 2^-126; the block scale is stored so that w_scale · 2^119 takes a permutation
 // and a multiply-add for two, and 2^7 is left for the end.
-#define ELEMENT_BITS 4
-#define SCALE_BYTES 64
-#define X_BYTES 2
-#define FP8_MMA false
+constexpr int ELEMENT_BITS = 4;
+constexpr int SCALE_BYTES = 64;
+constexpr int X_BYTES = 2;
+constexpr bool FP8_MMA = false;
 #include "nvfp4.cuh"
 
 DEVICE u32 low_twice(u32 pair) {

@@ -87,7 +87,8 @@ DEVICE Unit unit_at(int index, const Row* list, int rows) {
   int at = index / KV_HEADS, low = 0, high = rows;
   while (high - low > 1) {
     int middle = (low + high) / 2;
-    if (list[middle].before <= at) low = middle; else high = middle;
+    if (list[middle].before <= at) low = middle;
+    else high = middle;
   }
   u.row = low, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
   u.chunks = list[low + 1].before - list[low].before;
@@ -110,7 +111,7 @@ struct Walk {
       int ahead = i + lane;
       ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
     }
-    long long from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
+    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
     u32 to = ring + (i % STAGES) * 2 * TILE;
 #pragma unroll
     for (int n = 0; n < ROW / 32; n++) {
@@ -139,8 +140,8 @@ DEVICE Walk walk_of(Block& b, const Unit& u, const u8* keys, const u8* values, c
                     int warp, int lane) {
   int first = u.begin + 16 * warp;
   int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
-  Walk walk{keys, values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1, u.head,
-            lane, 0};
+  Walk walk{keys,   values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1,
+            u.head, lane,   0};
 #pragma unroll
   for (int i = 0; i < STAGES; i++) {
     if (i < tiles) walk.load(i);
@@ -245,7 +246,7 @@ DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const 
 DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& constants,
                     const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
                     int lane) {
-  const u16* token = qkv + (long long)u.row * WIDTH;
+  const u16* token = qkv + (i64)u.row * WIDTH;
   int items = GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
   RawHead raws[MINE];
 #pragma unroll
@@ -263,7 +264,8 @@ DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& co
     if (item >= items) break;
     Head h = widened(raws[i]);
     if (item <= GROUP) {
-      if (item < GROUP) normalise(h, constants.q_norm); else normalise(h, constants.k_norm);
+      if (item < GROUP) normalise(h, constants.q_norm);
+      else normalise(h, constants.k_norm);
       rotate(h, constants.turn, lane);
     }
     if (item < GROUP) {
@@ -314,8 +316,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
                  const int* slots, const int* starts, const int* counts, u16* o,
-                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
-                 float2* tallies, int* arrivals, int rows, int most_pages) {
+                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies,
+                 int* arrivals, int rows, int most_pages) {
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
@@ -330,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // Earlier positions are older than the launch before this one: fetched before waiting for it.
   if (index < units) {
     u = unit_at(index, b.rows, rows);
-    walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
+    walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
   wait_for_previous();
   let_next_start();
@@ -359,14 +361,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     spill(b, x, warp, lane);
     __syncthreads();
     Unit done = unit_at(index, b.rows, rows);  // again: cheaper than registers through the loop
-    const long long at = index, first = at - (long long)done.chunk * KV_HEADS;
+    const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GROUP * 2);
     __syncthreads();
     index += gridDim.x;
     if (index < units) {  // the next unit's tiles travel while this one's chunks are merged
       u = unit_at(index, b.rows, rows);
-      walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
+      walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
     }
     if (done.chunks > 1) {
       merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);

@@ -11,13 +11,13 @@ struct Cell {
 DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   float x[8];
   load8(r.logits, cell, x);
-  float top = ABSENT;
+  float top = minus_infinity();
   bad = false;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const bool there = id8(cell, i) < WIDTH;
     bad |= there && !is_finite(x[i]);
-    x[i] = there ? clean(x[i]) : ABSENT;
+    x[i] = there ? clean(x[i]) : minus_infinity();
     top = fmaxf(top, x[i]);
   }
   bad = __any_sync(~0u, bad);

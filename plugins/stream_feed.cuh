@@ -88,8 +88,8 @@ struct Place {
 DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
   const int strips = min(ROWS, p.rows - c.n0) / 16;
   const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.rows - group0) / 16;
-  const u64 first = (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips +
-                    (c.n0 - group0) / 16;
+  const u64 first =
+      (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips + (c.n0 - group0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
   barrier_expect(full, KSUB * strips * (UNIT_W + SCALE_BYTES));
   const int copies = strips == group_strips ? 1 : KSUB;

@@ -189,10 +189,8 @@ DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
   __syncthreads();
   if (threadIdx.x >= THREADS) {
     if (MOVE_REGISTERS) fewer_registers<24>();
-    if (threadIdx.x == THREADS)
-      produce_all_weights(p, ring);
-    else if (threadIdx.x >= FIRST_COPIER)
-      produce_all_activations(p, ring);
+    if (threadIdx.x == THREADS) produce_all_weights(p, ring);
+    else if (threadIdx.x >= FIRST_COPIER) produce_all_activations(p, ring);
   } else {
     if (MOVE_REGISTERS) more_registers<112>();
     consume_all(p, ring, out, finish);

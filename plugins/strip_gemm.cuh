@@ -85,7 +85,7 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
       for (int s = 0; s < STRIPS; ++s) {  // one strip after another, lest both are decoded at once
 #pragma unroll
         for (int j = 0; j < NJ; ++j)
-          F::multiply((float(&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
+          F::multiply((float (&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
         asm volatile("" ::: "memory");
       }
 #pragma unroll
@@ -101,7 +101,7 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
     const float low = finish(n0 + (lane_id() >> 2)), high = finish(n0 + (lane_id() >> 2) + 8);
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
-      float(&v)[4] = (float(&)[4])sums[(s * NJ + j) * 4];
+      float (&v)[4] = (float (&)[4])sums[(s * NJ + j) * 4];
       v[0] *= low, v[1] *= low, v[2] *= high, v[3] *= high;
       if (m0 + j * 8 < m) store(y, n0, m0 + j * 8, m, n, v);
     }
