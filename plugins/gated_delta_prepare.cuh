@@ -93,6 +93,105 @@ DEVICE void invert(Square& a, u16* t) {
   for (int i = 0; i < 16; i++) store_split(t, HALF + first + i, c, -sum[i]);
 }
 
+// G of a value head's tokens, summed in f64 by a warp, and beta; zeros behind the last valid token.
+DEVICE void sum_decays(Prepare& s, const u16* ba, const float* a_log, const float* dt_bias, int row,
+                       int head, int valid, int warp, int lane) {
+  const int h = head * R + warp;
+  const float speed = -expf(a_log[h]), bias = dt_bias[h];
+  double sum[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int t = lane * 2 + i;
+    const u16* rate = ba + ((i64)row * TILE + t) * 2 * HV + h;
+    s.beta[warp][t] = t < valid ? sigmoid(from_bf16(rate[0])) : 0.f;
+    sum[i] = t < valid ? (double)(speed * softplus(from_bf16(rate[HV]) + bias)) : 0.0;
+  }
+  double total = sum[0] + sum[1], before = total;
+#pragma unroll
+  for (int off = 1; off < 32; off *= 2) {
+    double other = __shfl_up_sync(~0u, before, off);
+    if (lane >= off) before += other;
+  }
+  before -= total;
+  sum[0] += before, sum[1] += sum[0];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    sum[i] *= 1.4426950408889634;
+    float high = (float)sum[i];
+    s.high[warp][lane * 2 + i] = high, s.low[warp][lane * 2 + i] = (float)(sum[i] - high);
+  }
+}
+// The norms' reciprocals of q and k, four threads a token.
+DEVICE void sum_squares(Prepare& s) {
+  const int t = threadIdx.x / 4, part = threadIdx.x % 4;
+  float qq = 0.f, kk = 0.f;
+  for (int i = part; i < KP; i += 4) {
+    float x[8];
+    unpack8(*(uint4*)(s.q + at<KP>(t, i)), x);
+#pragma unroll
+    for (int e = 0; e < 8; e++) qq = fmaf(x[e], x[e], qq);
+    unpack8(*(uint4*)(s.k + at<KP>(t, i)), x);
+#pragma unroll
+    for (int e = 0; e < 8; e++) kk = fmaf(x[e], x[e], kk);
+  }
+  qq = lane_sum<4>(qq), kk = lane_sum<4>(kk);
+  s.q_norm[t] = 1.f / sqrtf(qq + 1e-6f) / sqrtf((float)KD), s.k_norm[t] = 1.f / sqrtf(kk + 1e-6f);
+}
+// Of value head r, from d, the products of the tile's rows: P to memory by warps 0-3, A to shared
+// memory by warps 4-7; both zero above the diagonal.
+DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i64 unit, int r,
+                           int first, int warp, int lane) {
+  const int top = first + lane / 4;  // this lane's rows: top, top + 8
+  float high[2], low[2], factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int i = top + half * 8;
+    high[half] = s.high[r][i], low[half] = s.low[r][i];
+    factor[half] = warp < 4 ? s.q_norm[i] : s.k_norm[i] * s.beta[r][i];
+  }
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const int j = n * 8 + lane % 4 * 2;
+    float v[2][2] = {};
+    if (n * 8 < first + 16) {  // else above the diagonal
+      float2 h = *(float2*)&s.high[r][j], l = *(float2*)&s.low[r][j], k = *(float2*)&s.k_norm[j];
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int last = top + half * 8 - (warp < 4 ? 0 : 1);  // the last column that counts
+        const float* x = &d[n / 2][n % 2][half * 2];
+        float left = exp2_fast(high[half] - h.x + (low[half] - l.x)) * factor[half] * k.x;
+        float right = exp2_fast(high[half] - h.y + (low[half] - l.y)) * factor[half] * k.y;
+        v[half][0] = j <= last ? x[0] * left : 0.f;
+        v[half][1] = j + 1 <= last ? x[1] * right : 0.f;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int i = top + half * 8;
+      if (warp < 4) {
+        u32 upper, lower;
+        split(v[half][0], v[half][1], upper, lower);
+        u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
+        *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
+      } else {
+        *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
+      }
+    }
+  }
+}
+// What the scan multiplies token t's rows by, of value head r.
+DEVICE void store_factors(const Prepare& s, float* factors, i64 unit, int r, int t) {
+  float* f = factors + unit * FACTORS * TILE + t;
+  float grown = exp2_fast(s.high[r][t]), beta = s.beta[r][t];
+  float last = s.high[r][TILE - 1];
+  float gap = last - s.high[r][t] + (s.low[r][TILE - 1] - s.low[r][t]);
+  f[QUERY * TILE] = grown * s.q_norm[t];
+  f[KEY * TILE] = grown * s.k_norm[t] * beta;
+  f[BETA * TILE] = beta;
+  f[TAIL * TILE] = exp2_fast(gap) * s.k_norm[t];
+  f[LAST * TILE] = exp2_fast(last);
+}
+
 extern "C" __global__ void __launch_bounds__(256, 2)
     gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
                         const int* slots, const int* counts, const float* ring, float* bases,
@@ -113,50 +212,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   fetch<KP>(s.q, tokens + head * KD, WIDTH, valid);
   fetch<KP>(s.k, tokens + HK * KD + head * KD, WIDTH, valid);
   commit_copies();
-  if (warp < R) {
-    const int h = head * R + warp;
-    const float speed = -expf(a_log[h]), bias = dt_bias[h];
-    double sum[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int t = lane * 2 + i;
-      const u16* rate = ba + ((i64)row * TILE + t) * 2 * HV + h;
-      s.beta[warp][t] = t < valid ? sigmoid(from_bf16(rate[0])) : 0.f;
-      sum[i] = t < valid ? (double)(speed * softplus(from_bf16(rate[HV]) + bias)) : 0.0;
-    }
-    double total = sum[0] + sum[1], before = total;
-#pragma unroll
-    for (int off = 1; off < 32; off *= 2) {
-      double other = __shfl_up_sync(~0u, before, off);
-      if (lane >= off) before += other;
-    }
-    before -= total;
-    sum[0] += before, sum[1] += sum[0];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      sum[i] *= 1.4426950408889634;
-      float high = (float)sum[i];
-      s.high[warp][lane * 2 + i] = high, s.low[warp][lane * 2 + i] = (float)(sum[i] - high);
-    }
-  }
+  if (warp < R) sum_decays(s, ba, a_log, dt_bias, row, head, valid, warp, lane);
   wait_copies<0>();
   __syncthreads();
-  {  // norms: four threads a token
-    const int t = threadIdx.x / 4, part = threadIdx.x % 4;
-    float qq = 0.f, kk = 0.f;
-    for (int i = part; i < KP; i += 4) {
-      float x[8];
-      unpack8(*(uint4*)(s.q + at<KP>(t, i)), x);
-#pragma unroll
-      for (int e = 0; e < 8; e++) qq = fmaf(x[e], x[e], qq);
-      unpack8(*(uint4*)(s.k + at<KP>(t, i)), x);
-#pragma unroll
-      for (int e = 0; e < 8; e++) kk = fmaf(x[e], x[e], kk);
-    }
-    qq = lane_sum<4>(qq), kk = lane_sum<4>(kk);
-    s.q_norm[t] = 1.f / sqrtf(qq + 1e-6f) / sqrtf((float)KD), s.k_norm[t] = 1.f / sqrtf(kk + 1e-6f);
-  }
-  float d[4][2][4] = {};
+  sum_squares(s);
+  float d[4][2][4] = {};  // warps 0-3: Q K^T, 4-7: K K^T
   const int first = warp % 4 * 16;
 #pragma unroll
   for (int i = 0; i < KD; i += 16) {
@@ -169,55 +229,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll 1
   for (int r = 0; r < R; r++) {
     const i64 unit = (i64)row * HV + head * R + r;
-    const int top = first + lane / 4;  // this lane's rows: top, top + 8
-    float high[2], low[2], factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int i = top + half * 8;
-      high[half] = s.high[r][i], low[half] = s.low[r][i];
-      factor[half] = warp < 4 ? s.q_norm[i] : s.k_norm[i] * s.beta[r][i];
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-      const int j = n * 8 + lane % 4 * 2;
-      float v[2][2] = {};
-      if (n * 8 < first + 16) {  // else above the diagonal
-        float2 h = *(float2*)&s.high[r][j], l = *(float2*)&s.low[r][j], k = *(float2*)&s.k_norm[j];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int last = top + half * 8 - (warp < 4 ? 0 : 1);  // the last column that counts
-          const float* x = &d[n / 2][n % 2][half * 2];
-          float left = exp2_fast(high[half] - h.x + (low[half] - l.x)) * factor[half] * k.x;
-          float right = exp2_fast(high[half] - h.y + (low[half] - l.y)) * factor[half] * k.y;
-          v[half][0] = j <= last ? x[0] * left : 0.f;
-          v[half][1] = j + 1 <= last ? x[1] * right : 0.f;
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int i = top + half * 8;
-        if (warp < 4) {
-          u32 upper, lower;
-          split(v[half][0], v[half][1], upper, lower);
-          u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
-          *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
-        } else {
-          *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
-        }
-      }
-    }
-    if (threadIdx.x < TILE) {
-      const int t = threadIdx.x;
-      float* f = factors + unit * FACTORS * TILE + t;
-      float grown = exp2_fast(s.high[r][t]), beta = s.beta[r][t];
-      float last = s.high[r][TILE - 1];
-      float gap = last - s.high[r][t] + (s.low[r][TILE - 1] - s.low[r][t]);
-      f[QUERY * TILE] = grown * s.q_norm[t];
-      f[KEY * TILE] = grown * s.k_norm[t] * beta;
-      f[BETA * TILE] = beta;
-      f[TAIL * TILE] = exp2_fast(gap) * s.k_norm[t];
-      f[LAST * TILE] = exp2_fast(last);
-    }
+    decay_products(s, d, p_out, unit, r, first, warp, lane);
+    if (threadIdx.x < TILE) store_factors(s, factors, unit, r, threadIdx.x);
   }
   __syncthreads();
   for (int r = threadIdx.x / TILE; r < R; r += 4)
