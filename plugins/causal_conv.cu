@@ -4,9 +4,7 @@
 // lies before a tile is read from the tile before it in x, or from the state. The state may be
 // updated in place: only a sequence's first tile reads it, and that tile's thread writes the new
 // one, which it takes from the sequence's last tile in x.
-// Ladder, H200, 8192 tokens of 10240 channels, floor 78 us: exact exp and division 211; loads of a
-// segment first 206; fast exp and division, 2e-6 off at most: 149 once, 190 when measured again
-// beside segments of 4, 8, 32 tokens: 241, 168, 245.
+// 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78 (benchmarks/log/causal_conv.md).
 // Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at four columns).
 #include "gdn.cuh"
 

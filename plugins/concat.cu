@@ -1,8 +1,8 @@
 // The standard Concat of columns: y[r] = a[r], b[r], c[r], d[r] one after the other.
 //
 // Macros: BYTES (of an element moved at once: 16, 8, 4 or 2), W0 … W3 (columns of each part in such
-// elements; 0: there is none), THREADS. Grid: x chunks of THREADS elements of y, y rows. Only graphs
-// that were left unfused have it, so it was never tuned.
+// elements; 0: there is none), THREADS. Grid: x chunks of THREADS elements of y, y rows. Only
+// graphs that were left unfused have it, so it was never tuned.
 #include "numeric.cuh"
 
 #if BYTES == 16

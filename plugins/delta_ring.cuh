@@ -1,4 +1,5 @@
-// Where a replay ring's numbers stand (delta_ring.py says what they mean). Needs HK, R, KD, VD.
+// Where the numbers of a replay ring stand in a slot's memory (what they mean: delta_ring.py):
+// RECORDS records of a token's deltas, keys and logarithms of decays. Macros: HK, R, KD, VD, RING.
 #pragma once
 
 constexpr int HV = HK * R;  // value heads

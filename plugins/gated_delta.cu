@@ -1,33 +1,18 @@
-// gated_delta_chunk: the delta rule over tiles of 64 tokens, in two launches.
+// gated_delta_chunk (prefill): the delta rule over tiles of 64 tokens, in two launches.
 //
-// prepare, a block a (tile, key head), all tiles at once: for each value head the decays' sums G,
-// P = (Q K^T) . D and T = (I + A)^-1 by forward substitution in f32, a thread a column.
-// scan, a block a (sequence, value head, DS value columns), tile after tile, the state S^T in the
-// accumulators of the last product:
+// prepare (gated_delta_prepare.cuh), a block a (tile, key head), all tiles at once: for each value
+// head the decays' sums G, P = (Q K^T) . D and T = (I + A)^-1. scan, a block a (sequence, value
+// head, DS value columns), tile after tile, the state S^T in the accumulators of the last product:
 //   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
 //   S^T <- e^Gc S^T + K^T (tail V')
-// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between the
-// launches. q and k stay the bf16 numbers that they are; their norms are factors of rows.
+// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between
+// the launches. q and k stay bf16; their norms are factors of rows.
 // RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
 // and the ring's `base` moves behind the last token.
 // Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
-// V'), and tail V', which the state sums up, into three. With nearly equal keys T R cancels: there
-// two parts of tail V' leave the state 1.3e-5 off (relative L2), P and V' by their high parts o
-// 1.3e-2; as it is 6e-6 and 4e-4, elsewhere 3e-6 and 2e-4.
-//
-// Ladder, H200, microseconds of 8192 tokens as 1 sequence (as 8), prepare + scan:
-//                                                         27B            35B
-//   fragments loaded when used, one wait a tile          1015 (848)     957 (596)
-//   three copy groups; a block a unit in a loop: spills  1208 (990)    1149 (686)
-//   fragments loaded a step ahead, no spills              954 (787)     883 (544)
-//     of it scan                                          713 (543)     694 (354)
-//   P, V' and tail V' in more parts (see Precision)      1061 (867)         (608)
-//   prepare by halves of T                               1017 (823)         (563)
-//   shared memory addressed as such                       960 (772)         (529)
-//     of it scan                                          774 (587)         (389)
-// One sequence is bound by the latency of its 128 serial tiles (5.5 us each), not by throughput:
-// a block alone on a multiprocessor is no faster than two. Shared memory is busy 71 % of the scan,
-// 60 of its 100 M wavefronts for S^T, R, V' and tail V' as right operands; tensor cores 12 %.
+// V'), and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (variants:
+// benchmarks/log/gated_delta.md).
 #include "gated_delta_prepare.cuh"
 
 constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns

@@ -1,10 +1,11 @@
-// gated_delta_prepare: what of a tile needs no state (see gated_delta.cu), for all tiles at once.
+// gated_delta_prepare: what of a tile of 64 tokens needs no state, for all tiles at once; the first
+// launch of gated_delta.cu, which says what P, T and A are.
 //
-// T comes from the inverses T0, T1 of A's diagonal blocks of 32 rows, by forward substitution in
-// f32, a thread a column, and the block below, -T1 (A10 T0).
-// 128 tiles of the 27B's (35B's) heads on an H200: substitution over all 64 rows, decays read anew
-// for each element of A and P, zeros computed: 260 (201) us. As it is 213 (157); with shared memory
-// addressed as such, where the compiler had taken the base for a generic pointer, 187 (143).
+// A block a (tile, key head): decays summed in f64, norms, the products Q K^T and K K^T by
+// mma.sync, then for each value head P and the factors of the scan to memory, and T by forward
+// substitution. T comes from the inverses T0, T1 of A's diagonal blocks of 32 rows, in f32, a
+// thread a column, and the block below, -T1 (A10 T0).
+// 128 tiles of the 27B's (35B's) heads, H200: 187 (143) us (benchmarks/log/gated_delta.md).
 #pragma once
 #include "delta_ring.cuh"
 #include "gdn_tiles.cuh"

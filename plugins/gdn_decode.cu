@@ -1,53 +1,17 @@
-// One token of the gated delta net for every row of a launch: gdn_decode (FUSED: convolution,
-// delta rule, gated norm, quantisation) and gated_delta_step (the delta rule alone).
+// gdn_decode: one token of the gated delta net for every row of a launch (FUSED: convolution, delta
+// rule, gated norm, quantisation), and gated_delta_step (the delta rule alone).
 //
 // A block owns G value heads of a row (G divides R, the value heads of a key head). Each block of a
 // key head convolves q and k; the last to have read that part of the convolution's state shifts it.
 // State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
 // value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// STAGES: each warp has so many chunks on their way to shared memory by bulk copies, the first ones
-// before the launch before this one is over; what is rewritten goes out from registers. Else chunks
-// come through registers, one ahead.
-// RING: the state lags behind (delta_ring.py). a and b take the records' part from the deltas and
-// from k and q times the records' keys; a chunk is rewritten when its rows fold, else only read.
-//
-// Ladder, H200, microseconds, 27B heads (16 key, 48 value), f32 state; floor at 4.3 TB/s 1.5 us for
-// a row, 46.8 for 32, 187.3 for 128; reading and writing the same bytes and nothing else 197-204:
-//   a block a key head, warps with rings of 4 KB copies   10.1 / 58.6 / 218.5; cluster of 4: 6.3
-//   of it, no update of the state at all                         58.2 / 217.6
-//   no evict-first hint on its loads                             58.2 / 213.2
-//   8 KB copies, two deep 258; 4 warps, six deep 232; 16 warps in one block 243
-//   a block a value head, all its state fetched at once, updated in place and copied back
-//                                                         5.5 / 59.2 / 215.0
-//   that (in place), the readers' counter without a fence, a channel's weights in one load
-//                                                         4.9 / 57.9 / 212.6
-//   through registers, 8 warps                            5.3 / 56.7 / 220.1; 4: 7.1 / 57.4 / 216.7
-//   G = R, registers, 4 warps                            14.5 / 57.8 / 220.3
-//     but better for a bf16 state, 128 rows: 117.6 (in place 132.9, registers 135.2, 4 warps 122.7)
-//   shared memory addressed as such, not by generic pointers, in place    4.5 / 56.6 / 210.2
-//   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
-//   G = 1, STAGES 2, 8 warps, 3 blocks: all of the state under way, not updated in place
-//                                                         4.2 / 55.6 / 209.5
-//   G = R, STAGES 2, 4 warps, 4 blocks                    8.9 / 58.5 / 211.6
-//   G = R, STAGES 1, 8 warps, 3 blocks                    7.7 / 55.7 / 210.8; bf16 state 113.5
-// The same with a ring of 8 records, full; 1, 8, 32, 64, 128 rows; its floor 0.9, 6.9, 27.7, 55.3,
-// 110.6 (16 records: 109.7; 4: 119.9):
-//   all at once, rewritten in place when it folds 5.2 / 13.1 / 48.0 / 84.3 / 152.6; 16 warps 190
-//   G = 1, STAGES 2, 8 warps, 3 blocks            4.6 / 12.5 / 45.6 / 81.0 / 148.1
-//   registers, 8 warps                            4.4 / 12.9 / 39.9 / 78.9 / 158.5
-//   registers, 4 warps                            6.1 / 10.9 / 37.8 / 73.6 / 141.9
-//   G = R, registers, 4 warps                    11.4 / 14.7 / 33.9 / 67.4 / 133.7; 8 warps 135.9
-//   G = R, STAGES 2, 4 warps, 4 blocks           10.5 / 13.1 / 32.1 / 63.6 / 124.5
-//   G = R, STAGES 1, 8 warps, 3 blocks            8.1 / 11.6 / 36.1 / 63.9 / 122.1
-//   G = R, others: 4 warps, 3 stages 139.2, 4 stages 148.2; 6 warps, 2 stages 128.5; 8, 2: 126.7
-//   G = 1, STAGES 2, 4 warps, 5 blocks 5.7 / 11.2 / 39.1 / 70.1 / 134.0; more stages 164 to 185
-//   16 records, registers: 143.9 (4 warps); 4 records 149.3
-// Where in the ring a step stands makes 1 % at 128 rows (122.7 to 123.9), 0.4 us for a row.
-// b and a made here, before the wait, from two rows of a weight a head, instead of in a launch
-// before: behind a projection, 1, 8, 32, 128 rows, microseconds saved by the best shape of each:
-// 27B 0.6, -0.5, -0.7, -11; 35B 0.2, 2.0, 3.3, -2.3. Left out: every block reads its rows anew.
-// At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.
+// STAGES: each warp has so many chunks on their way to shared memory by TMA bulk copies, the first
+// before the wait for the launch before (PDL); else chunks come through registers, one ahead.
+// RING: the state lags behind (delta_ring.py): a and b take the records' part from deltas and keys,
+// a chunk is rewritten when its rows fold, else only read.
+// 128 rows of the 27B, f32 state, H200: 209.5 us (floor 187), ring of 8: 122.1 (floor 110.6). Which
+// shape wins by rows is timed by the builder (variants: benchmarks/log/gdn_decode.md).
 #include "gdn_decode_ring.cuh"
 #include "quad_quant.cuh"
 

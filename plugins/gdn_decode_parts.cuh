@@ -1,4 +1,7 @@
 // Pieces of gdn_decode.cu: sizes, shared memory, the convolution, sums over lanes, state elements.
+//
+// Sizes follow from the macros HK, R, KD, VD (key heads, value heads of each, dimensions of a key
+// and a value), G (value heads a block), WARPS, STAGES and STATE_BYTES.
 #pragma once
 #include "delta_ring.cuh"
 #include "gdn.cuh"

@@ -1,8 +1,8 @@
 // The replay ring of gdn_decode.cu: what a block takes from the records of tokens that its state
 // does not hold yet, and what this token leaves behind. Layout and meaning: delta_ring.py.
 //
-// A record is read before the launch before this one is over; the one that this token overwrites is
-// of no age that lives. Keys stay with the lanes that will multiply them (as k and q lie: EPL a
+// Records are read before the wait for the launch before (PDL); the one that this token overwrites
+// is of no age that lives. Keys stay with the lanes that will multiply them (as k and q lie: EPL a
 // lane), deltas go to shared memory by age, zero where a group has already folded them in.
 #pragma once
 #include "gdn_decode_parts.cuh"

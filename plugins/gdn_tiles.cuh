@@ -1,7 +1,9 @@
-// Tiles of bf16 in shared memory, fragments of mma.m16n8k16 from them, products a step ahead.
+// bf16 tiles of 64 rows in shared memory, their mma.m16n8k16 fragments, and products whose
+// fragments are loaded a step ahead; for gated_delta.cu.
 //
-// A tile's row is PIECES pieces of 16 bytes; a piece's place is XORed with its row, so that eight
-// rows' pieces lie in different banks. Blocks have 256 threads. DS: columns of the outer operand.
+// A tile's row is PIECES pieces of 16 bytes; a piece's place is XORed with its row (swizzle), so
+// that eight rows' pieces lie in different banks. Blocks have 256 threads. DS: columns of the outer
+// operand.
 #pragma once
 #include "gdn.cuh"
 

@@ -1,7 +1,8 @@
-// bf16 weights and activations: y[m, n] = Σ_k x[m, k] · w[n, k].
+// bf16 linear layer: y[m, n] = Σ_k x[m, k] · w[n, k]. The format alone; the kernels are stream-K
+// (stream_gemm.cuh) and, with FEW_ROWS, the skinny GEMM (few_rows.cuh).
 //
 // A lane's 16 bytes are the four registers of a bf16 fragment. H200, 96 x 5120: 6 us at 1 row, 8 at
-// 128, all of it start, meeting of blocks and end.
+// 128, all of it start, fix-up and end (benchmarks/log/stream_gemm.md).
 constexpr int ELEMENT_BITS = 16;
 constexpr int SCALE_BYTES = 0;
 constexpr int X_BYTES = 2;

@@ -1,5 +1,6 @@
-// Activations of the experts rounded to a format's codes and back: bf16 rows that hold code · block
-// scale (NVFP4) or the code alone (e4m3), exactly. Rules: plugins/formats.py.
+// Activations of the experts rounded to a format's codes and back, a launch before each product:
+// bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3), exactly. Rules:
+// formats.py.
 //
 // Per tensor formats have a scale an expert, so that a row of x is made for each of its experts.
 #pragma once

@@ -1,5 +1,5 @@
-// Which tokens an expert has: every block counts the pairs (token, expert) itself (a few hundred ids
-// in L2), which saves a launch. COLS: the tokens of a block of work.
+// Which tokens an expert has, for grouped_moe.cu: every block counts the pairs (token, expert)
+// itself (a few hundred ids in L2), which saves a launch. COLS: the tokens of a block of work.
 #pragma once
 #include "moe_common.cuh"
 

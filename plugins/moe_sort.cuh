@@ -1,9 +1,10 @@
 // The pairs (token, expert) sorted by expert and cut into tiles of tokens, and the activations with
-// k in the order of the fragments, for the wide kernels.
+// k in the order of the fragments: the first launch of moe_wide.cu.
 //
 // `order`: pairs by expert. `tiles`: [0].x their number, then (expert, first place in `order`,
-// count). The places of an expert's pairs depend on the race of a few threads; nothing else does,
-// since a token's column of a product does not depend on its neighbours.
+// count).
+// The places of an expert's pairs depend on the race of a few threads; nothing else does, since a
+// token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe_common.cuh"
 
@@ -68,7 +69,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   }
 }
 
-// Half a unit a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
+// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
   constexpr int HALVES = Side<true>::UNITS * 2;
   const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;

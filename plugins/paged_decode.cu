@@ -1,37 +1,18 @@
-// Decode attention over paged keys and values, in one launch: norm, RoPE, append, attend, merge.
+// Decode attention over paged keys and values, one launch: norm, RoPE, append, attend, merge
+// (split-KV).
 //
 // Work: a row of length n is cut into equal chunks, whose size depends on n alone; a unit is (row,
 // chunk, kv head). The grid is what is resident; each block lists the units itself from `starts`
 // and strides over them. The block of a row's last chunk appends the new key and value.
 // Block: warps with 16-token tiles of their own, each in a ring of its own filled by cp.async, so
-// the loop over tokens needs no block barrier. Operands are swapped: S^T = K·Q^T has tokens as
-// the 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
+// the loop over tokens needs no block barrier. A and B are swapped: S^T = K·Q^T has tokens as the
+// 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
 // Merge: the warps of a block through shared memory, the blocks of a (row, kv head) by the last to
 // arrive, by eights in the order of the chunks: a row's bits depend on its own length alone.
-// Ladder, one H200, 27B (24/4 heads, e4m3 pages), microseconds in a replayed graph, with chunks of
-// 64 / 128 / 256 / 512 / 1024 tokens at least; floor 62 for 128 rows of 1k, 0.5 for one of 1k:
-//   first version, 128 rows          274 / 141 / 118 / 89;  a row: 10.5 / 10.3 / 13.1 / 15.6
-//   without the products                         113: arithmetic is free, what a unit costs is not
-//   (2000 instructions a warp where a tile has 400; contiguous pages, three stages: no gain)
-//   next unit's tiles during merge   278 / 143 / 113 / 84;  a row: 8.4 / 8.1 / 11.2 / 12.7
-//   merges by eights, one ordered atomic, no divisions
-//                                  271 / 137 / 90 / 81 / 77 (81 %); 8.7 / 7.6 / 8.9 / 11.6 / 15.8
-//   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
-//   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
-//   The norms' weights brought to L1 before the wait: no change.
-// Behind a launch that fills every SM, as in a step, with the gate and FP8 copies, rows of 1060
-// tokens (1: 1024), at 1 / 8 / 32 / 64 / 128 rows, best chunk of each:
-//   four warps, chunks of so many and a rest    27B 12.4 / 18.4 / 31.1 / - / 103
-//                                               35B 12.8 / 17.7 / 22.4 / - / 61.7
-//   equal chunks                                    12.5 / 17.5 / 29.6 / - / 96
-//                                                   12.9 / 16.7 / 21.1 / - / 57.6
-//   rows listed by the block, constants in fours, gates and scales early: 128 rows 91.5 and 55.1
-//   warps of a block by bucket, so that units are as many as resident blocks (12 warps an SM):
-//     8, 8, 12, 6, 3 warps                          9.3 / 13.6 / 26.6 / 44.7 / 78.3
-//     8, 8, 12, 12, 6                               9.3 / 11.8 / 19.9 / 26.9 / 45.0
-//   All gates of a thread before the merges: spills.
-// Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens that
-// a chunk has about), BLOCKS (of an SM), SHARED (bytes).
+// 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
+// log/paged_decode.md).
+// Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
+// has about), BLOCKS (of a multiprocessor), SHARED (bytes).
 #include "paged_merge.cuh"
 
 // Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.

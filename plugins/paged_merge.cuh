@@ -1,10 +1,11 @@
-// How decode attention's partial sums come together, and what becomes of the result: sums over a
-// block's warps, over groups of FAN chunks, over a row's groups; the gate; quantised copies.
+// The epilogue of decode attention (paged_decode.cu alone): how partial sums come together, and
+// what becomes of the result: sums over a block's warps, over groups of FAN chunks, over a row's
+// groups; the gate; quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
 // group (a row) merges it: at most FAN parts are read at once, so that no block reads a long row's
-// partial sums one after the other. Included by paged_decode.cu alone, whose macros it reads, and
-// FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
+// partial sums one after the other. Macros: paged_decode.cu's, and FUSED (0: o is stored; 1: y = o
+// * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
 #pragma once
 #include "paged_kv.cuh"
 #include "quad_quant.cuh"

@@ -2,9 +2,8 @@
 // scratch), then `paged_prefill`, an online softmax over tiles of the pages (FlashAttention-2).
 //
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
-// tiles of 32 tokens, two deep, by cp.async. Causal by absolute position; a warp skips tiles that
-// none of its queries sees.
-// Macros: those of paged_kv.cuh.
+// tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
+// that none of its queries sees. Macros: those of paged_kv.cuh.
 #include "paged_kv.cuh"
 
 constexpr int QUERIES = 64, KEYS = 32, THREADS = 128;

@@ -1,8 +1,9 @@
-// PTX instructions by name: addresses, copies, barriers, clusters, matrix instructions, launches.
+// PTX instructions by name: addresses, copies (cp.async, TMA bulk), mbarriers, clusters, mma.sync,
+// programmatic dependent launch (PDL).
 //
 // One function is one instruction (or the loop that waits on it); no maths lives here. Everything
 // compiles for sm_90a and sm_121a unless its comment says otherwise. wgmma is in wgmma.cuh, the
-// block-scaled FP4 product in fp4_mma.cuh, conversions and bf16 arithmetic in numeric.cuh.
+// block-scaled FP4 mma in fp4_mma.cuh, conversions and bf16 arithmetic in numeric.cuh.
 #pragma once
 
 typedef unsigned char u8;
@@ -112,7 +113,7 @@ template <class Place>
 DEVICE void barrier_init(Place bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals));
 }
-// Makes initialised barriers visible to the copy engine; a block barrier must follow.
+// Makes initialised mbarriers visible to TMA bulk copies; a block barrier must follow.
 DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -175,7 +176,8 @@ DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar, u64 policy)
       "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
-// This thread's accesses to shared memory before, those of copy engine and wgmma after.
+// Async proxy fence: this thread's accesses to shared memory before, those of TMA bulk copies and
+// wgmma after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------

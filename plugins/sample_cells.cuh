@@ -1,4 +1,6 @@
-// The first pass of sampling: what is kept of each cell of 256 logits. See sample.cu.
+// The first pass of sampling (see sample.cu): one read of the logits, what is kept of each cell of
+// 256.
+// Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a warp.
 #pragma once
 #include "sample_row.cuh"
 

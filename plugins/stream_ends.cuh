@@ -1,14 +1,16 @@
-// The end of a tile in `stream_gemm.cuh`: what a warp holds of it, parts left, added and written.
+// The epilogue of stream_gemm.cuh: the stream-K fix-up of a tile's partial sums, then its rows
+// written.
 //
 // A tile that one block has all of is written from registers. One of two parts is ended by the
 // block of the first; of more parts each block adds every so-many-th 8 columns. Parts pass through
-// f32 slots in memory, warp by warp; they are added in ascending k.
+// f32 slots in global memory, warp by warp; they are added in ascending k, so bits do not depend on
+// timing.
 #pragma once
 #include "stream_feed.cuh"
 
 typedef float Sums[MT][NJ][4];
 
-DEVICE int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-1
+DEVICE int strip_of(int mt) {  // this warp's mt-th of the tile, 0…ROWS/16-1
   const int warp = threadIdx.x >> 5;
   return ((warp >> 2) * MT + mt) * 4 + (warp & 3);
 }
@@ -119,8 +121,8 @@ DEVICE u32 columns_of(const Problem& p, u32 tile) {
   return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
 }
 
-// The factors of the rows that a lane holds of a tile, two of each strip. Of one strip a warp they
-// are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
+// The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
+// warp they are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
 template <class Finish>
 struct Factors {
   const Problem& p;

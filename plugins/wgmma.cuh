@@ -1,8 +1,8 @@
-// wgmma with the weights in registers: D[64, N] += A[64, 32 bytes of k] · B, B in shared memory.
+// wgmma with A in registers: D[64, N] += A[64, 32 bytes of k] · B, B in shared memory. sm_90a only.
 //
-// A: four registers a lane, as mma.sync's 16-row fragment, one 16-row strip a warp. B: N rows of
-// 128 bytes, K-major, 128-byte swizzle (16-byte chunk ^= row & 7), named by a descriptor. D: f32,
-// four values for each 8 columns, as mma.sync's. Ops: bf16 (k = 16) and e4m3 (k = 32). sm_90a only.
+// A: four registers a lane, as mma.sync's m16 fragment, one m16 tile a warp. B: N rows of 128
+// bytes, K-major, 128-byte swizzle (16-byte chunk ^= row & 7), named by a descriptor. D: f32, four
+// values for each 8 columns, as mma.sync's. Operand types: bf16 (k = 16) and e4m3 (k = 32).
 #pragma once
 #include "ptx.cuh"
 
