@@ -71,226 +71,7 @@ DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, 
 }
 #endif
 
-typedef float Part[DS / 16][2][4];  // a warp's 16 rows of a product with DS columns
-
-// A unit: rows begin to end of one value head's DS columns, and what a thread does of them.
-struct Unit {
-  const u16* c;
-  const float* factors;
-  int begin, end, last_valid, head, column;
-  int warp, lane, g, p2;  // the fragments' row and first column of a pair
-  int first;              // of this warp's 16 tokens of a tile
-
-  DEVICE int valid(int row) const { return row + 1 < end ? TILE : last_valid; }
-
-  DEVICE void fetch_k(Scan& s, int row) const {
-    fetch<KP>(s.k[row % KBUFFERS], c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
-              valid(row));
-  }
-  DEVICE void fetch_qvf(Scan& s, int row) const {
-    const float* f = factors + ((i64)row * HV + head) * FACTORS * TILE;
-    if (threadIdx.x < FACTORS * TILE / 4)
-      copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
-    const u16* tokens = c + (i64)row * TILE * WIDTH;
-    fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid(row));
-    fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid(row));
-  }
-  // T or P: high and low parts.
-  DEVICE void fetch_square(char (&to)[2][TILE * TILE * 2], const u16* all, int row) const {
-    const u16* from = all + ((i64)row * HV + head) * 2 * TILE * TILE;
-    fetch<8>(to[0], from, TILE, TILE);
-    fetch<8>(to[1], from + TILE * TILE, TILE, TILE);
-  }
-};
-
-// S^T to shared memory, high and low.
-DEVICE void put_state(Scan& s, const Unit& u, const Part& acc) {
-#pragma unroll
-  for (int n = 0; n < DS / 8; n++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      u32 high, low;
-      split(acc[n / 2][n % 2][half * 2], acc[n / 2][n % 2][half * 2 + 1], high, low);
-      u32 to = at<DP>(u.warp * 16 + u.g + half * 8, n) + u.p2 * 2;
-      *(u32*)(s.s + to) = high, *(u32*)(s.s + KD * DS * 2 + to) = low;
-    }
-}
-
-// d: Q S^T in warps 0-3, which it stays, and K S^T in warps 4-7, which put R to shared memory.
-DEVICE void meet_state(Scan& s, const Unit& u, const char* keys, const float* f, Part& d) {
-  product<KD>(
-      [&](Fragments<1>& x, int i) {
-        load_a<KP>(x.a[0], u.warp < 4 ? s.q : keys, u.first, i, u.lane);
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++) {
-          load_b_inner<DP>(x.b[0][n], s.s, i, n * 16, u.lane);
-          load_b_inner<DP>(x.b[1][n], s.s + KD * DS * 2, i, n * 16, u.lane);
-        }
-      },
-      [&](Fragments<1>& x) {
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++)
-          mma_pair(d[n], x.a[0], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
-      });
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int i = u.first + u.g + half * 8;
-    const float factor = f[(u.warp < 4 ? QUERY : KEY) * TILE + i], beta = f[BETA * TILE + i];
-#pragma unroll
-    for (int n = 0; n < DS / 8; n++) {
-      float* x = &d[n / 2][n % 2][half * 2];
-      x[0] *= factor, x[1] *= factor;
-      if (u.warp >= 4) {
-        const u32 to = at<DP>(i, n) + u.p2 * 2, v = *(u32*)(s.v + to);
-        u32 high, low;
-        split(beta * low_bf16(v) - x[0], beta * high_bf16(v) - x[1], high, low);
-        *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
-      }
-    }
-  }
-}
-
-// V' = T R, 16 columns a warp. T's upper blocks are zeros; leaving them out costs more than it
-// saves.
-DEVICE void solve(const Scan& s, const Unit& u, int pair, float (&made)[2][4]) {
-  product<TILE, 2>(
-      [&](Fragments<2>& x, int i) {
-        load_a<8>(x.a[0], s.t[0], u.first, i, u.lane);
-        load_a<8>(x.a[1], s.t[1], u.first, i, u.lane);
-        load_b_inner<DP>(x.b[0][0], s.r[0], i, pair * 16, u.lane);
-        load_b_inner<DP>(x.b[1][0], s.r[1], i, pair * 16, u.lane);
-      },
-      [&](Fragments<2>& x) {
-        mma_pair(made, x.a[0], x.b[0][0]), mma_pair(made, x.a[1], x.b[0][0]);
-        mma_pair(made, x.a[0], x.b[1][0]), mma_pair(made, x.a[1], x.b[1][0]);
-      });
-}
-
-// V' in the place of R, in two parts, and tail V' in the place of S^T, in three.
-DEVICE void put_values(Scan& s, const Unit& u, int pair, const float* f,
-                       const float (&made)[2][4]) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int i = u.first + u.g + half * 8;
-    const float tail = f[TAIL * TILE + i];
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const u32 to = at<DP>(i, pair * 2 + n) + u.p2 * 2;
-      float x = made[n][half * 2], y = made[n][half * 2 + 1];
-      u32 high, low;
-      split(x, y, high, low);
-      *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
-      x *= tail, y *= tail, high = pack_bf16(x, y);
-      *(u32*)(s.s + to) = high, x -= low_bf16(high), y -= high_bf16(high);
-      split(x, y, high, low);
-      *(u32*)(s.s + TAILS + to) = high, *(u32*)(s.s + 2 * TAILS + to) = low;
-    }
-  }
-}
-
-// S^T <- e^Gc S^T + K^T (tail V').
-DEVICE void update_state(const Scan& s, const Unit& u, const char* keys, float last, Part& acc) {
-#pragma unroll
-  for (int n = 0; n < DS / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) acc[n / 2][n % 2][e] *= last;
-  product<TILE, 1, 3>(
-      [&](Fragments<1, 3>& x, int i) {
-        load_a_transposed<KP>(x.a[0], keys, u.warp * 16, i, u.lane);
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++)
-#pragma unroll
-          for (int part = 0; part < 3; part++)
-            load_b_inner<DP>(x.b[part][n], s.s + part * TAILS, i, n * 16, u.lane);
-      },
-      [&](Fragments<1, 3>& x) {
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++)
-#pragma unroll
-          for (int part = 2; part >= 0; part--) mma_pair(acc[n], x.a[0], x.b[part][n]);
-      });
-}
-
-// O = d + P V', written as bf16.
-DEVICE void write_outputs(const Scan& s, const Unit& u, Part& d, u16* out) {
-  product<TILE, 2>(
-      [&](Fragments<2>& x, int i) {
-        load_a<8>(x.a[0], s.p[0], u.first, i, u.lane);
-        load_a<8>(x.a[1], s.p[1], u.first, i, u.lane);
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++) {
-          load_b_inner<DP>(x.b[0][n], s.r[0], i, n * 16, u.lane);
-          load_b_inner<DP>(x.b[1][n], s.r[1], i, n * 16, u.lane);
-        }
-      },
-      [&](Fragments<2>& x) {
-#pragma unroll
-        for (int n = 0; n < DS / 16; n++) {
-          mma_pair(d[n], x.a[1], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
-          mma_pair(d[n], x.a[0], x.b[0][n]);
-        }
-      });
-#pragma unroll
-  for (int n = 0; n < DS / 8; n++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-      *(u32*)(out + (i64)(u.first + u.g + half * 8) * HV * VD + n * 8 + u.p2) =
-          pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
-}
-
-// A unit's tiles one after the other, from S^T in `acc` to S^T in `acc`. `holds`: this warp's rows
-// of S^T exist. Three groups of copies a tile are waited for one by one: (k, q, v, factors), T, P.
-DEVICE void scan_tiles(Scan& s, const Unit& u, const u16* t_in, const u16* p_in, u16* o, bool holds,
-                       Part& acc) {
-  if (u.valid(u.begin) > 0) u.fetch_k(s, u.begin), u.fetch_qvf(s, u.begin);
-  commit_copies();
-  if (u.valid(u.begin) > 0) u.fetch_square(s.t, t_in, u.begin);
-  commit_copies();
-  if (u.valid(u.begin) > 0) u.fetch_square(s.p, p_in, u.begin);
-  commit_copies();
-
-#pragma unroll 1
-  for (int row = u.begin; row < u.end; row++) {
-    const bool more = row + 1 < u.end && u.valid(row + 1) > 0;
-    const float* f = s.f[row % 2];
-    u16* out = o + (i64)row * TILE * HV * VD + u.column;
-    if (u.valid(row) == 0) {  // nothing to do, but its outputs are finite
-      for (int i = threadIdx.x; i < TILE * DP; i += 256)
-        *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
-      continue;
-    }
-    if (holds) put_state(s, u, acc);
-    wait_copies<KBUFFERS == 1 ? 0 : 2>();
-    __syncthreads();
-    const char* keys = s.k[row % KBUFFERS];
-    Part d = {};
-    meet_state(s, u, keys, f, d);
-    wait_copies<1>();
-    __syncthreads();
-    if (more) u.fetch_qvf(s, row + 1);
-    if (more && KBUFFERS > 1) u.fetch_k(s, row + 1);
-    commit_copies();
-    const int pair = u.warp / 4;  // this warp's 16 columns of V'
-    float made[2][4] = {};
-    if (pair < DS / 16) solve(s, u, pair, made);
-    __syncthreads();
-    if (pair < DS / 16) put_values(s, u, pair, f, made);
-    const float last = f[LAST * TILE];
-    wait_copies<1>();
-    __syncthreads();
-    if (more) u.fetch_square(s.t, t_in, row + 1);
-    commit_copies();
-    if (holds) update_state(s, u, keys, last, acc);
-    if (u.warp < 4) write_outputs(s, u, d, out);
-    __syncthreads();
-    if (more) u.fetch_square(s.p, p_in, row + 1);
-    if (more && KBUFFERS == 1) u.fetch_k(s, row + 1);
-    commit_copies();
-  }
-  wait_copies<0>();
-}
-
-// One unit: the state in, its tiles, the state out.
+// One unit, rows begin to end, of one value head's DS columns.
 DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
                       const int* slots, const int* starts, const int* counts, const u16* t_in,
                       const u16* p_in, const float* factors, u16* o, const float* ring_in,
@@ -298,8 +79,9 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
   const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
-  const bool holds = warp * 16 < KD;
-  Part acc = {};
+  auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
+  const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
+  float acc[DS / 16][2][4] = {};
   const i64 state = ((i64)slot * HV * VD + column) * KD + warp * 16 + g;
   if (holds && slot >= 0 && starts[begin] != 0)
 #pragma unroll
@@ -315,9 +97,187 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
     ring_out[(i64)slot * RECORDS * RECORD + RECORD - 1] =
         (float)(starts[end - 1] + counts[end - 1]);
 #endif
-  const Unit u = {c,      factors, begin, end, last_valid, head,
-                  column, warp,    lane,  g,   p2,         warp % 4 * 16};
-  scan_tiles(s, u, t_in, p_in, o, holds, acc);
+
+  auto fetch_k = [&](int row) {
+    const int valid = valid_in(row);
+    fetch<KP>(s.k[row % KBUFFERS], c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
+              valid);
+  };
+  auto fetch_qvf = [&](int row) {
+    const int valid = valid_in(row);
+    const float* f = factors + ((i64)row * HV + head) * FACTORS * TILE;
+    if (threadIdx.x < FACTORS * TILE / 4)
+      copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
+    const u16* tokens = c + (i64)row * TILE * WIDTH;
+    fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid);
+    fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid);
+  };
+  auto fetch_t = [&](int row) {
+    const u16* from = t_in + ((i64)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.t[0], from, TILE, TILE);
+    fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
+  };
+  auto fetch_p = [&](int row) {
+    const u16* from = p_in + ((i64)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.p[0], from, TILE, TILE);
+    fetch<8>(s.p[1], from + TILE * TILE, TILE, TILE);
+  };
+  // Three groups of copies a tile, waited for one by one: (k, q, v, factors), T, P.
+  if (valid_in(begin) > 0) fetch_k(begin), fetch_qvf(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_t(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_p(begin);
+  commit_copies();
+
+#pragma unroll 1
+  for (int row = begin; row < end; row++) {
+    const bool more = row + 1 < end && valid_in(row + 1) > 0;
+    const float* f = s.f[row % 2];
+    u16* out = o + (i64)row * TILE * HV * VD + column;
+    if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
+      for (int i = threadIdx.x; i < TILE * DP; i += 256)
+        *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
+      continue;
+    }
+    if (holds)
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          u32 high, low;
+          split(acc[n / 2][n % 2][half * 2], acc[n / 2][n % 2][half * 2 + 1], high, low);
+          u32 to = at<DP>(warp * 16 + g + half * 8, n) + p2 * 2;
+          *(u32*)(s.s + to) = high, *(u32*)(s.s + KD * DS * 2 + to) = low;
+        }
+    wait_copies<KBUFFERS == 1 ? 0 : 2>();
+    __syncthreads();
+    const char* keys = s.k[row % KBUFFERS];
+    const int first = warp % 4 * 16;
+    float d[DS / 16][2][4] = {};  // warps 0-3: Q S^T, 4-7: K S^T
+    product<KD>(
+        [&](Fragments<1>& x, int i) {
+          load_a<KP>(x.a[0], warp < 4 ? s.q : keys, first, i, lane);
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++) {
+            load_b_inner<DP>(x.b[0][n], s.s, i, n * 16, lane);
+            load_b_inner<DP>(x.b[1][n], s.s + KD * DS * 2, i, n * 16, lane);
+          }
+        },
+        [&](Fragments<1>& x) {
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++)
+            mma_pair(d[n], x.a[0], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+        });
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int i = first + g + half * 8;
+      const float factor = f[(warp < 4 ? QUERY : KEY) * TILE + i], beta = f[BETA * TILE + i];
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++) {
+        float* x = &d[n / 2][n % 2][half * 2];
+        x[0] *= factor, x[1] *= factor;
+        if (warp >= 4) {
+          const u32 to = at<DP>(i, n) + p2 * 2, v = *(u32*)(s.v + to);
+          u32 high, low;
+          split(beta * low_bf16(v) - x[0], beta * high_bf16(v) - x[1], high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+        }
+      }
+    }
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_qvf(row + 1);
+    if (more && KBUFFERS > 1) fetch_k(row + 1);
+    commit_copies();
+    const int pair = warp / 4;  // this warp's 16 columns of V'
+    float made[2][4] = {};
+    if (pair < DS / 16)
+      product<TILE, 2>(  // T's upper blocks are zeros; leaving them out costs more than it saves
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.t[0], first, i, lane), load_a<8>(x.a[1], s.t[1], first, i, lane);
+            load_b_inner<DP>(x.b[0][0], s.r[0], i, pair * 16, lane);
+            load_b_inner<DP>(x.b[1][0], s.r[1], i, pair * 16, lane);
+          },
+          [&](Fragments<2>& x) {
+            mma_pair(made, x.a[0], x.b[0][0]), mma_pair(made, x.a[1], x.b[0][0]);
+            mma_pair(made, x.a[0], x.b[1][0]), mma_pair(made, x.a[1], x.b[1][0]);
+          });
+    __syncthreads();
+    if (pair < DS / 16)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int i = first + g + half * 8;
+        const float tail = f[TAIL * TILE + i];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+          const u32 to = at<DP>(i, pair * 2 + n) + p2 * 2;
+          float x = made[n][half * 2], y = made[n][half * 2 + 1];
+          u32 high, low;
+          split(x, y, high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+          x *= tail, y *= tail, high = pack_bf16(x, y);
+          *(u32*)(s.s + to) = high, x -= low_bf16(high), y -= high_bf16(high);
+          split(x, y, high, low);
+          *(u32*)(s.s + TAILS + to) = high, *(u32*)(s.s + 2 * TAILS + to) = low;
+        }
+      }
+    const float last = f[LAST * TILE];
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_t(row + 1);
+    commit_copies();
+    if (holds) {
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n / 2][n % 2][e] *= last;
+      product<TILE, 1, 3>(
+          [&](Fragments<1, 3>& x, int i) {
+            load_a_transposed<KP>(x.a[0], keys, warp * 16, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+#pragma unroll
+              for (int part = 0; part < 3; part++)
+                load_b_inner<DP>(x.b[part][n], s.s + part * TAILS, i, n * 16, lane);
+          },
+          [&](Fragments<1, 3>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+#pragma unroll
+              for (int part = 2; part >= 0; part--) mma_pair(acc[n], x.a[0], x.b[part][n]);
+          });
+    }
+    if (warp < 4) {
+      product<TILE, 2>(
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.p[0], first, i, lane), load_a<8>(x.a[1], s.p[1], first, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) {
+              load_b_inner<DP>(x.b[0][n], s.r[0], i, n * 16, lane);
+              load_b_inner<DP>(x.b[1][n], s.r[1], i, n * 16, lane);
+            }
+          },
+          [&](Fragments<2>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) {
+              mma_pair(d[n], x.a[1], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+              mma_pair(d[n], x.a[0], x.b[0][n]);
+            }
+          });
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          *(u32*)(out + (i64)(first + g + half * 8) * HV * VD + n * 8 + p2) =
+              pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
+    }
+    __syncthreads();
+    if (more) fetch_p(row + 1);
+    if (more && KBUFFERS == 1) fetch_k(row + 1);
+    commit_copies();
+  }
+  wait_copies<0>();
   if (holds && slot >= 0)
 #pragma unroll
     for (int n = 0; n < DS / 8; n++)
