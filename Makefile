@@ -31,6 +31,7 @@ newcomer: $(VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh')
 
 # mypy cannot follow the import hook of an editable install, so it is shown the same files
 # through links, laid out as they are installed.

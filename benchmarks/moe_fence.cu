@@ -1,4 +1,5 @@
-// Two helpers of benchmarks/moe_fence.py: shared memory filled with 0xFF, and a count of words that differ.
+// Two helpers of benchmarks/moe_fence.py: shared memory filled with 0xFF, and a count of words that
+// differ.
 
 // Every byte of a block's shared memory becomes 0xFF; a block that takes all of it has a
 // multiprocessor of its own.

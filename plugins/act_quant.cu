@@ -5,13 +5,8 @@
 //   ACT 0: y = x            ACT 1: y = silu(x[:K]) · x[K:2K]
 //   ACT 2: y = x · sigmoid(gate), gates in qkv [rows, QKV] at 2·HEAD_DIM·head + HEAD_DIM
 // Bytes bound it: one 16-byte load per operand and one store, nothing in shared memory.
-//
-// Ladder (H200, in a graph, data in L2, us; 1 / 32 / 128 / 1024 rows of 2 x 17408 -> 17408):
-//   256 threads a 2048-column chunk, IEEE divisions, expf  fp8 1.8 / 3.9 / 4.9 / 29.8,
-//                                                        nvfp4 2.1 / 5.8 / 7.2 / 47.0
-//   division by reciprocal and correction, __expf          fp8 1.1 / 2.2 / 2.8 / 21.7 (96 %)
-//   e2m1 by seven scaled thresholds                      nvfp4   - / 4.1 / 5.2 / -
-//   e2m1 a bit at a time, three of them                  nvfp4 1.2 / 3.5 / 4.6 / 31.2 (61 %)
+// 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
+// / 31.2 (variants: benchmarks/log/act_quant.md).
 #include "row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

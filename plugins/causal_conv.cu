@@ -4,9 +4,7 @@
 // lies before a tile is read from the tile before it in x, or from the state. The state may be
 // updated in place: only a sequence's first tile reads it, and that tile's thread writes the new
 // one, which it takes from the sequence's last tile in x.
-// Ladder, H200, 8192 tokens of 10240 channels, floor 78 us: exact exp and division 211; loads of a
-// segment first 206; fast exp and division, 2e-6 off at most: 149 once, 190 when measured again
-// beside segments of 4, 8, 32 tokens: 241, 168, 245.
+// 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78 (benchmarks/log/causal_conv.md).
 // Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at four columns).
 #include "gdn.cuh"
 
@@ -20,9 +18,9 @@ DEVICE act4 columns(const act* p) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
-causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
-            act* state_out, const int* slots, const int* starts, const int* counts,
-            act* __restrict__ c, int rows) {
+    causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
+                act* state_out, const int* slots, const int* starts, const int* counts,
+                act* __restrict__ c, int rows) {
   const int row = blockIdx.y, first = blockIdx.z * SEGMENT;
   const int channel = (blockIdx.x * 128 + threadIdx.x) * 4;
   wait_for_previous();
@@ -31,22 +29,21 @@ causal_conv(const act* x, int x_width, int channels, const float* weight, const 
   const int slot = slots[row], count = slot < 0 ? 0 : counts[row];
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
-  const act* tokens = x + (long long)row * TILE * x_width + channel;
-  const long long state = (long long)slot * (TAPS - 1) * channels + channel;
+  const act* tokens = x + (i64)row * TILE * x_width + channel;
+  const i64 state = (i64)slot * (TAPS - 1) * channels + channel;
 
   act4 old[TAPS - 1];  // the columns before the tile
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
-    if (goes_on) old[j] = columns(tokens + (long long)(j - TAPS + 1) * x_width);
-    else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (long long)j * channels);
+    if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
+    else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (i64)j * channels);
   }
   act4 window[TAPS];
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++)
-    window[j + 1] = first == 0 ? old[j]
-                    : first < count
-                        ? columns(tokens + (long long)(first + j - TAPS + 1) * x_width)
-                        : act4{};
+    window[j + 1] = first == 0      ? old[j]
+                    : first < count ? columns(tokens + (i64)(first + j - TAPS + 1) * x_width)
+                                    : act4{};
   float w[4][TAPS];
 #pragma unroll
   for (int e = 0; e < 4; e++)
@@ -56,8 +53,8 @@ causal_conv(const act* x, int x_width, int channels, const float* weight, const 
   act4 fetched[SEGMENT];
 #pragma unroll
   for (int i = 0; i < SEGMENT; i++)
-    if (first + i < count) fetched[i] = columns(tokens + (long long)(first + i) * x_width);
-  act* to = c + (long long)row * TILE * channels + channel;
+    if (first + i < count) fetched[i] = columns(tokens + (i64)(first + i) * x_width);
+  act* to = c + (i64)row * TILE * channels + channel;
 #pragma unroll
   for (int i = 0; i < SEGMENT; i++) {
     const int t = first + i;
@@ -74,7 +71,7 @@ causal_conv(const act* x, int x_width, int channels, const float* weight, const 
         result.v[e] = narrow(__fdividef(y, 1.f + __expf(-y)));
       }
     }
-    *(act4*)(to + (long long)t * channels) = result;
+    *(act4*)(to + (i64)t * channels) = result;
   }
 
   if (first > 0 || goes_on || slot < 0) return;
@@ -85,10 +82,10 @@ causal_conv(const act* x, int x_width, int channels, const float* weight, const 
   for (int j = 0; j < TAPS - 1; j++) {
     const int t = end - (TAPS - 1) + j;
     act4 column{};
-    if (t >= 0) column = columns(tokens + (long long)t * x_width);
+    if (t >= 0) column = columns(tokens + (i64)t * x_width);
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
       if (t == i - (TAPS - 1)) column = old[i];
-    *(act4*)(state_out + state + (long long)j * channels) = column;
+    *(act4*)(state_out + state + (i64)j * channels) = column;
   }
 }

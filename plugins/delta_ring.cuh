@@ -1,9 +1,12 @@
-// Where a replay ring's numbers stand (delta_ring.py says what they mean). Needs HV, HK, KD, VD.
+// Where the numbers of a replay ring stand in a slot's memory (what they mean: delta_ring.py):
+// RECORDS records of a token's deltas, keys and logarithms of decays. Macros: HK, R, KD, VD, RING.
 #pragma once
 
-#define RECORDS (RING ? RING : 1)
-#define AGES (RECORDS - 1)  // records that may be live: of age 1 (the newest) to AGES
-#define FOLDS 16            // value rows that fold together
-#define KEYS_AT (HV * VD)
-#define DECAYS_AT (KEYS_AT + HK * KD)
-#define RECORD ((DECAYS_AT + HV + 1 + 15) / 16 * 16)  // floats; the last of record 0 is `base`
+constexpr int HV = HK * R;  // value heads
+constexpr int RECORDS = RING ? RING : 1;
+constexpr int AGES = RECORDS - 1;  // records that may be live: of age 1 (the newest) to AGES
+constexpr int FOLDS = 16;          // value rows that fold together
+constexpr int KEYS_AT = HV * VD;
+constexpr int DECAYS_AT = KEYS_AT + HK * KD;
+constexpr int RECORD =
+    (DECAYS_AT + HV + 1 + 15) / 16 * 16;  // floats; the last of record 0 is `base`

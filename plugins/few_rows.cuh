@@ -1,48 +1,28 @@
-// The body that the linear ops share for up to 16 rows: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]),
-// with no tile of weights cut between blocks that wait for one another.
+// Skinny GEMM (m <= 16): y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]), no tile shared between blocks
+// that wait for one another.
 //
-// Weights are the M side of mma.sync and the batch is the N side. A block has whole strips of 16
-// rows, all of k or, in a cluster of SPLITS, its share of k. Its warps are WK shares of k by WN of
-// strips: warp (wk, wn) takes the units wk, wk + WK, ... of k and, of each, MT strips, whose sums
-// it holds. Every warp has a ring in shared memory for itself, which one of its lanes feeds with
-// the copy engine, and two buffers of activations: no warp waits for another until the end.
-// Weights do not depend on the launch before this one: the ring is filled before the wait for it.
-// At the end the block adds its warps' sums in order of wk, then the cluster's first block those of
-// all blocks in order. So the order of sums depends on WK and SPLITS alone, and nothing but y is
-// written: two such launches may overlap.
-//
-// Layout of packed weights: `plugins/weight_tiles.py`, as in `stream_gemm.cuh`; what the including
-// file defines is the same too.
-//
-// The ladder, one H200, microseconds at 1 row: NVFP4 34816 x 5120 / 5120 x 17408 (floors 23.3 /
-// 11.7), FP8 5120 x 6144 / 9216 x 2048 / 2048 x 4096 (7.3 / 4.4 / 2.0).
-// 0. `stream_gemm.cuh` that day                                 31.1 / 21.1 / 10.5 / 7.1 / 6.0
-// 1. a warp's ring, one lane feeding it; x by 4-byte loads      32.6 / 20.7 /  9.7 / 7.3 / 3.7
-// 2. cursors in uniform registers, elect.sync, no cluster for
-//    FP8 (107 multiprocessors fill the memory as well as 128)   30.4 / 19.2 /  8.4 / 5.8 / 3.7
-// 3. rotations by the shifter: the multiplier's take 4.4 clocks
-//    of a quarter where the shifter's take 2.2                  27.8 / 16.7
-// 4. x by cp.async and ldmatrix (8 rows: 4.8 to 3.5 us in the last layer)
-// 5. what a pass has in common is worked out once; two or three
-//    stages: more only delay the first                          26.7 / 15.2 /  7.9 / 5.3 / 3.1
-// Without decoding step 2 took 24.0 / 13.5 (memory), without loads step 5 takes 25.1 / 15.2: NVFP4
-// is held up by decoding, some 80 instructions a strip's unit. Clusters of four: 34 at 5120 x 17408.
-// The 7.9 of 5120 x 6144 are those of 16 warps; the 8 that are chosen take 9.4.
-//
-// Macros of an instantiation: NB (8 or 16 rows of batch), WK, WN, MT, CHUNK (strips a stage),
-// STAGES (of a warp's ring), SPLITS, OUT_BF16, RAGGED (1: n is not whole strips).
+// Weights are the M side of mma.sync, the batch is N. A block has whole m16 tiles and all of k, or
+// in a cluster of SPLITS its share of k (split-K). Warp (wk, wn) takes k-slabs wk, wk + WK, ... of
+// MT m16 tiles; it has a ring of its own, filled by one of its lanes with TMA bulk copies, and two
+// buffers of activations: no warp waits for another until the end. The ring is filled before the
+// wait for the launch before (PDL): weights do not depend on it.
+// Epilogue: the block adds its warps' sums in order of wk, the cluster's first block those of all
+// blocks: the order depends on WK and SPLITS alone. Layout of weights: as in stream_gemm.cuh.
+// NVFP4 34816 x 5120 at 1 row, H200: 26.7 us, floor 23.3 (variants: benchmarks/log/few_rows.md).
+// Macros: NB (8 or 16 batch rows), WK, WN, MT, CHUNK (m16 tiles a stage), STAGES, SPLITS, OUT_BF16,
+// RAGGED (n % 16).
 #pragma once
 #include "numeric.cuh"
 
-constexpr int UNIT_W = 16 * (128 / X_BYTES) * ELEMENT_BITS / 8;  // bytes of a strip's unit
-constexpr int GROUP = 16;                                        // strips
+constexpr int UNIT_W = 16 * (128 / X_BYTES) * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
+constexpr int GROUP = 16;                                        // m16 tiles
 constexpr int NJ = NB / 8;
 constexpr int WARPS = WK * WN;
-constexpr int UNIT_X = NB * 128;    // bytes of a unit's activations
+constexpr int UNIT_X = NB * 128;    // bytes of a k-slab's activations
 constexpr int INPUTS = 2 * UNIT_X;  // of a warp
 constexpr int STAGE = CHUNK * (UNIT_W + SCALE_BYTES);
 constexpr int RING = STAGES * STAGE;              // of a warp
-constexpr int CHUNKS = (MT + CHUNK - 1) / CHUNK;  // stages of a unit
+constexpr int CHUNKS = (MT + CHUNK - 1) / CHUNK;  // stages of a k-slab
 constexpr int STRIPS = WN * MT;                   // of a block, at most
 constexpr int ITEMS = (STRIPS * NJ + WARPS - 1) / WARPS;
 static_assert(MT * NJ * 512 <= RING, "a warp's sums take the place of its ring");
@@ -54,13 +34,13 @@ struct Problem {
   int m, n, k;
 };
 
-// What a warp has to read, stage by stage: its units in order, of each its strips in chunks. The
-// strips lie in one group or in two: `near` and `far` are where the first of each is.
+// What a warp has to read, stage by stage: its k-slabs in order, of each its m16 tiles in chunks.
+// The m16 tiles lie in one group or in two: `near` and `far` are where the first of each is.
 struct Source {
   int unit, last;           // of the next stage; the end of the block's share of k
-  int count, in_near;       // strips, and how many of them in the first group
-  u32 near, far;            // in units of strips
-  u32 near_step, far_step;  // from this warp's unit to its next
+  int count, in_near;       // m16 tiles, and how many of them in the first group
+  u32 near, far;            // in k-slabs of m16 tiles
+  u32 near_step, far_step;  // from this warp's k-slab to its next
 
   // `units` of all k; `strip` is this warp's first, `end` the end of the block's, of `strips`.
   DEVICE Source(int unit, int last, int units, int strip, int end, int strips)
@@ -83,8 +63,8 @@ struct Source {
       bulk_load(to + CHUNK * UNIT_W + first * SCALE_BYTES, p.scales + (u64)at * SCALE_BYTES,
                 strips * SCALE_BYTES, full, policy);
   }
-  // Asks for this stage, which is chunk `chunk`, and goes on to the next. A stage of no strips is
-  // there at once.
+  // Asks for this stage, which is chunk `chunk`, and goes on to the next. A stage of no m16 tiles
+  // is there at once.
   DEVICE void fetch(const Problem& p, int chunk, u32 to, u32 full, u64 policy) {
     const int from = chunk * CHUNK;
     const int here = CHUNKS == 1 ? count : max(0, min(CHUNK, count - from));
@@ -98,10 +78,10 @@ struct Source {
   }
 };
 
-// Activations: a warp's two buffers of a unit, rows of 128 bytes whose 16-byte pieces are swizzled
-// (row r's piece q is in place q ^ r % 8). Rows that are not there are zeros from the start.
+// Activations: a warp's two buffers of a k-slab, rows of 128 bytes whose 16-byte pieces are
+// swizzled (row r's piece q is in place q ^ r % 8). Rows that are not there are zeros all along.
 struct Inputs {
-  const u8* from;  // this lane's piece of its row, and of every fourth below, of the next unit
+  const u8* from;  // this lane's piece of its row, and of every fourth below, of the next k-slab
   int row, left;   // this lane's row; bytes of it from `from` on
   u32 to, matrix;  // where it goes, and what this lane tells load_matrix
 
@@ -112,7 +92,7 @@ struct Inputs {
     to = buffers + row * 128 + ((piece ^ row) << 4);
     matrix = buffers + piece * 128 + ((row ^ piece) << 4);
   }
-  // Asks for a unit, and goes on to this warp's next.
+  // Asks for a k-slab, and goes on to this warp's next.
   DEVICE void fetch(const Problem& p, u32 buffer) {
 #pragma unroll
     for (int r = 0; r < NB; r += 4) {
@@ -159,11 +139,11 @@ DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
 }
 
-// The end: item i is 8 batch rows of a strip; a warp has every WARPS-th.
+// The end: item i is 8 batch rows of an m16 tile; a warp has every WARPS-th.
 struct End {
   float2 factors[ITEMS];  // of the rows g and g + 8
   float4 sums[ITEMS];
-  int begin, count;  // strips of the block
+  int begin, count;  // m16 tiles of the block
 
   // The factors are cold: asked for long before they are used.
   template <class Finish>
@@ -228,8 +208,8 @@ struct End {
   }
 };
 
-// What a kernel runs: `finish(n)` is the factor of column n, `each` the strips of a cluster;
-// blockIdx = (share of k, strips).
+// What a kernel runs: `finish(n)` is the factor of column n, `each` the m16 tiles of a cluster;
+// blockIdx = (share of k, m16 tiles).
 template <class Finish>
 DEVICE void few_rows(const Problem& p, void* y, int each, const Finish& finish) {
   extern __shared__ __align__(128) u8 memory[];
@@ -299,7 +279,7 @@ DEVICE void few_rows(const Problem& p, void* y, int each, const Finish& finish) 
   float4* to = (float4*)(memory + warp * RING) + lane;
 #pragma unroll
   for (int i = 0; i < MT * NJ; ++i) {
-    const float(&s)[4] = sums[i / NJ][i % NJ];
+    const float (&s)[4] = sums[i / NJ][i % NJ];
     to[i * 32] = make_float4(s[0], s[1], s[2], s[3]);
   }
   __syncthreads();

@@ -3,10 +3,10 @@
 // Operands are those of the instruction: of lane 4g + t, a[0…3] hold eight codes each of (row g,
 // k 8t…), (row g + 8, k 8t…), (row g, k 32 + 8t…), (row g + 8, k 32 + 8t…); b[0…1] those of column
 // g; `scale_a` is row g's four e4m3 scales in lane t = 0 and row g + 8's in lane t = 1, `scale_b`
-// column g's in lane t = 0; d as of any m16n8 product.
+// column g's in lane t = 0; d as of any m16n8 mma.
 //
 // The emulation is exact but for the f32 order of the four block sums: a block's products are
-// multiples of 1/4 of at most 36, so one f16 product sums them exactly. Two lanes hold a block's 16
+// multiples of 1/4 of at most 36, so one f16 mma sums them exactly. Two lanes hold a block's 16
 // codes of a row; exchanging halves with the lane two further gives each lane four of the one block
 // and four of the next, the same ones for a and b, so k is permuted within a block alone.
 #pragma once

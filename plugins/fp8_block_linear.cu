@@ -1,16 +1,12 @@
-// FP8 weights in 128 x 128 blocks, activations scaled by row and 128 columns:
-// y[m, n] = Σ_kb x_scale[m, kb] · w_scale[n / 128, kb] · Σ_{k in kb} xq[m, k] · w[n, k].
+// FP8 linear layer with weight scales of 128 x 128 blocks, activations scaled by row and 128
+// columns:
+// y[m, n] = Σ_kb x_scale[m, kb] · w_scale[n / 128, kb] · Σ_{k in kb} xq[m, k] · w[n, k]. The body
+// is strip_gemm.cuh.
 //
-// A unit is a block of k: four e4m3 instructions for 16 weight rows and 8 batch rows into sums of
-// their own, which the two scales then bring into the whole. k is permuted within a unit so that a
-// lane's activations are 32 neighbouring bytes.
-//
-// Microseconds, H200, cold weights, 16384 x 5120 at 1 / 8 / 16 / 32 / 64 / 128 rows (floor 20):
-//   1 strip a block, 1 unit ahead                         22.7 / 23.3 /   -  / 43.2 / 73.0 / 141.2
-//   1 strip, 2 units ahead                                24.0 / 25.2 / 30.6 / 54.7
-//   2 strips, 1 unit ahead                                21.2 / 21.7 /  *   / 36.0 /   -  / 159.0
-// (* 26.0, but it spills). 5120 x 6144: 9.6 at 1 row, 9.4 at 8 (floor 7.3), 21.4 at 32. From 16
-// rows on the conversions of e4m3 to f16, of which sm_90a's instruction consists, presumably take over.
+// A k-slab is a block of k: four e4m3 mma for 16 weight rows and 8 batch rows into sums of their
+// own, which the two scales then bring into the whole. k is permuted within a slab so that a lane's
+// activations are 32 neighbouring bytes. 16384 x 5120, H200, two m16 tiles a block: 21.2 us at 1
+// row, 36.0 at 32 (floor 20; variants: benchmarks/log/fp8_block_linear.md).
 #include "strip_gemm.cuh"
 
 struct Fp8Block {

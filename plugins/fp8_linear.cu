@@ -1,13 +1,14 @@
-// FP8 weights and activations: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k].
+// FP8 linear layer: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k], both sides e4m3. The
+// format alone; the kernels are stream-K (stream_gemm.cuh) and, with FEW_ROWS, the skinny GEMM.
 //
-// A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is decoded. H200, 16384 x
-// 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile; cut into 132
-// pieces 22.9, 24.3 and 30.4; tiles of 256 rows took 23.2, 25.8 and 36.0. wgmma adds e4m3 products
-// to some 13 bits (2e-4 of the result), mma.sync exactly.
-#define ELEMENT_BITS 8
-#define SCALE_BYTES 0
-#define X_BYTES 1
-#define FP8_MMA true
+// A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is dequantised. H200, 16384
+// x 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile
+// (benchmarks/log/stream_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
+// mma.sync exactly.
+constexpr int ELEMENT_BITS = 8;
+constexpr int SCALE_BYTES = 0;
+constexpr int X_BYTES = 1;
+constexpr bool FP8_MMA = true;
 #include "stream_plain.cuh"
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }

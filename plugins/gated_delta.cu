@@ -1,44 +1,29 @@
-// gated_delta_chunk: the delta rule over tiles of 64 tokens, in two launches.
+// gated_delta_chunk (prefill): the delta rule over tiles of 64 tokens, in two launches.
 //
-// prepare, a block a (tile, key head), all tiles at once: for each value head the decays' sums G,
-// P = (Q K^T) . D and T = (I + A)^-1 by forward substitution in f32, a thread a column.
-// scan, a block a (sequence, value head, DS value columns), tile after tile, the state S^T in the
-// accumulators of the last product:
+// prepare (gated_delta_prepare.cuh), a block a (tile, key head), all tiles at once: for each value
+// head the decays' sums G, P = (Q K^T) . D and T = (I + A)^-1. scan, a block a (sequence, value
+// head, DS value columns), tile after tile, the state S^T in the accumulators of the last product:
 //   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
 //   S^T <- e^Gc S^T + K^T (tail V')
-// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between the
-// launches. q and k stay the bf16 numbers that they are; their norms are factors of rows.
+// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between
+// the launches. q and k stay bf16; their norms are factors of rows.
 // RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
 // and the ring's `base` moves behind the last token.
 // Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
-// V'), and tail V', which the state sums up, into three. With nearly equal keys T R cancels: there
-// two parts of tail V' leave the state 1.3e-5 off (relative L2), P and V' by their high parts o
-// 1.3e-2; as it is 6e-6 and 4e-4, elsewhere 3e-6 and 2e-4.
-//
-// Ladder, H200, microseconds of 8192 tokens as 1 sequence (as 8), prepare + scan:
-//                                                         27B            35B
-//   fragments loaded when used, one wait a tile          1015 (848)     957 (596)
-//   three copy groups; a block a unit in a loop: spills  1208 (990)    1149 (686)
-//   fragments loaded a step ahead, no spills              954 (787)     883 (544)
-//     of it scan                                          713 (543)     694 (354)
-//   P, V' and tail V' in more parts (see Precision)      1061 (867)         (608)
-//   prepare by halves of T                               1017 (823)         (563)
-//   shared memory addressed as such                       960 (772)         (529)
-//     of it scan                                          774 (587)         (389)
-// One sequence is bound by the latency of its 128 serial tiles (5.5 us each), not by throughput:
-// a block alone on a multiprocessor is no faster than two. Shared memory is busy 71 % of the scan,
-// 60 of its 100 M wavefronts for S^T, R, V' and tail V' as right operands; tensor cores 12 %.
+// V'), and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (variants:
+// benchmarks/log/gated_delta.md).
 #include "gated_delta_prepare.cuh"
 
-#define SPARE (2 * KD > 3 * TILE ? 2 * KD : 3 * TILE)  // rows of DS columns
+constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
 struct Scan {
   alignas(128) char k[KBUFFERS][TILE * KD * 2];
   char q[TILE * KD * 2];
   char t[2][TILE * TILE * 2];  // high, low
   char p[2][TILE * TILE * 2];
   char v[TILE * DS * 2];
-  char s[SPARE * DS * 2];      // S^T high, low; then tail V' in three parts
-  char r[2][TILE * DS * 2];    // R high, low; then V' high, low
+  char s[SPARE * DS * 2];    // S^T high, low; then tail V' in three parts
+  char r[2][TILE * DS * 2];  // R high, low; then V' high, low
   float f[2][FACTORS * TILE];
 };
 
@@ -97,44 +82,43 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
   auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
   const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
   float acc[DS / 16][2][4] = {};
-  const long long state = ((long long)slot * HV * VD + column) * KD + warp * 16 + g;
+  const i64 state = ((i64)slot * HV * VD + column) * KD + warp * 16 + g;
   if (holds && slot >= 0 && starts[begin] != 0)
 #pragma unroll
     for (int n = 0; n < DS / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        acc[n / 2][n % 2][e] =
-            load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
+        acc[n / 2][n % 2][e] = load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
 #if RING
   if (holds && slot >= 0 && starts[begin] != 0)
-    catch_up(acc, ring_in + (long long)slot * RECORDS * RECORD, starts[begin],
+    catch_up(acc, ring_in + (i64)slot * RECORDS * RECORD, starts[begin],
              starts[begin] - (int)bases[begin], warp * 16 + g, p2);
   if (slot >= 0 && head == 0 && blockIdx.x == 0 && threadIdx.x == 0)
-    ring_out[(long long)slot * RECORDS * RECORD + RECORD - 1] =
+    ring_out[(i64)slot * RECORDS * RECORD + RECORD - 1] =
         (float)(starts[end - 1] + counts[end - 1]);
 #endif
 
   auto fetch_k = [&](int row) {
     const int valid = valid_in(row);
-    fetch<KP>(s.k[row % KBUFFERS], c + (long long)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
+    fetch<KP>(s.k[row % KBUFFERS], c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
               valid);
   };
   auto fetch_qvf = [&](int row) {
     const int valid = valid_in(row);
-    const float* f = factors + ((long long)row * HV + head) * FACTORS * TILE;
+    const float* f = factors + ((i64)row * HV + head) * FACTORS * TILE;
     if (threadIdx.x < FACTORS * TILE / 4)
       copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
-    const u16* tokens = c + (long long)row * TILE * WIDTH;
+    const u16* tokens = c + (i64)row * TILE * WIDTH;
     fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid);
     fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid);
   };
   auto fetch_t = [&](int row) {
-    const u16* from = t_in + ((long long)row * HV + head) * 2 * TILE * TILE;
+    const u16* from = t_in + ((i64)row * HV + head) * 2 * TILE * TILE;
     fetch<8>(s.t[0], from, TILE, TILE);
     fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
   };
   auto fetch_p = [&](int row) {
-    const u16* from = p_in + ((long long)row * HV + head) * 2 * TILE * TILE;
+    const u16* from = p_in + ((i64)row * HV + head) * 2 * TILE * TILE;
     fetch<8>(s.p[0], from, TILE, TILE);
     fetch<8>(s.p[1], from + TILE * TILE, TILE, TILE);
   };
@@ -150,10 +134,10 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
   for (int row = begin; row < end; row++) {
     const bool more = row + 1 < end && valid_in(row + 1) > 0;
     const float* f = s.f[row % 2];
-    u16* out = o + (long long)row * TILE * HV * VD + column;
+    u16* out = o + (i64)row * TILE * HV * VD + column;
     if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
       for (int i = threadIdx.x; i < TILE * DP; i += 256)
-        *(uint4*)(out + (long long)(i / DP) * HV * VD + i % DP * 8) = uint4{};
+        *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
       continue;
     }
     if (holds)
@@ -285,7 +269,7 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
       for (int n = 0; n < DS / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-          *(u32*)(out + (long long)(first + g + half * 8) * HV * VD + n * 8 + p2) =
+          *(u32*)(out + (i64)(first + g + half * 8) * HV * VD + n * 8 + p2) =
               pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
     }
     __syncthreads();
@@ -319,10 +303,10 @@ DEVICE int unit_begin(const int* slots, int rows, int unit) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
-                 const int* starts, const int* counts, const u16* t_in, const u16* p_in,
-                 const float* factors, u16* o, const float* ring_in, float* ring_out,
-                 const float* bases, int rows) {
+    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
+                     const int* starts, const int* counts, const u16* t_in, const u16* p_in,
+                     const float* factors, u16* o, const float* ring_in, float* ring_out,
+                     const float* bases, int rows) {
   extern __shared__ __align__(128) char memory[];
   Scan& s = *(Scan*)memory;
   wait_for_previous();

@@ -1,4 +1,5 @@
-// What the kernels of the gated delta net share: activation types, sums over groups of lanes.
+// What the kernels of the gated delta net share: activation types (bf16 in engines, f32 in tests of
+// exactness), softplus, sums over groups of lanes.
 #pragma once
 #include "numeric.cuh"
 

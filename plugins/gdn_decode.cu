@@ -1,53 +1,17 @@
-// One token of the gated delta net for every row of a launch: gdn_decode (FUSED: convolution,
-// delta rule, gated norm, quantisation) and gated_delta_step (the delta rule alone).
+// gdn_decode: one token of the gated delta net for every row of a launch (FUSED: convolution, delta
+// rule, gated norm, quantisation), and gated_delta_step (the delta rule alone).
 //
 // A block owns G value heads of a row (G divides R, the value heads of a key head). Each block of a
 // key head convolves q and k; the last to have read that part of the convolution's state shifts it.
 // State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
 // value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// STAGES: each warp has so many chunks on their way to shared memory by bulk copies, the first ones
-// before the launch before this one is over; what is rewritten goes out from registers. Else chunks
-// come through registers, one ahead.
-// RING: the state lags behind (delta_ring.py). a and b take the records' part from the deltas and
-// from k and q times the records' keys; a chunk is rewritten when its rows fold, else only read.
-//
-// Ladder, H200, microseconds, 27B heads (16 key, 48 value), f32 state; floor at 4.3 TB/s 1.5 us for
-// a row, 46.8 for 32, 187.3 for 128; reading and writing the same bytes and nothing else 197-204:
-//   a block a key head, warps with rings of 4 KB copies   10.1 / 58.6 / 218.5; cluster of 4: 6.3
-//   of it, no update of the state at all                         58.2 / 217.6
-//   no evict-first hint on its loads                             58.2 / 213.2
-//   8 KB copies, two deep 258; 4 warps, six deep 232; 16 warps in one block 243
-//   a block a value head, all its state fetched at once, updated in place and copied back
-//                                                         5.5 / 59.2 / 215.0
-//   that (in place), the readers' counter without a fence, a channel's weights in one load
-//                                                         4.9 / 57.9 / 212.6
-//   through registers, 8 warps                            5.3 / 56.7 / 220.1; 4: 7.1 / 57.4 / 216.7
-//   G = R, registers, 4 warps                            14.5 / 57.8 / 220.3
-//     but better for a bf16 state, 128 rows: 117.6 (in place 132.9, registers 135.2, 4 warps 122.7)
-//   shared memory addressed as such, not by generic pointers, in place    4.5 / 56.6 / 210.2
-//   no longer here: clusters of 2 and 4 (5.9 for a row at best), G = R in shared memory (258.7)
-//   G = 1, STAGES 2, 8 warps, 3 blocks: all of the state under way, not updated in place
-//                                                         4.2 / 55.6 / 209.5
-//   G = R, STAGES 2, 4 warps, 4 blocks                    8.9 / 58.5 / 211.6
-//   G = R, STAGES 1, 8 warps, 3 blocks                    7.7 / 55.7 / 210.8; bf16 state 113.5
-// The same with a ring of 8 records, full; 1, 8, 32, 64, 128 rows; its floor 0.9, 6.9, 27.7, 55.3,
-// 110.6 (16 records: 109.7; 4: 119.9):
-//   all at once, rewritten in place when it folds 5.2 / 13.1 / 48.0 / 84.3 / 152.6; 16 warps 190
-//   G = 1, STAGES 2, 8 warps, 3 blocks            4.6 / 12.5 / 45.6 / 81.0 / 148.1
-//   registers, 8 warps                            4.4 / 12.9 / 39.9 / 78.9 / 158.5
-//   registers, 4 warps                            6.1 / 10.9 / 37.8 / 73.6 / 141.9
-//   G = R, registers, 4 warps                    11.4 / 14.7 / 33.9 / 67.4 / 133.7; 8 warps 135.9
-//   G = R, STAGES 2, 4 warps, 4 blocks           10.5 / 13.1 / 32.1 / 63.6 / 124.5
-//   G = R, STAGES 1, 8 warps, 3 blocks            8.1 / 11.6 / 36.1 / 63.9 / 122.1
-//   G = R, others: 4 warps, 3 stages 139.2, 4 stages 148.2; 6 warps, 2 stages 128.5; 8, 2: 126.7
-//   G = 1, STAGES 2, 4 warps, 5 blocks 5.7 / 11.2 / 39.1 / 70.1 / 134.0; more stages 164 to 185
-//   16 records, registers: 143.9 (4 warps); 4 records 149.3
-// Where in the ring a step stands makes 1 % at 128 rows (122.7 to 123.9), 0.4 us for a row.
-// b and a made here, before the wait, from two rows of a weight a head, instead of in a launch
-// before: behind a projection, 1, 8, 32, 128 rows, microseconds saved by the best shape of each:
-// 27B 0.6, -0.5, -0.7, -11; 35B 0.2, 2.0, 3.3, -2.3. Left out: every block reads its rows anew.
-// At 128 rows the convolution's states and the projections add 20 MB, 5 us, to the floor.
+// STAGES: each warp has so many chunks on their way to shared memory by TMA bulk copies, the first
+// before the wait for the launch before (PDL); else chunks come through registers, one ahead.
+// RING: the state lags behind (delta_ring.py): a and b take the records' part from deltas and keys,
+// a chunk is rewritten when its rows fold, else only read.
+// 128 rows of the 27B, f32 state, H200: 209.5 us (floor 187), ring of 8: 122.1 (floor 110.6). Which
+// shape wins by rows is timed by the builder (variants: benchmarks/log/gdn_decode.md).
 #include "gdn_decode_ring.cuh"
 #include "quad_quant.cuh"
 
@@ -96,8 +60,8 @@ DEVICE Chunk apply(Shared& s, const uint4 (&raw)[U], int first, int head, const 
 #endif
 }
 // The new state of a chunk.
-DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c,
-                 const float (&k)[EPL], int lane) {
+DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c, const float (&k)[EPL],
+                 int lane) {
   const int sub = lane / LANES;
   float x[U][EPL];
 #pragma unroll
@@ -119,19 +83,19 @@ DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
-           const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
-           const char* state_in, char* state_out, const float* ring_in, float* ring_out,
-           const float* norm_weight, const int* slots, const int* starts, const int* counts,
-           const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers, float eps,
-           int offset) {
+    gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
+               const act* conv_in, act* conv_out, const float* a_log, const float* dt_bias,
+               const char* state_in, char* state_out, const float* ring_in, float* ring_out,
+               const float* norm_weight, const int* slots, const int* starts, const int* counts,
+               const float* scales, act* y_out, u8* q0, u8* s0, u8* q1, u8* s1, int* readers,
+               float eps, int offset) {
   extern __shared__ __align__(128) char memory[];
   Shared& s = *(Shared*)memory;
   const int head = blockIdx.x * G, token = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int slot = slots[token], start = starts[token];
   const bool owns = slot >= 0, fresh = start == 0, live = owns && counts[token] > 0;
-  const long long heads = ((long long)slot * HV + head) * VD * KD * STATE_BYTES;
+  const i64 heads = ((i64)slot * HV + head) * VD * KD * STATE_BYTES;
   state_in += heads, state_out += heads;
 #if STAGES
   auto fetch = [&](int chunk, int stage) {
@@ -156,7 +120,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   Place place = {};
 #if RING
   Records records;
-  ring_in += (long long)slot * RECORDS * RECORD, ring_out += (long long)slot * RECORDS * RECORD;
+  ring_in += (i64)slot * RECORDS * RECORD, ring_out += (i64)slot * RECORDS * RECORD;
   place = {ring_in, ring_out + start % RECORDS * RECORD, start, 0, fresh};
   if (live) {
     if (!fresh) place.lag = start - (int)ring_in[RECORD - 1];
@@ -164,8 +128,8 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   }
 #endif
 #if FUSED
-  const act* old = conv_in + (long long)slot * (TAPS - 1) * CHANNELS;
-  act* next = conv_out + (long long)slot * (TAPS - 1) * CHANNELS;
+  const act* old = conv_in + (i64)slot * (TAPS - 1) * CHANNELS;
+  act* next = conv_out + (i64)slot * (TAPS - 1) * CHANNELS;
   Quad quads[QUADS];
 #pragma unroll
   for (int t = 0; t < QUADS; t++) {
@@ -176,7 +140,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
 #endif
   wait_for_previous();  // the states above were written a whole step ago
   let_next_start();
-  x += (long long)token * x_width;
+  x += (i64)token * x_width;
   if (live) {
 #if FUSED
 #pragma unroll
@@ -196,13 +160,12 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
       if (SHARERS == 1 || i >= 2 * KD) shift(quads[t], next);
     }
 #else
-    for (int i = threadIdx.x; i < LOCAL; i += THREADS)
-      s.c[i] = widen(x[channel_of(i, head)]);
+    for (int i = threadIdx.x; i < LOCAL; i += THREADS) s.c[i] = widen(x[channel_of(i, head)]);
 #endif
     const int mine = head_of_rates(warp), h = head + mine;
     if (mine < G && lane < RECORDS) {
-      float b = widen(ba[(long long)token * 2 * HV + h]);
-      float a = widen(ba[(long long)token * 2 * HV + HV + h]);
+      float b = widen(ba[(i64)token * 2 * HV + h]);
+      float a = widen(ba[(i64)token * 2 * HV + HV + h]);
       float g = -expf(a_log[h]) * softplus(a + dt_bias[h]);
 #if RING
       s.decay[mine][lane] = expf(g + records.since);
@@ -297,7 +260,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
   __syncthreads();
 #if !FUSED
   for (int i = threadIdx.x; i < G * VD; i += THREADS)
-    y_out[(long long)token * HV * VD + head * VD + i] = narrow(live ? s.o[i] : 0.f);
+    y_out[(i64)token * HV * VD + head * VD + i] = narrow(live ? s.o[i] : 0.f);
 #else
   // A warp has a head's rows, four neighbours a lane.
   constexpr int STEPS = (VD + 127) / 128;
@@ -329,7 +292,7 @@ gdn_decode(const act* x, int x_width, const act* ba, const float* conv_weight,
         out.v[e] = narrow(o[t][e] * root);
         y[e] = widen(out.v[e]);
       }
-      if (KEEP && row < VD) *(act4*)(y_out + (long long)token * HV * VD + column) = out;
+      if (KEEP && row < VD) *(act4*)(y_out + (i64)token * HV * VD + column) = out;
       quantise<HV * VD>(y, token, column, amax, scales, q, q_scale, row < VD);
     }
   }

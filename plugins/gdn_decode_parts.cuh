@@ -1,21 +1,23 @@
 // Pieces of gdn_decode.cu: sizes, shared memory, the convolution, sums over lanes, state elements.
+//
+// Sizes follow from the macros HK, R, KD, VD (key heads, value heads of each, dimensions of a key
+// and a value), G (value heads a block), WARPS, STAGES and STATE_BYTES.
 #pragma once
 #include "delta_ring.cuh"
 #include "gdn.cuh"
 
-#define HV (HK * R)
-#define LANES (KD * STATE_BYTES / 16)
-#define EPL (16 / STATE_BYTES)   // state elements a lane holds of a row
-#define PASS (32 / LANES)        // rows of one 16-byte access of a warp
-#define U (LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4)
-#define CROWS (U * PASS)
-#define CHUNK (U * 512)          // bytes
-#define PER_HEAD (VD / CROWS)
-#define CHUNKS (G * PER_HEAD)
-#define THREADS (WARPS * 32)
-#define CHANNELS (2 * HK * KD + HV * VD)
-#define LOCAL (2 * KD + G * VD)  // channels of this block: q, k, then its value rows by head
-#define SHARERS (R / G)          // blocks that read the same q and k
+constexpr int LANES = KD * STATE_BYTES / 16;
+constexpr int EPL = 16 / STATE_BYTES;  // state elements a lane holds of a row
+constexpr int PASS = 32 / LANES;       // rows of one 16-byte access of a warp
+constexpr int U = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
+constexpr int CROWS = U * PASS;
+constexpr int CHUNK = U * 512;  // bytes
+constexpr int PER_HEAD = VD / CROWS;
+constexpr int CHUNKS = G * PER_HEAD;
+constexpr int THREADS = WARPS * 32;
+constexpr int CHANNELS = 2 * HK * KD + HV * VD;
+constexpr int LOCAL = 2 * KD + G * VD;  // channels of this block: q, k, then its value rows by head
+constexpr int SHARERS = R / G;          // blocks that read the same q and k
 
 static_assert(!RING || VD % FOLDS == 0 && FOLDS % CROWS == 0, "sizes the plan must refuse");
 static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
@@ -34,14 +36,14 @@ struct Shared {
 #if RING
   alignas(16) float past[AGES][G * VD];  // deltas of the records by age, zero where not live
   alignas(16) float keys[AGES][KD];
-  float seen[G][2][AGES];                // k and q times a record's key, with its decay
+  float seen[G][2][AGES];  // k and q times a record's key, with its decay
 #endif
   float decay[G][RECORDS];  // over this token and the n newest records
   float beta[G];
-  int last;                 // whether this block shifts q's and k's part of the convolution's state
+  int last;  // whether this block shifts q's and k's part of the convolution's state
 };
 
-#define QUADS ((LOCAL + 4 * THREADS - 1) / (4 * THREADS))
+constexpr int QUADS = (LOCAL + 4 * THREADS - 1) / (4 * THREADS);
 
 // Channel of the model for a channel of this block, whose first value head is `head`.
 DEVICE int channel_of(int i, int head) {

@@ -1,13 +1,14 @@
 // The replay ring of gdn_decode.cu: what a block takes from the records of tokens that its state
 // does not hold yet, and what this token leaves behind. Layout and meaning: delta_ring.py.
 //
-// A record is read before the launch before this one is over; the one that this token overwrites is
-// of no age that lives. Keys stay with the lanes that will multiply them (as k and q lie: EPL a
+// Records are read before the wait for the launch before (PDL); the one that this token overwrites
+// is of no age that lives. Keys stay with the lanes that will multiply them (as k and q lie: EPL a
 // lane), deltas go to shared memory by age, zero where a group has already folded them in.
 #pragma once
 #include "gdn_decode_parts.cuh"
 
-#define HELD ((AGES + WARPS * PASS - 1) / (WARPS * PASS))  // records whose keys a lane has part of
+constexpr int HELD =
+    (AGES + WARPS * PASS - 1) / (WARPS * PASS);  // records whose keys a lane has part of
 
 // Where a row stands: its slot's ring, this token's record, tokens since all was folded.
 struct Place {
@@ -56,7 +57,8 @@ DEVICE void fetch_records(Shared& s, Records& r, const Place& p, int head, int w
   const int mine = head_of_rates(warp);
   r.since = 0.f;
   if (mine < G) {
-    if (lane >= 1 && lane <= min(p.lag, AGES)) r.since = record_of(p, lane)[DECAYS_AT + head + mine];
+    if (lane >= 1 && lane <= min(p.lag, AGES))
+      r.since = record_of(p, lane)[DECAYS_AT + head + mine];
 #pragma unroll
     for (int off = 1; off < RECORDS; off *= 2) {
       float before = __shfl_up_sync(~0u, r.since, off);
@@ -115,7 +117,7 @@ DEVICE void leave_token(const Place& p, const float (&k)[EPL], int head, int war
 #pragma unroll
     for (int e = 0; e < EPL; e += 4)
       *(float4*)(p.record + KEYS_AT + head / R * KD + lane * EPL + e) = {k[e], k[e + 1], k[e + 2],
-                                                                        k[e + 3]};
+                                                                         k[e + 3]};
   // At position 0 everything folds, this token with it.
   if (head == 0 && p.fresh && threadIdx.x == THREADS - 1) p.record[RECORD - 1] = 1.f;
 }

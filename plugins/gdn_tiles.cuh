@@ -1,11 +1,13 @@
-// Tiles of bf16 in shared memory, fragments of mma.m16n8k16 from them, products a step ahead.
+// bf16 tiles of 64 rows in shared memory, their mma.m16n8k16 fragments, and products whose
+// fragments are loaded a step ahead; for gated_delta.cu.
 //
-// A tile's row is PIECES pieces of 16 bytes; a piece's place is XORed with its row, so that eight
-// rows' pieces lie in different banks. Blocks have 256 threads. DS: columns of the outer operand.
+// A tile's row is PIECES pieces of 16 bytes; a piece's place is XORed with its row (swizzle), so
+// that eight rows' pieces lie in different banks. Blocks have 256 threads. DS: columns of the outer
+// operand.
 #pragma once
 #include "gdn.cuh"
 
-#define TILE 64
+constexpr int TILE = 64;
 
 template <int PIECES>
 DEVICE u32 at(u32 row, u32 piece) {  // byte offset
@@ -30,14 +32,14 @@ DEVICE void load_a(u32 (&a)[4], const char* tile, int row, int column, int lane)
 }
 template <int PIECES>
 DEVICE void load_a_transposed(u32 (&a)[4], const char* tile, int row, int column, int lane) {
-  load_matrix_transposed(a, tile + at<PIECES>(column + (lane & 7) + (lane >> 4 & 1) * 8,
-                                              row / 8 + (lane >> 3 & 1)));
+  load_matrix_transposed(
+      a, tile + at<PIECES>(column + (lane & 7) + (lane >> 4 & 1) * 8, row / 8 + (lane >> 3 & 1)));
 }
 // B fragments of 16 inner x 16 outer, two n-tiles: stored [outer][inner], and [inner][outer].
 template <int PIECES>
 DEVICE void load_b(u32 (&b)[4], const char* tile, int inner, int outer, int lane) {
-  load_matrix(b, tile + at<PIECES>(outer + (lane & 7) + (lane >> 4 & 1) * 8,
-                                   inner / 8 + (lane >> 3 & 1)));
+  load_matrix(
+      b, tile + at<PIECES>(outer + (lane & 7) + (lane >> 4 & 1) * 8, inner / 8 + (lane >> 3 & 1)));
 }
 template <int PIECES>
 DEVICE void load_b_inner(u32 (&b)[4], const char* tile, int inner, int outer, int lane) {

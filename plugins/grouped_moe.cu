@@ -1,44 +1,17 @@
-// The experts of a mixture: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)), any format.
-//
-// Two launches stream the weights of every expert that was hit, once: `up` (gate and up rows
-// interleaved by eights, so that a lane holds both and applies SiLU·mul) and `down`; a third adds
-// a token's experts in ascending index in f32. Weights are the M side of the matrix instructions,
-// tokens the N side: a column of 8 tokens costs what one costs.
-//
-// Packed weights (plugins/expert_tiles.py): groups of 64 rows, units of 64 k in order, four strips
-// of 16 rows; a lane's 16 bytes are its fragments. Eight warps split k (WK) and groups (WN); a
-// warp keeps the fragments of its tokens in registers and streams its share of the weights through
-// a ring of its own, by cp.async: nothing to synchronise between warps, and five instructions a unit.
-//
-// Work: each expert hit has ⌈tokens/COLS⌉ blocks; blocks x steps (WN groups each) is one line cut
-// into gridDim.x equal pieces, to the strip. Every block counts the pairs of each expert itself,
-// which saves a launch. A dot product is always KU units in order of k, then the WK
-// parts in order: the bits of a token do not depend on its company nor on the path.
-//
-// The ids of all pairs lie in shared memory. More tokens than fit run in chunks (CHUNKED), each with
-// launches of its own, over the same scratch memory; each reads its experts' weights again.
-//
-// Formats that quantise activations (QUANT) have a launch before each product (moe_quantise.cuh),
-// whose codes are exact in bf16, as are those of the weights.
-//
-// One layer of 256 experts and a shared one, H 2048, I 512, top 8, NVFP4, on an H200, us, weights
-// cold (tokens 8 / 32 / 128 / 256; floors 25 / 68 / 104 / 106):
-//   each block searching its first expert one by one: 71.5 / 124 / 180 / 308, weights all alike
-//   a warp searching 32 at once, decoding on the multiplier: 44.5 / 99.5 / 157 / 300, alike
-//   the same, random weights: 47.4 / 106 / 166 / 286; cut to the step or the strip, one or two
-//   buffers of sums: no difference. Left out at 32: block scales, 100; decoding, 83.
-// From here on 8 / 32 / 64 / 128. By ncu at 128: 98 instructions a strip and unit, 32 of them the
-// copy engine's; memory waits 13 % of the time, fetching factors at a piece's end 7 to 9 %:
-//   47.7 / 106 / 139 / 165; cp.async, factors fetched early 45.1 / 101 / - / 156
-//   its copies evicted first 43.4 / 95.9 / - / 148; rotations on the shifter 41.8 / 90.3 / - / 142
-//   a lane's scale serves 16 codes and comes off the multiplier, 74 instructions: 39.1 / 84.7 / 111 / 131
-// Then: three resident blocks, rings of two or three, no difference or slower; five stages slower;
-// a rotation of the two on the multiplier 41.0 / 88.6 / 119 / 142; a path without questions for whole
-// pieces 39.8 / 85.7 / 113 / 135. Left out, before the last step but one: mathematics 33.5 / 80.3 /
-// - / 123; copies 36.2 / 79.9 / - / 125.
-//
-// Macros: those of moe_common.cuh, NT (columns / 8), DEPTH (stages of a warp's ring), BUFFERS (of
-// partial sums), RESIDENT (blocks of an SM), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
+// Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). Two
+// launches stream the weights of each expert hit, once: `up` (gate and up rows by eights: a lane
+// has both and applies SiLU·mul), `down`; then moe_combine adds a token's experts by index.
+// Weights are M of mma.sync, tokens N: 8 cost what one costs. QUANT: before each product a launch
+// rounds activations (moe_quantise.cuh). Layout (expert_tiles.py): groups of 64 rows, in each
+// k-slabs of 64 k, in each four m16 tiles. Eight warps split k (WK) and groups (WN); each keeps its
+// tokens' fragments in registers; weights come through a ring of its own by cp.async: no barriers.
+// Work (stream-K): ⌈tokens/COLS⌉ blocks an expert x steps (WN groups) is a line cut into gridDim.x
+// pieces, to the m16 tile; every block counts the pairs itself (moe_route.cuh). A dot product is KU
+// k-slabs in order, then WK parts in order, so a token's bits depend on no other token.
+// 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens
+// (floors 25 / 68 / - / 104; benchmarks/log/grouped_moe.md).
+// Macros: moe_common.cuh's, NT (columns / 8), DEPTH (stages of a ring), BUFFERS (of partial sums),
+// RESIDENT (blocks a multiprocessor), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
 #include "moe_quantise.cuh"
 
 constexpr int COLS = NT * 8;
@@ -53,10 +26,10 @@ DEVICE void put_inner(void* h, u64 at, float value) {
   else ((u16*)h)[at] = to_bf16(value);
 }
 
-// Where a block is on its line, in strips: a piece is what lies between two steps' ends.
+// Where a block is on its line, in m16 tiles: a piece is what lies between two steps' ends.
 template <bool UP>
 struct Piece {
-  int place, end, step, block, from, to;  // strips from … to - 1 of the step
+  int place, end, step, block, from, to;  // m16 tiles from … to - 1 of the step
 
   DEVICE void start(int begin, int stop) {
     const int line = begin / 4;
@@ -77,7 +50,7 @@ struct Piece {
 template <bool UP>
 struct Feed {
   using S = Side<UP>;
-  const u8 *w, *scales;  // the lane's, of the piece's first unit
+  const u8 *w, *scales;  // the lane's, of the piece's first k-slab
   u32 ring, to;          // the lane's place in this warp's ring: of the first stage, of the next
   int expert;
   u32 strips;  // a bit each
@@ -87,7 +60,8 @@ struct Feed {
   DEVICE void locate(const Shared& s, const u8* all_w, const u8* all_scales) {
     strips = 0;
     if (piece.over()) return;
-    const int wk = (threadIdx.x >> 5) / S::WN, group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
+    const int wk = (threadIdx.x >> 5) / S::WN,
+              group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
     expert = expert_of(s, piece.block, expert);
     if (S::GROUPS % S::WN == 0 || group < S::GROUPS) strips = (1 << piece.to) - (1 << piece.from);
     const u64 at = (((u64)expert * S::GROUPS + group) * S::UNITS + wk * S::KU) * 4;
@@ -98,7 +72,7 @@ struct Feed {
     if (HINTED) copy_async_hinted(to, from, policy);
     else copy_async(to, from);
   }
-  // Queues the unit of the piece; the last goes on to the next piece.
+  // Queues the k-slab of the piece; the last goes on to the next piece.
   DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int unit) {
 #pragma unroll
     for (int strip = 0; strip < 4; ++strip)
@@ -175,7 +149,9 @@ struct Ending {
   DEVICE static int lane(int i) { return item(i) / SPLIT % 32; }
   DEVICE static int strip(int i) { return item(i) / (32 * SPLIT) % 4; }
   DEVICE static int wn(int i) { return item(i) / (128 * SPLIT) % S::WN; }
-  DEVICE static int column(int i) { return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2; }
+  DEVICE static int column(int i) {
+    return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2;
+  }
   DEVICE static int row(const Piece<UP>& p, int i) {
     const int group = p.step * S::WN + wn(i);
     return (UP ? group * 32 + strip(i) * 8 : group * 64 + strip(i) * 16) + (lane(i) >> 2);
@@ -237,11 +213,12 @@ struct Ending {
 };
 
 #if QUANT == 2
-// sum += dot · (scale of the input's block) · (scale of the weights' block), for one unit of k.
+// sum += dot · (scale of the input's block) · (scale of the weights' block), for one k-slab of k.
 template <bool UP>
 DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int group, int strip,
                        int unit, int n, const float (&dot)[4], float (&sum)[4]) {
-  constexpr int ACROSS = (Side<UP>::K + 127) / 128, DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
+  constexpr int ACROSS = (Side<UP>::K + 127) / 128,
+                DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
   const int row = UP ? group * 32 + strip * 8 : group * 64 + strip * 16;
   const float* w = scales.row + ((u64)expert * DOWN + row / 128) * ACROSS + unit / 2;
   const float first = w[0], second = UP ? w[INNER / 128 * ACROSS] : first;
@@ -255,7 +232,7 @@ DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int gr
 }
 #endif
 
-// One strip of a unit times the block's tokens.
+// One m16 tile of a k-slab times the block's tokens.
 template <bool UP>
 DEVICE void add_strip(const Shared& s, const Scales& scales, const u8* stage, int strip,
                       const uint4 (&x)[NT][2], int expert, int group, int unit,
@@ -345,7 +322,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
     float4* const mine = parts + (BUFFERS == 2 && turn ? PARTS : 0);
 #pragma unroll
     for (int i = 0; i < 4 * NT; ++i) {
-      const float(&d)[4] = sums[i / NT][i % NT];
+      const float (&d)[4] = sums[i / NT][i % NT];
       mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
     }
     __syncthreads();
@@ -365,5 +342,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     moe_down(const u8* h, const int* ids, const u8* w2, const u8* scale, const float* scale2,
              const float* given, const float* h_scales, void* parts, int tokens CHUNK_ARG) {
-  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales}, parts);
+  stream<false>(h, ids + (u64)chunk_start * K1, tokens, w2, scale, {scale2, given, h_scales},
+                parts);
 }

@@ -1,11 +1,12 @@
-// bf16 weights and activations: y[m, n] = Σ_k x[m, k] · w[n, k].
+// bf16 linear layer: y[m, n] = Σ_k x[m, k] · w[n, k]. The format alone; the kernels are stream-K
+// (stream_gemm.cuh) and, with FEW_ROWS, the skinny GEMM (few_rows.cuh).
 //
 // A lane's 16 bytes are the four registers of a bf16 fragment. H200, 96 x 5120: 6 us at 1 row, 8 at
-// 128, all of it start, meeting of blocks and end.
-#define ELEMENT_BITS 16
-#define SCALE_BYTES 0
-#define X_BYTES 2
-#define FP8_MMA false
+// 128, all of it start, fix-up and end (benchmarks/log/stream_gemm.md).
+constexpr int ELEMENT_BITS = 16;
+constexpr int SCALE_BYTES = 0;
+constexpr int X_BYTES = 2;
+constexpr bool FP8_MMA = false;
 #include "stream_plain.cuh"
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }

@@ -1,25 +1,21 @@
-// bf16 weights of few rows: y[m, n] = Σ_k x[m, k] · w[n, k] for n up to 256, one strip of 16 rows of
-// w and 8 rows of x a cluster.
+// bf16 linear layer of up to 256 weight rows: y[m, n] = Σ_k x[m, k] · w[n, k], one m16 tile and 8
+// batch rows a cluster.
 //
 // Such a layer (the gates b and a of a gated delta net: 96 x 5120) moves a megabyte: it is all
-// latency. So k is cut over 8 blocks of a cluster and 8 warps of each, a warp asks for its whole
+// latency.
+// So split-K: k is cut over 8 blocks of a cluster and 8 warps of each, a warp asks for its whole
 // piece of the weights at once, and the sums meet in shared memory, first of the block, then of the
 // cluster. The order of sums is ascending k in a warp, then warps, then blocks, whatever m is.
-// The weights are written to be fetched before the wait for the launch before; ptxas 13.0 moves
-// that wait in front of them (seen in the machine code of sm_90a), so they are not yet.
-//
-// Packed weights are those of `linear.cu` (`plugins/weight_tiles.py`), in one group of rows.
+// The weights are written to be fetched before the wait for the launch before (PDL); ptxas 13.0
+// moves that wait in front of them (seen in the machine code of sm_90a), so they are not yet.
+// 96 x 5120, H200: 3.3 / 3.5 / 4.3 / 6.9 us at 1 / 8 / 32 / 128 rows
+// (benchmarks/log/linear_narrow.md).
+// Packed weights are those of linear.cu (weight_tiles.py), in one group of rows.
 // Macros: STEPS (steps of 16 k that a warp does), OUT_BF16.
-//
-// The ladder, one H200, 96 x 5120, microseconds at 1 / 8 / 32 / 128 rows (`linear.cu`: 7.4 / 7.5 /
-// 8.9 / 13.2):
-// 1. x fetched as it is used, up to 32 rows a cluster      2.8 / 3.2 / 7.5 / 12.4
-// 2. all of x asked for first                              3.3 / 3.5 / 6.3 /  7.7
-// 3. 8 rows a cluster                                      3.3 / 3.5 / 4.3 /  6.9
 #include "numeric.cuh"
 
-#define BLOCKS 8
-#define WARPS 8
+constexpr int BLOCKS = 8;
+constexpr int WARPS = 8;
 
 DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;

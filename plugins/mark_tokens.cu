@@ -1,13 +1,11 @@
-// Counts the launch's tokens into seen i32 [SLOTS, VOCAB], in place: bit 0 for a prompt token,
-// +2 for a generated one. A sequence that starts at position 0 clears its slot's row first.
+// Counts the launch's tokens into seen i32 [SLOTS, VOCAB], in place: bit 0 for a prompt token, +2
+// for a generated one. A sequence that starts at position 0 clears its slot's row first.
 //
 // One launch: block (part, tile) owns one of PARTS pieces of the row of the sequence whose first
 // tile this is (the others end at once): it clears the piece where the sequence is fresh, then
 // counts the tokens of all the sequence's tiles that fall into it. So nobody waits for another
 // block. Integer atomics commute (adding 2 leaves bit 0), so the order of the tokens does not show.
-//
-// Decode, 1 / 32 / 128 rows, H200, in a graph: 1.4 / 1.6 / 1.9 us. Earlier: a launch that clears,
-// 64 blocks a row, then one that counts.
+// Decode, 1 / 32 / 128 rows, H200: 1.4 / 1.6 / 1.9 us (benchmarks/log/mark_tokens.md).
 #include "ptx.cuh"
 
 constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;

@@ -1,10 +1,11 @@
-// What the kernels of the experts share: the sizes, weights to fragments, SiLU·mul, the order of the
-// sum, and the sum over a token's experts.
+// What the kernels of the experts share: sizes, weights to fragments, SiLU·mul, the order of the
+// sum, and moe_combine, the sum over a token's experts.
 //
-// Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product),
-// WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: plugins/expert_tiles.py.
-// CHUNKED, if given: a node's tokens run in chunks, and each kernel takes its chunk's first token
-// last. What the node reads and writes is indexed from there, scratch memory from the chunk.
+// Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: expert_tiles.py.
+// CHUNKED, if given: a node's tokens run in chunks of as many pairs as shared memory holds, and
+// each kernel takes its chunk's first token last. What the node reads and writes is indexed from
+// there, scratch memory from the chunk.
 #pragma once
 #include "nvfp4.cuh"
 
@@ -17,11 +18,11 @@ enum { chunk_start = 0 };  // no symbol: plans of one chunk keep their cubins
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
-constexpr int STRIP = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes: 16 rows of a unit
+constexpr int STRIP = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes of a k-slab
 constexpr int SCALES = WEIGHTS == 1 ? 64 : 0;
 constexpr float REST = WEIGHTS == 1 ? NVFP4_REST : 1.0f;
 
-// One of the two products. A dot product is always the sum of KU units in order of k, then the WK
+// One of the two products. A dot product is always the sum of KU k-slabs in order of k, then the WK
 // parts in order, so that every path gives the same bits.
 template <bool UP>
 struct Side {
@@ -53,12 +54,12 @@ DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
   p1 = mul_bf16x2((high & 0x80008000) | ((high & 0x7F007F00) >> 4), gain);
 }
 
-// A lane's share of one strip of a unit, as it lies. `scales`: also those of the strip beside it.
+// A lane's share of one m16 tile of a k-slab, as it lies. `scales`: also those of its neighbour.
 struct Raw {
   uint4 words[STRIP / 512];
   u32 scales;
 };
-// `scales`: of the two strips.
+// `scales`: of the two m16 tiles.
 DEVICE Raw load_raw(const u8* strip, const u8* scales) {
   Raw raw;
 #pragma unroll
@@ -116,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
     float4 v[K1];
 #pragma unroll
-    for (int j = 0; j < K1; ++j) v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
+    for (int j = 0; j < K1; ++j)
+      v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < K1; ++j) {

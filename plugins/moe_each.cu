@@ -1,15 +1,13 @@
-// The experts of up to four tokens, a pair (token, expert) at a time: NVFP4 weights straight to
-// registers, all loads in flight at once. `each_down` fetches its weights while `each_up` runs and
-// adds a token's experts itself, in ascending index.
+// The experts of up to four tokens, a pair (token, expert) at a time: y = Σ_e weight_e · w2_e(silu(
+// gate_e(x)) · up_e(x)), NVFP4 weights straight to registers, all loads in flight at once.
 //
-// One layer of 256 experts and a shared one, H 2048, I 512, top 8, one token, on an H200, weights
-// cold (floor 3.7 us): 9.5 us (4 tokens 24.0, floor 13.0); with a scale for every 16 codes of a lane
-// 10.3; down weights through shared memory, decoded on the multiplier: 12.9.
-//
-// Macros: those of moe_common.cuh.
+// `each_up` makes h; `each_down` fetches its weights while `each_up` runs (PDL) and adds a token's
+// experts itself, in ascending index. Weights are the M side of mma.sync, split-K over warps.
+// 256 experts and a shared one, H 2048, I 512, top 8, one token, weights cold, H200: 9.5 us, floor
+// 3.7 (variants: benchmarks/log/moe_each.md). Macros: those of moe_common.cuh.
 #include "moe_common.cuh"
 
-// Two strips of WN groups for one pair; blockIdx = (half group, pair).
+// Two m16 tiles of WN groups for one pair; blockIdx = (half group, pair).
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     each_up(const u8* x, const int* ids, const u8* w13, const u8* scale, const float* scale2,
             u16* h) {
@@ -73,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   }
 }
 
-// One strip of 16 outputs of a token over all its experts; blockIdx = (strip, token).
+// One m16 tile of 16 outputs of a token over all its experts; blockIdx = (m16 tile, token).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     each_down(const u8* h, const int* ids, const float* weights, const u8* w2, const u8* scale,
               const float* scale2, u16* y) {

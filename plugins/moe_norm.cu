@@ -1,19 +1,13 @@
 // The end of a layer of experts and the norm of the next: a token's experts are added, then the
 // residual, then RMSNorm -> bf16 and quantised copies. In the place of moe_combine and norm_quant.
 //
-// One CTA a token, its row in registers as norm_quant has it: VECS vectors of eight columns a
+// One block a token, its row in registers as norm_quant has it: VECS vectors of eight columns a
 // thread, at a stride of THREADS, and its sums in its order; the experts in ascending index as
 // moe_combine adds them. So the bits are those of the two launches. parts f32 [tokens, K1, K];
-// residual, sum bf16 [tokens, K]; weight f32. TOGETHER experts are on their way at once.
-// ids, weights and the residual are older than the launch before: they are read before the wait.
-//
-// Behind a launch that fills every SM, with FP8 copies, experts of the 35B in all, us, 1 / 8 / 32 /
-// 128 tokens (the small kernels):  combine and norm apart 23.0 / 51.0 / 109.6 / 170.2
-//   one launch, 18 loads of a thread on their way 21.2 / 49.5 / 108.0 / 169.0
-//   (ptxas, left alone, keeps six on their way, to save registers for more blocks)
-// 512 / 2048 / 8192 tokens (the wide kernels): apart 207 / 449 / 1526, together 212 / 463 / 1567, two
-// blocks of an SM or three: apart there.
-//
+// residual, sum bf16 [tokens, K]; weight f32. TOGETHER experts are on their way at once. ids,
+// weights and the residual are older than the launch before: they are read before the wait (PDL).
+// Experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128 tokens, 1 to
+// 2 us less than apart (benchmarks/log/moe_norm.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, K1 (experts a token).
 #include "row_quant.cuh"
 

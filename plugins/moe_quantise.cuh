@@ -1,5 +1,6 @@
-// Activations of the experts rounded to a format's codes and back: bf16 rows that hold code · block
-// scale (NVFP4) or the code alone (e4m3), exactly. Rules: plugins/formats.py.
+// Activations of the experts rounded to a format's codes and back, a launch before each product:
+// bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3), exactly. Rules:
+// formats.py.
 //
 // Per tensor formats have a scale an expert, so that a row of x is made for each of its experts.
 #pragma once
@@ -7,7 +8,8 @@
 
 constexpr bool BY_PAIR = QUANT == 1 || QUANT == 3;  // a row of x for each pair, else each token
 
-template <int LANES> DEVICE float most_of(const float (&v)[8]) {
+template <int LANES>
+DEVICE float most_of(const float (&v)[8]) {
   float top = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(v[i]));
@@ -39,7 +41,9 @@ DEVICE void round_codes(float (&v)[8], float given, float& block_scale) {
   const float scale = from_e4m3(to_e4m3(most_of<2>(v) / 6.0f * gain));
 #pragma unroll
   for (int i = 0; i < 8; ++i)  // a NaN keeps its row a NaN: its code would not
-    v[i] = v[i] != v[i] ? v[i] : scale == 0.0f ? 0.0f : from_e2m1(to_e2m1(v[i] * gain, scale)) * scale;
+    v[i] = v[i] != v[i]    ? v[i]
+           : scale == 0.0f ? 0.0f
+                           : from_e2m1(to_e2m1(v[i] * gain, scale)) * scale;
 #endif
 }
 

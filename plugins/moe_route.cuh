@@ -1,13 +1,13 @@
-// Which tokens an expert has: every block counts the pairs (token, expert) itself (a few hundred ids
-// in L2), which saves a launch. COLS: the tokens of a block of work.
+// Which tokens an expert has, for grouped_moe.cu: every block counts the pairs (token, expert)
+// itself (a few hundred ids in L2), which saves a launch. COLS: the tokens of a block of work.
 #pragma once
 #include "moe_common.cuh"
 
 struct Shared {
-  int* first;   // [EXPERTS + 1] blocks before each expert
-  int* list;    // [COLS] pairs of this block's tokens, -1 where there is none
-  int* found;   // [WARPS]
-  u16* ids;     // [pairs]
+  int* first;  // [EXPERTS + 1] blocks before each expert
+  int* list;   // [COLS] pairs of this block's tokens, -1 where there is none
+  int* found;  // [WARPS]
+  u16* ids;    // [pairs]
 };
 
 DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
@@ -80,7 +80,8 @@ DEVICE int expert_of(const Shared& s, int block, int expert) {
     expert = (__ffs(__ballot_sync(~0u, s.first[last] > block)) - 1) * STRIDE;
   }
   while (true) {
-    const u32 beyond = __ballot_sync(~0u, s.first[min(expert + 1 + (int)lane_id(), EXPERTS)] > block);
+    const u32 beyond =
+        __ballot_sync(~0u, s.first[min(expert + 1 + (int)lane_id(), EXPERTS)] > block);
     if (beyond) return expert + __ffs(beyond) - 1;
     expert += 32;
   }

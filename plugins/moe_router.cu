@@ -1,11 +1,12 @@
 // The router of a mixture: logits of all experts, the k greatest, their softmax, the shared gate.
 //
-// One launch. A block has 16 experts (the M side of the matrix instructions) and 8 tokens (the N
-// side); eight warps split k, whose order of addition does not depend on the tokens. Logits go to
-// scratch memory in f32; the block that arrives last at its 8 tokens chooses for them, a warp a
-// token, and sets the counter back. Lanes read runs of eight k of weights and activations, as they
-// lie: both sides permute k alike.
-//
+// One launch. A block has an m16 tile of experts (the M side of mma.sync) and 8 tokens (N); eight
+// warps split k, whose order of addition does not depend on the tokens. Logits go to scratch memory
+// in f32; the block that arrives last at its 8 tokens chooses for them, a warp a token, and sets
+// the counter back. Lanes read runs of eight k of weights and activations, as they lie: both sides
+// permute k alike.
+// 256 experts, H200: 5.4 / 6.1 / 6.3 / 8.6 / 9.9 us at 1 / 8 / 32 / 64 / 128 tokens; where clusters
+// of eight exist moe_router_cluster.cu wins (benchmarks/log/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: one more row, the shared expert's gate).
 #include "numeric.cuh"
 

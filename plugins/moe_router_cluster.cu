@@ -1,16 +1,15 @@
 // The router of a mixture of up to 256 experts, eight blocks of a cluster for 8 · COLUMNS tokens.
 //
-// A block has up to two strips of 16 experts (the M side of the matrix instructions); eight warps
-// split k of each, whose order of addition does not depend on the tokens. Block t of the cluster
-// chooses for token t of eight: logits reach it through distributed shared memory, so that nothing passes
-// through L2 but x. The shared expert's gate is a sum of eight eighths of k, one a block. Lanes read
-// runs of eight k of weights and activations, as they lie: both sides permute k alike.
-//
-// 256 experts, top 8, a gate, H 2048, on an H200, us, weights cold, back to back, 1 / 8 / 32 / 64 /
-// 128 tokens: 3.5 / 3.8 / 3.9 / 4.9 / 6.2 (at 128 one column 9.9: of 16 clusters not all are resident;
-// at 256 two columns 12.3); logits through L2 (moe_router.cu) 5.4 / 6.1 / 6.3 / 8.6 / 9.9 (256: 14.1).
-//
-// Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), STRIPS (of a block), COLUMNS.
+// A block has up to two m16 tiles of experts (the M side of mma.sync); eight warps split k of each,
+// whose order of addition does not depend on the tokens. Block t of the cluster chooses for token t
+// of eight: logits reach it through distributed shared memory, so that nothing passes through L2
+// but x.
+// The shared expert's gate is a sum of eight eighths of k, one a block. Lanes read runs of eight k
+// of weights and activations, as they lie: both sides permute k alike.
+// 256 experts, top 8, a gate, H 2048, weights cold, H200: 3.5 / 3.8 / 3.9 / 4.9 / 6.2 us at 1 / 8 /
+// 32 / 64 / 128 tokens (variants: benchmarks/log/moe_router.md).
+// Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), STRIPS (m16 tiles a block),
+// COLUMNS.
 #include "numeric.cuh"
 
 constexpr int CLUSTER = 8;
@@ -31,8 +30,8 @@ struct Shared {
 
 // To the same place in the shared memory of another block of the cluster.
 DEVICE void store_in_block(float* place, u32 block, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;"
-               :: "r"(address_in_block(place, block)), "f"(value) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_block(place, block)), "f"(value)
+               : "memory");
 }
 
 // Greater is chosen first; a NaN comes last but is an expert like any other; 0 is none.
@@ -144,7 +143,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
-    if (threadIdx.x < STRIPS * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
+    if (threadIdx.x <
+        STRIPS * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
       const int strip = threadIdx.x / 128, i = threadIdx.x % 128, element = i % 4;
       const float* const own = (const float*)s.parts[c][strip][0] + i;
       float v = own[0];

@@ -1,9 +1,10 @@
 // The pairs (token, expert) sorted by expert and cut into tiles of tokens, and the activations with
-// k in the order of the fragments, for the wide kernels.
+// k in the order of the fragments: the first launch of moe_wide.cu.
 //
 // `order`: pairs by expert. `tiles`: [0].x their number, then (expert, first place in `order`,
-// count). The places of an expert's pairs depend on the race of a few threads; nothing else does,
-// since a token's column of a product does not depend on its neighbours.
+// count).
+// The places of an expert's pairs depend on the race of a few threads; nothing else does, since a
+// token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe_common.cuh"
 
@@ -36,7 +37,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     }
     all[e] = sum, begin[e] = before;
   }
-  cluster_meet();  // nobody reads here any more
+  cluster_meet();          // nobody reads here any more
   if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
@@ -56,7 +57,10 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     }
   }
   __syncthreads();
-  for_pairs(pairs, [&](int i) { const int e = __ldcg(ids + i); order[count[e] + begin[e] + ranks[i]] = i; });
+  for_pairs(pairs, [&](int i) {
+    const int e = __ldcg(ids + i);
+    order[count[e] + begin[e] + ranks[i]] = i;
+  });
   if (blockIdx.x) return;
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
     const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
@@ -65,7 +69,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   }
 }
 
-// Half a unit a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
+// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
   constexpr int HALVES = Side<true>::UNITS * 2;
   const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
@@ -93,8 +97,6 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
              int tokens) {
   wait_for_previous();
   let_next_start();
-  if (blockIdx.x < SORT_BLOCKS)
-    sort_pairs(ids, tokens * K1, ranks, order, tiles);
-  else
-    reorder_rows(x, reordered, tokens);
+  if (blockIdx.x < SORT_BLOCKS) sort_pairs(ids, tokens * K1, ranks, order, tiles);
+  else reorder_rows(x, reordered, tokens);
 }

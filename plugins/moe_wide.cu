@@ -1,44 +1,28 @@
-// The experts of a mixture for many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)).
+// Grouped GEMM of a mixture's experts, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
+// up_e(x)).
+// sm_90a only.
 //
-// Four launches: `moe_sort` cuts the pairs (token, expert) into tiles of up to TILE tokens of one
-// expert; `wide_up` and `wide_down` multiply; `moe_combine` adds a token's experts in ascending
-// index in f32. Same packed weights and same order of every sum as the kernels for few tokens
-// (KU units in order of k, then the parts in order), hence the same bits.
-//
-// A block of work is a tile of tokens and four groups of 64 weight rows. Weights are the M side of
-// wgmma, decoded to registers; tokens are the N side (8 … TILE columns, whole
-// eights), in shared memory in 128-byte swizzle. Persistent blocks of four warpgroups that
-// multiply, a group each, three decoding while the tensor cores serve one, and a warp that
-// fills a ring of stages of one unit (64 k): weights and `h` by the copy engine, rows of x by
-// cp.async, since they are gathered. `h` is written as its tiles are read: tile, unit, token, k as
-// the fragments have it, swizzled.
-//
-// One layer of 256 experts and a shared one, H 2048, I 512, top 8, NVFP4, on an H200, us, random
-// weights, cold (tokens 128 / 256 / 2048 / 8192; floors 104 / 106 / 147 / 587):
-//   two warpgroups of two groups each, a fence by who copied, sort in one block: 263 / 267 / 497 / 1731
-//   a fence by who reads, rows of h in one piece, sort in a cluster: 244 / 258 / 476 / 1666
-//   stages of two units, half as many copies and waits: 189 / 209 / 455 / 1589
-//   four warpgroups of one group: 184 / 192 / 455 / 1525
-//   next tile and factors fetched early: 175 / 184 / 440 / 1493, of which at 2048 sort 12, up 241,
-//   down 141, combine 46
-//   rotations on the shifter, a lane's scale serves 16 codes: 157 / - / 392 / -, of which at 2048 sort
-//   12, up 208, down 126, combine 45
-//   a fence by who copied again, two stages behind: 156 / 163 / 395 / 1392 (by who reads, the same day:
-//   157 / 163 / 393 / 1394; one, three or four stages behind: 161, 157, 159 at 128)
-// Left out in turn at 2048, of 455: decoding, 367; wgmma, 273; loads, 436.
-//
-// Macros: those of moe_common.cuh, TILE (tokens of a tile), DEPTH (stages). sm_90a only.
+// Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to TILE tokens of one
+// expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
+// Same packed weights and same order of every sum as grouped_moe.cu, hence the same bits.
+// A block of work is a tile of tokens (N of wgmma, 8 … TILE columns, 128-byte swizzle in shared
+// memory) and four groups of 64 weight rows (M, dequantised to registers). Persistent blocks: four
+// ping-pong consumer warpgroups, a group each, and a producer warpgroup that fills a ring of stages
+// of one k-slab (64 k): weights and `h` by TMA bulk copy, gathered rows of x by cp.async, each
+// followed by an async proxy fence of the thread that copied. `h` is written as its tiles are read.
+// 256 experts, top 8, H200: 156 / 163 / 395 / 1392 us at 128 / 256 / 2048 / 8192 tokens; floors 104
+// / 106 / 147 / 587 (benchmarks/log/moe_wide.md). Macros: moe_common.cuh's, TILE, DEPTH (stages).
 #include "moe_sort.cuh"
 #include "wgmma.cuh"
 
-// A stage is SPAN units: the tokens' rows of each, then the weights of four groups, then their scales.
+// A stage is SPAN k-slabs: the tokens' rows of each, the weights of four groups, their scales.
 constexpr int SPAN = Side<true>::KU % 2 || Side<false>::KU % 2 ? 1 : 2;
 constexpr int COLUMNS = TILE * 128;
 constexpr int GROUP = SPAN * 4 * STRIP, GROUP_SCALES = SPAN * 4 * SCALES;
 constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
 constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
 constexpr int MULTIPLIERS = 4 * 128, COPIERS = 128;
-constexpr int ROUNDS = TILE / 16;  // rows that a thread copies
+constexpr int ROUNDS = TILE / 16;               // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = MULTIPLIERS + COPIERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
@@ -112,8 +96,7 @@ DEVICE void announce(const Ring& r, int slot) {
 }
 
 template <bool UP>
-DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
-                 const u8* scales) {
+DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w, const u8* scales) {
   using S = Side<UP>;
   const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
@@ -142,7 +125,7 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
           announce<LAG>(r, behind.slot);
           behind.next();
         }
-      } else if (thread == 0) {  // rows of `h` lie as they are read: a unit of a tile is one piece
+      } else if (thread == 0) {  // `h` lies as it is read: a k-slab is one piece
         const int piece = tile.z * 128;
         const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)unit * piece;
         barrier_expect(r.full + here.slot, SPAN * piece);
@@ -167,7 +150,8 @@ struct Work {
   const int* pair;  // by column
 
   DEVICE int strip() const { return (threadIdx.x >> 5) & 3; }
-  template <bool UP> DEVICE void load_factors(const float* scale2) {
+  template <bool UP>
+  DEVICE void load_factors(const float* scale2) {
     a = b = 1.0f;
     if (WEIGHTS != 1) return;
     const int g = lane_id() >> 2;
@@ -178,13 +162,14 @@ struct Work {
   }
 };
 
-// Four values of a strip: rows g and g + 8, columns 2t and 2t + 1.
-template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int column) {
+// Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1.
+template <bool UP>
+DEVICE void write(const Work& work, const float (&v)[4], int column) {
   const int lane = lane_id(), g = lane >> 2, strip = work.strip(), count = work.tile.z;
   column += (lane & 3) * 2;
   if (UP) {
     const int row = work.group * 32 + strip * 8 + g, unit = work.group >> 1;
-    constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a unit
+    constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
     if (unit >= Side<false>::UNITS) return;
     u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)unit * count * 128;
 #pragma unroll
@@ -193,7 +178,8 @@ template <bool UP> DEVICE void write(const Work& work, const float (&v)[4], int 
       const int place = ((work.group & 1) * 2 + (strip >> 1)) * 4 + (g & 1) * 2;
       if (c < count)
         *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + place) =
-            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b))) : 0;
+            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b)))
+                                 : 0;
     }
   } else {
     const int row = work.group * 64 + strip * 16 + g;
@@ -247,8 +233,7 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
   }
   meet(1 + own, 128);  // the warpgroup's list of pairs is written
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j)
-    write<UP>(work, sums[j], j * 8);
+  for (int j = 0; j < N / 8; ++j) write<UP>(work, sums[j], j * 8);
 }
 
 template <bool UP>
@@ -301,7 +286,8 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
     fewer_registers<32>();
     fill<UP>(r, x, tiles, w, scales);
   } else {
-    more_registers<112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
+    more_registers<
+        112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
     multiply_all<UP>(r, tiles, x.order, lists, scale2, to);
   }
 }

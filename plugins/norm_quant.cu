@@ -1,21 +1,10 @@
 // [x + residual ->] RMSNorm -> bf16 and quantised copies: rms_norm and norm_quant.
 //
-// One CTA a row, the row in registers: VECS vectors of eight columns a thread, at a stride of
+// One block a row, the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS, so that lanes hold neighbouring columns. x, residual, y, sum bf16 [rows, K]; weight f32.
-// The norm's weight is no activation: it is read before the wait for the launch before this one.
-//
-// Ladder (H200, in a graph, data in L2, us; 1 / 32 / 128 / 1024 rows of 5120, with residual and
-// sum; fp8 and nvfp4 are two copies):
-//   the row in registers, one block sum, no quant      1.3 / 1.5 / 2.5 / 8.6
-//   IEEE divisions                                 fp8 2.2 / 2.9 / 4.6 / 11.5,
-//                                            fp8_block 1.9 / 2.2 / 3.8 / 9.5,
-//                                                nvfp4 3.7 / 4.0 / 8.3 / 22.3
-//   division by reciprocal and correction          fp8 1.7 / 2.0 / 3.3 / 9.7,
-//                                            fp8_block 1.8 / 2.0 / 2.8 / 10.0
-//   e2m1 by seven scaled thresholds              nvfp4 3.0 / 3.1 / 6.6 / -
-//   e2m1 a bit at a time, three of them          nvfp4 2.6 / 2.9 / 5.8 / 16.1
-// 8192 rows, one copy: no quant 81 (96 % of the bytes' floor), fp8 71 (96 %), nvfp4 88 (73 %). Two,
-// three or four vectors a thread instead of one: fp8 75, 80, 87.
+// The norm's weight is no activation: it is read before the wait for the launch before (PDL).
+// 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5 / 8.6 us,
+// two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (variants: benchmarks/log/norm_quant.md).
 #include "row_quant.cuh"
 
 DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {

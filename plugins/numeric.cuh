@@ -64,6 +64,8 @@ DEVICE u32 to_e2m1(float x) {
   return code | (x < 0.0f ? 8u : 0u);
 }
 
+DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
+
 // ---- sums and maxima ---------------------------------------------------------------------------
 DEVICE float warp_sum(float x) {
 #pragma unroll
@@ -75,9 +77,10 @@ DEVICE float warp_max(float x) {
   for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
   return x;
 }
-// The sum over a block of N_THREADS (whole warps), in every thread. `room` is N_THREADS / 32 floats of
-// shared memory that nobody uses meanwhile; the caller synchronises before using it again.
-template <int N_THREADS> DEVICE float block_sum(float x, float* room) {
+// The sum over a block of N_THREADS (whole warps), in every thread. `room` is N_THREADS / 32 floats
+// of shared memory that nobody uses meanwhile; the caller synchronises before using it again.
+template <int N_THREADS>
+DEVICE float block_sum(float x, float* room) {
   x = warp_sum(x);
   if (N_THREADS == 32) return x;
   if (lane_id() == 0) room[threadIdx.x / 32] = x;
@@ -95,7 +98,7 @@ DEVICE float exp2_fast(float x) {
   return y;
 }
 
-// ---- activations, in f32 -------------------------------------------------------------------------
+// ---- activations, in f32 -----------------------------------------------------------------------
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 // Within 1e-6 of the above, at a third of the instructions.

@@ -1,17 +1,18 @@
-// NVFP4 weights in registers: eight codes of a row to four bf16 pairs, times their block scale.
+// NVFP4 weights dequantised in registers: eight codes of a row to four bf16 pairs, times their
+// block scale, for the experts.
 //
-// A word holds eight codes with their bits placed so that a rotation and a mask make a bf16 pair
-// of three of the four pairs; the fourth takes two (plugins/expert_tiles.py). What comes out of the
-// mask is code · 2^-126, a scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact
-// in bf16 (at most six significant bits), and NVFP4_REST is left for the end.
+// A word holds eight codes with their bits placed so that a rotation and a mask make a bf16 pair of
+// three of the four pairs; the fourth takes two (expert_tiles.py). The mask leaves code · 2^-126, a
+// scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact in bf16 (at most six
+// significant bits), and NVFP4_REST is left for the epilogue.
 //
-// Here a lane's two words of a row are the 16 consecutive k of one block, so one scale serves both:
-// k is permuted within every 64 before packing, which costs nothing, since activations are read in
-// runs of eight as well.
+// A lane's two words of a row are the 16 consecutive k of one block, so one scale serves both: k is
+// permuted within every 64 before packing, which costs nothing, since activations are read in runs
+// of eight as well.
 #pragma once
 #include "numeric.cuh"
 
-#define NVFP4_REST 128.0f
+constexpr float NVFP4_REST = 128.0f;
 
 // A rotation to the left, on the shifter: a wide multiplication takes twice as long and delays
 // wgmma beside it.

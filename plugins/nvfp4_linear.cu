@@ -1,15 +1,16 @@
-// NVFP4 weights, bf16 activations: y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code · w_scale)[n, k].
+// NVFP4 linear layer, bf16 activations (W4A16): y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code ·
+// w_scale)[n, k]. The format alone; the kernels are stream-K (stream_gemm.cuh) and, with FEW_ROWS,
+// the skinny GEMM (few_rows.cuh).
 //
 // code · w_scale has at most six significant bits: exact in bf16, so this is a bf16 product of
-// exact weights. A word holds eight codes, of one row and two steps of k, with their bits placed
-// so that a rotation and a mask make a bf16 pair of three of the four pairs (the fourth takes
-// two): 9 integer operations for 8 weights instead of 15 with codes in nibbles. The value that
-// comes out is code · 2^-126; the block scale is stored so that w_scale · 2^119 takes a permutation
-// and a multiply-add for two, and 2^7 is left for the end.
-#define ELEMENT_BITS 4
-#define SCALE_BYTES 64
-#define X_BYTES 2
-#define FP8_MMA false
+// exact weights. A word holds eight codes, of one row and two steps of k, with their bits placed so
+// that a rotation and a mask dequantise three of its four pairs to bf16 (the fourth takes two): 9
+// integer operations for 8 weights. That gives code · 2^-126; the block scale is stored so that
+// w_scale · 2^119 takes a permutation and a multiply-add for two, and 2^7 is left for the epilogue.
+constexpr int ELEMENT_BITS = 4;
+constexpr int SCALE_BYTES = 64;
+constexpr int X_BYTES = 2;
+constexpr bool FP8_MMA = false;
 #include "nvfp4.cuh"
 
 DEVICE u32 low_twice(u32 pair) {

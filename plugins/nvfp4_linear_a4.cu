@@ -1,10 +1,10 @@
-// NVFP4 weights and activations:
-// y[m, n] = alpha[n] · Σ_k (xq · x_scale)[m, k] · (w · w_scale)[n, k].
+// NVFP4 linear layer, NVFP4 activations (W4A4):
+// y[m, n] = alpha[n] · Σ_k (xq · x_scale)[m, k] · (w · w_scale)[n, k]. The body is strip_gemm.cuh.
 //
-// A unit is 64 of k: one block-scaled FP4 instruction for 16 weight rows and 8 batch rows, four
-// words of weights and one of scales a lane. On sm_121a that is one OMMA; on sm_90a it is emulated
-// with the same operands (fp4_mma.cuh), which serves correctness, not speed. The ladder has one
-// rung: nothing here has run where the instruction exists.
+// A k-slab is 64 of k: one block-scaled FP4 mma for 16 weight rows and 8 batch rows, four words of
+// weights and one of scales a lane. On sm_121a that is one OMMA; on sm_90a it is emulated with the
+// same operands (fp4_mma.cuh), which serves correctness, not speed. Nothing here has run where the
+// instruction exists (benchmarks/log/nvfp4_linear_a4.md).
 #include "fp4_mma.cuh"
 #include "strip_gemm.cuh"
 

@@ -1,37 +1,18 @@
-// Decode attention over paged keys and values, in one launch: norm, RoPE, append, attend, merge.
+// Decode attention over paged keys and values, one launch: norm, RoPE, append, attend, merge
+// (split-KV).
 //
 // Work: a row of length n is cut into equal chunks, whose size depends on n alone; a unit is (row,
 // chunk, kv head). The grid is what is resident; each block lists the units itself from `starts`
 // and strides over them. The block of a row's last chunk appends the new key and value.
 // Block: warps with 16-token tiles of their own, each in a ring of its own filled by cp.async, so
-// the loop over tokens needs no block barrier. Operands are swapped: S^T = K·Q^T has tokens as
-// the 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
+// the loop over tokens needs no block barrier. A and B are swapped: S^T = K·Q^T has tokens as the
+// 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
 // Merge: the warps of a block through shared memory, the blocks of a (row, kv head) by the last to
 // arrive, by eights in the order of the chunks: a row's bits depend on its own length alone.
-// Ladder, one H200, 27B (24/4 heads, e4m3 pages), microseconds in a replayed graph, with chunks of
-// 64 / 128 / 256 / 512 / 1024 tokens at least; floor 62 for 128 rows of 1k, 0.5 for one of 1k:
-//   first version, 128 rows          274 / 141 / 118 / 89;  a row: 10.5 / 10.3 / 13.1 / 15.6
-//   without the products                         113: arithmetic is free, what a unit costs is not
-//   (2000 instructions a warp where a tile has 400; contiguous pages, three stages: no gain)
-//   next unit's tiles during merge   278 / 143 / 113 / 84;  a row: 8.4 / 8.1 / 11.2 / 12.7
-//   merges by eights, one ordered atomic, no divisions
-//                                  271 / 137 / 90 / 81 / 77 (81 %); 8.7 / 7.6 / 8.9 / 11.6 / 15.8
-//   32 rows of 8k, floor 125: 573 / 573 / 258 / 178 before the merges by eights, then 336 / 336 /
-//   215 / 176 / 150 (83 %); one row of 32k, floor 16: 32, then 28 / 28 / 28 / 28 / 26.
-//   The norms' weights brought to L1 before the wait: no change.
-// Behind a launch that fills every SM, as in a step, with the gate and FP8 copies, rows of 1060
-// tokens (1: 1024), at 1 / 8 / 32 / 64 / 128 rows, best chunk of each:
-//   four warps, chunks of so many and a rest    27B 12.4 / 18.4 / 31.1 / - / 103
-//                                               35B 12.8 / 17.7 / 22.4 / - / 61.7
-//   equal chunks                                    12.5 / 17.5 / 29.6 / - / 96
-//                                                   12.9 / 16.7 / 21.1 / - / 57.6
-//   rows listed by the block, constants in fours, gates and scales early: 128 rows 91.5 and 55.1
-//   warps of a block by bucket, so that units are as many as resident blocks (12 warps an SM):
-//     8, 8, 12, 6, 3 warps                          9.3 / 13.6 / 26.6 / 44.7 / 78.3
-//     8, 8, 12, 12, 6                               9.3 / 11.8 / 19.9 / 26.9 / 45.0
-//   All gates of a thread before the merges: spills.
-// Macros besides those of paged_kv.cuh and paged_merge.cuh: WARPS, STAGES, CHUNK (tokens that
-// a chunk has about), BLOCKS (of an SM), SHARED (bytes).
+// 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
+// log/paged_decode.md).
+// Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
+// has about), BLOCKS (of a multiprocessor), SHARED (bytes).
 #include "paged_merge.cuh"
 
 // Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.
@@ -87,7 +68,8 @@ DEVICE Unit unit_at(int index, const Row* list, int rows) {
   int at = index / KV_HEADS, low = 0, high = rows;
   while (high - low > 1) {
     int middle = (low + high) / 2;
-    if (list[middle].before <= at) low = middle; else high = middle;
+    if (list[middle].before <= at) low = middle;
+    else high = middle;
   }
   u.row = low, u.head = index % KV_HEADS, u.chunk = at - list[low].before;
   u.chunks = list[low + 1].before - list[low].before;
@@ -110,7 +92,7 @@ struct Walk {
       int ahead = i + lane;
       ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
     }
-    long long from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
+    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i));
     u32 to = ring + (i % STAGES) * 2 * TILE;
 #pragma unroll
     for (int n = 0; n < ROW / 32; n++) {
@@ -139,8 +121,8 @@ DEVICE Walk walk_of(Block& b, const Unit& u, const u8* keys, const u8* values, c
                     int warp, int lane) {
   int first = u.begin + 16 * warp;
   int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
-  Walk walk{keys, values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1, u.head,
-            lane, 0};
+  Walk walk{keys,   values, pages, shared_address(b.arena[warp]), first, tiles, u.length - 1,
+            u.head, lane,   0};
 #pragma unroll
   for (int i = 0; i < STAGES; i++) {
     if (i < tiles) walk.load(i);
@@ -245,7 +227,7 @@ DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const 
 DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& constants,
                     const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
                     int lane) {
-  const u16* token = qkv + (long long)u.row * WIDTH;
+  const u16* token = qkv + (i64)u.row * WIDTH;
   int items = GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
   RawHead raws[MINE];
 #pragma unroll
@@ -263,7 +245,8 @@ DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& co
     if (item >= items) break;
     Head h = widened(raws[i]);
     if (item <= GROUP) {
-      if (item < GROUP) normalise(h, constants.q_norm); else normalise(h, constants.k_norm);
+      if (item < GROUP) normalise(h, constants.q_norm);
+      else normalise(h, constants.k_norm);
       rotate(h, constants.turn, lane);
     }
     if (item < GROUP) {
@@ -314,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
                  const int* slots, const int* starts, const int* counts, u16* o,
-                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums,
-                 float2* tallies, int* arrivals, int rows, int most_pages) {
+                 const float* scales, u8* q0, u8* s0, u8* q1, u8* s1, float4* sums, float2* tallies,
+                 int* arrivals, int rows, int most_pages) {
   extern __shared__ __align__(128) u8 shared[];
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
@@ -330,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // Earlier positions are older than the launch before this one: fetched before waiting for it.
   if (index < units) {
     u = unit_at(index, b.rows, rows);
-    walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
+    walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
   wait_for_previous();
   let_next_start();
@@ -359,14 +342,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     spill(b, x, warp, lane);
     __syncthreads();
     Unit done = unit_at(index, b.rows, rows);  // again: cheaper than registers through the loop
-    const long long at = index, first = at - (long long)done.chunk * KV_HEADS;
+    const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GROUP * 2);
     __syncthreads();
     index += gridDim.x;
     if (index < units) {  // the next unit's tiles travel while this one's chunks are merged
       u = unit_at(index, b.rows, rows);
-      walk = walk_of(b, u, keys, values, page_table + (long long)u.slot * most_pages, warp, lane);
+      walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
     }
     if (done.chunks > 1) {
       merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);

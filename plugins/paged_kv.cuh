@@ -41,20 +41,27 @@ DEVICE void widen(u32 codes, u32& low, u32& high) {
 DEVICE void widen_trans(u32 codes, u32& even, u32& odd) {
   widen(__byte_perm(codes, 0, 0x3120), even, odd);
 }
-DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
 
 // --- One head in a warp ----------------------------------------------------------------------
 
 template <int BYTES>
 struct Raw;
 template <>
-struct Raw<2> { typedef u16 type; };
+struct Raw<2> {
+  typedef u16 type;
+};
 template <>
-struct Raw<4> { typedef u32 type; };
+struct Raw<4> {
+  typedef u32 type;
+};
 template <>
-struct Raw<8> { typedef uint2 type; };
+struct Raw<8> {
+  typedef uint2 type;
+};
 template <>
-struct Raw<16> { typedef uint4 type; };
+struct Raw<16> {
+  typedef uint4 type;
+};
 
 struct Head {
   float x[VEC];
@@ -194,8 +201,8 @@ DEVICE void put_query(u16* to, const Head& h, int lane) {
 // --- Pages and tiles -------------------------------------------------------------------------
 
 // Byte offset of (page, kv head, position within the page).
-DEVICE long long page_offset(int page, int head, int position) {
-  return (((long long)page * KV_HEADS + head) * PAGE + (position & (PAGE - 1))) * ROW;
+DEVICE i64 page_offset(int page, int head, int position) {
+  return (((i64)page * KV_HEADS + head) * PAGE + (position & (PAGE - 1))) * ROW;
 }
 
 // Byte offset of chunk `c` of row `r` in a tile whose rows have BYTES bytes.

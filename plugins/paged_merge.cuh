@@ -1,21 +1,22 @@
-// How decode attention's partial sums come together, and what becomes of the result: sums over a
-// block's warps, over groups of FAN chunks, over a row's groups; the gate; quantised copies.
+// The epilogue of decode attention (paged_decode.cu alone): how partial sums come together, and
+// what becomes of the result: sums over a block's warps, over groups of FAN chunks, over a row's
+// groups; the gate; quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
 // group (a row) merges it: at most FAN parts are read at once, so that no block reads a long row's
-// partial sums one after the other. Included by paged_decode.cu alone, whose macros it reads, and
-// FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
+// partial sums one after the other. Macros: paged_decode.cu's, and FUSED (0: o is stored; 1: y = o
+// * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
 #pragma once
 #include "paged_kv.cuh"
 #include "quad_quant.cuh"
 
-constexpr int TILE = 16 * ROW;                // bytes of 16 tokens' keys
-constexpr int RING = STAGES * 2 * TILE;       // bytes of one warp's ring
-constexpr int PITCH = D + 8;                  // elements of a query row: rows in distinct banks
-constexpr int WIDE = D + 4;                   // floats of an accumulator row, likewise
-constexpr int COLUMNS = 8;                    // heads of a group, padded for the matrix unit
+constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
+constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
+constexpr int PITCH = D + 8;             // elements of a query row: rows in distinct banks
+constexpr int WIDE = D + 4;              // floats of an accumulator row, likewise
+constexpr int COLUMNS = 8;               // heads of a group, padded for the matrix unit
 constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
-constexpr int QUADS = GROUP * (D / 4);        // pieces of four dimensions of a group's heads
+constexpr int QUADS = GROUP * (D / 4);  // pieces of four dimensions of a group's heads
 constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 ? 2 : 1;  // pieces merged at once
 constexpr int MINE = (GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
@@ -29,11 +30,11 @@ struct Row {
 struct Block {
   u8 arena[WARPS][ARENA];
   u16 queries[COLUMNS][PITCH];
-  u8 fresh[2][ROW];                     // the new token's key and value, as stored
-  float2 tally[WARPS][COLUMNS];         // (maximum, sum) of a warp
-  float scales[4];                      // of the quantised copies
+  u8 fresh[2][ROW];              // the new token's key and value, as stored
+  float2 tally[WARPS][COLUMNS];  // (maximum, sum) of a warp
+  float scales[4];               // of the quantised copies
   int last;
-  Row rows[1];                          // and one more, for the total
+  Row rows[1];  // and one more, for the total
 };
 static_assert(sizeof(Block) <= SHARED, "SHARED is the size of Block");
 
@@ -52,7 +53,7 @@ struct Out {
 // The gates of piece i, fetched while the piece before is summed up.
 DEVICE uint2 gate_of(const Unit& u, const u16* qkv, int i) {
   int head = u.head * GROUP + i / (D / 4);
-  const u16* from = qkv + (long long)u.row * WIDTH + head * 2 * D + D + i % (D / 4) * 4;
+  const u16* from = qkv + (i64)u.row * WIDTH + head * 2 * D + D + i % (D / 4) * 4;
   return FUSED && i < QUADS ? *reinterpret_cast<const uint2*>(from) : uint2{};
 }
 
@@ -60,8 +61,7 @@ DEVICE uint2 gate_of(const Unit& u, const u16* qkv, int i) {
 DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, uint2 g,
                          bool live) {
   int column = (u.head * GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
-  uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale),
-                          pack_bf16(x.z * scale, x.w * scale));
+  uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale), pack_bf16(x.z * scale, x.w * scale));
   if constexpr (FUSED) {
     float y[4] = {low_bf16(bits.x) * fast_sigmoid(low_bf16(g.x)),
                   high_bf16(bits.x) * fast_sigmoid(high_bf16(g.x)),
@@ -75,7 +75,7 @@ DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float s
     quantise<HEADS * D>(y, u.row, column, amax, out.scales, out.q, out.q_scale, live);
   }
   if ((KEEP || !FUSED) && live) {
-    *reinterpret_cast<uint2*>(out.o + (long long)u.row * HEADS * D + column) = bits;
+    *reinterpret_cast<uint2*>(out.o + (i64)u.row * HEADS * D + column) = bits;
   }
 }
 
@@ -117,7 +117,7 @@ DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, ui
 // group's place, which is the first part's. A tally's second half is the group's.
 DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const Out& out,
                         float4* sums, float2* tallies, bool last) {
-  const long long apart = (long long)step * KV_HEADS;
+  const i64 apart = (i64)step * KV_HEADS;
   const int half = step > 1;
   uint2 gate = last ? gate_of(u, out.qkv, threadIdx.x) : uint2{};
 #pragma unroll MERGED
@@ -174,7 +174,7 @@ DEVICE void merge_row(Block& b, const Unit& u, float scale, const Out& out, floa
   int count = min(FAN, u.chunks - group * FAN);
   int* counters = arrivals + (u.row * KV_HEADS + u.head) * (FAN + 1);
   if (!arrive_last(b, counters + 1 + group, count)) return;
-  const long long first = (long long)group * FAN * KV_HEADS;
+  const i64 first = (i64)group * FAN * KV_HEADS;
   merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GROUP * 2,
               groups == 1);
   if (groups == 1 || !arrive_last(b, counters, groups)) return;

@@ -2,9 +2,8 @@
 // scratch), then `paged_prefill`, an online softmax over tiles of the pages (FlashAttention-2).
 //
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
-// tiles of 32 tokens, two deep, by cp.async. Causal by absolute position; a warp skips tiles that
-// none of its queries sees.
-// Macros: those of paged_kv.cuh.
+// tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
+// that none of its queries sees. Macros: those of paged_kv.cuh.
 #include "paged_kv.cuh"
 
 constexpr int QUERIES = 64, KEYS = 32, THREADS = 128;
@@ -21,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   int slot = slots[row];
   if (slot < 0 || t >= counts[row]) return wait_for_previous();  // the launch after relies on it
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = starts[row] + t;
-  int page = page_table[(long long)slot * most_pages + at / PAGE];
+  int page = page_table[(i64)slot * most_pages + at / PAGE];
   Turn turn = turn_of(at, inv_freq, lane);
   float weight[2][VEC];
 #pragma unroll
@@ -29,16 +28,17 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     weight[0][e] = q_norm[lane * VEC + e], weight[1][e] = k_norm[lane * VEC + e];
   }
   wait_for_previous();
-  const u16* token = qkv + (long long)blockIdx.x * WIDTH;
+  const u16* token = qkv + (i64)blockIdx.x * WIDTH;
   for (int item = warp; item < HEADS + 2 * KV_HEADS; item += 8) {
     int from = item < HEADS ? item * 2 * D : Q_END + (item - HEADS) * D;
     Head h = load_head(token + from, lane);
     if (item < HEADS + KV_HEADS) {
-      if (item < HEADS) normalise(h, weight[0]); else normalise(h, weight[1]);
+      if (item < HEADS) normalise(h, weight[0]);
+      else normalise(h, weight[1]);
       rotate(h, turn, lane);
     }
     if (item < HEADS) {
-      put_query(queries + ((long long)blockIdx.x * HEADS + item) * D, h, lane);
+      put_query(queries + ((i64)blockIdx.x * HEADS + item) * D, h, lane);
     } else {
       int which = (item - HEADS) / KV_HEADS, head = (item - HEADS) % KV_HEADS;
       Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
@@ -62,14 +62,14 @@ DEVICE int2 pages_at(const Source& s, int position) {
 
 // bf16 tiles of a single block an SM (sm_121a): registers do not hold all copies' addresses.
 DEVICE void load_tile(const Source& s, u32 to, int position, int2 ids) {
-  long long low = page_offset(ids.x, s.head, position);
-  long long high = page_offset(ids.y, s.head, position + 16) - 16 * ROW;
-#pragma unroll (BLOCKS == 1 && !KV_FP8 ? 2 : KV_TILE)
+  i64 low = page_offset(ids.x, s.head, position);
+  i64 high = page_offset(ids.y, s.head, position + 16) - 16 * ROW;
+#pragma unroll(BLOCKS == 1 && !KV_FP8 ? 2 : KV_TILE)
   for (int n = 0; n < (KV_TILE / 16 + THREADS - 1) / THREADS; n++) {
     int at = n * THREADS + threadIdx.x, r = at / (ROW / 16), c = at % (ROW / 16);
     if (KV_TILE / 16 < THREADS && r >= KEYS) break;
     bool there = position + r < s.end;
-    long long from = (r < 16 ? low : high) + at * 16;
+    i64 from = (r < 16 ? low : high) + at * 16;
     copy_async(to + swizzled<ROW>(r, c), s.keys + from, there ? 16 : 0);
     copy_async(to + KV_TILE + swizzled<ROW>(r, c), s.values + from, there ? 16 : 0);
   }
@@ -180,8 +180,8 @@ DEVICE void store_row(u16* o, const Softmax& x, int j, float scale, int t) {
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {  // even and odd dimensions in neighbouring tiles
       const float *e = &x.o[2 * c][2 * j], *f = &x.o[2 * c + 1][2 * j];
-      *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) = make_uint2(
-          pack_bf16(e[0] * scale, f[0] * scale), pack_bf16(e[1] * scale, f[1] * scale));
+      *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) =
+          make_uint2(pack_bf16(e[0] * scale, f[0] * scale), pack_bf16(e[1] * scale, f[1] * scale));
     }
   } else {
 #pragma unroll
@@ -203,13 +203,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int slot = slots[row], count = slot >= 0 ? counts[row] : 0, start = count > 0 ? starts[row] : 0;
   wait_for_previous();
   u32 q_tile = shared_address(shared), ring = q_tile + Q_TILE;
-  const u16* first = queries + ((long long)row * QUERIES * HEADS + head) * D;
+  const u16* first = queries + ((i64)row * QUERIES * HEADS + head) * D;
   for (int at = threadIdx.x; at < Q_TILE / 16; at += THREADS) {
     int r = at / (Q_ROW / 16), c = at % (Q_ROW / 16);
-    copy_async(q_tile + swizzled<Q_ROW>(r, c), first + (long long)r * HEADS * D + c * 8,
+    copy_async(q_tile + swizzled<Q_ROW>(r, c), first + (i64)r * HEADS * D + c * 8,
                r < count ? 16 : 0);
   }
-  Source source{keys, values, page_table + (long long)max(slot, 0) * most_pages, head / GROUP,
+  Source source{keys, values, page_table + (i64)max(slot, 0) * most_pages, head / GROUP,
                 start + count};
   int tiles = count > 0 ? (source.end + KEYS - 1) / KEYS : 0;
   if (tiles > 0) load_tile(source, ring, 0, pages_at(source, 0));
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     int t = 16 * warp + (lane >> 2) + 8 * j;
-    u16* to = o + (((long long)row * QUERIES + t) * HEADS + head) * D;
+    u16* to = o + (((i64)row * QUERIES + t) * HEADS + head) * D;
     if (t < count) {
       store_row(to, x, j, (KV_FP8 ? kv_scale[1] : 1.0f) / sum, lane & 3);
     } else {

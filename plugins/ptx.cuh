@@ -1,8 +1,9 @@
-// PTX instructions by name: addresses, copies, barriers, clusters, matrix instructions, launches.
+// PTX instructions by name: addresses, copies (cp.async, TMA bulk), mbarriers, clusters, mma.sync,
+// programmatic dependent launch (PDL).
 //
 // One function is one instruction (or the loop that waits on it); no maths lives here. Everything
 // compiles for sm_90a and sm_121a unless its comment says otherwise. wgmma is in wgmma.cuh, the
-// block-scaled FP4 product in fp4_mma.cuh, conversions and bf16 arithmetic in numeric.cuh.
+// block-scaled FP4 mma in fp4_mma.cuh, conversions and bf16 arithmetic in numeric.cuh.
 #pragma once
 
 typedef unsigned char u8;
@@ -41,14 +42,16 @@ DEVICE u64 evict_first_policy() {
 DEVICE uint4 load_once(const void* p, u64 policy) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0,%1,%2,%3}, [%4], %5;"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(p), "l"(policy));
   return v;
 }
 // The same of no policy, fetched where it stands and not later.
 DEVICE uint4 load_once(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
 }
 DEVICE u32 load_once4(const void* p) {
@@ -60,7 +63,8 @@ DEVICE u32 load_once4(const void* p) {
 DEVICE u32 load_if(bool there, const u32* p) {
   u32 v;
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u32 %0, [%1]; }"
-               : "=r"(v) : "l"(p), "r"((u32)there));
+               : "=r"(v)
+               : "l"(p), "r"((u32)there));
   return v;
 }
 
@@ -69,109 +73,126 @@ template <class Place>
 DEVICE uint4 load_shared16(Place from) {
   uint4 v;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared_address(from)));
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(from)));
   return v;
 }
 template <class Place>
 DEVICE uint2 load_shared8(Place from) {
   uint2 v;
   asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
-               : "=r"(v.x), "=r"(v.y) : "r"(shared_address(from)));
+               : "=r"(v.x), "=r"(v.y)
+               : "r"(shared_address(from)));
   return v;
 }
 
 // ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros, 0 reads nothing ------
 template <class Place>
 DEVICE void copy_async(Place to, const void* from, u32 bytes = 16) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
+               : "memory");
 }
 // 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum
 // with a uniform register ptxas 13.0 makes an illegal instruction.
 template <class Place>
 DEVICE void copy_async_hinted(Place to, const void* from, u64 policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
-               :: "r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+      "l"(from), "l"(policy)
+      : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> DEVICE void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+template <int PENDING>
+DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // ---- mbarrier ----------------------------------------------------------------------------------
 template <class Place>
 DEVICE void barrier_init(Place bar, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-               :: "r"(shared_address(bar)), "r"(arrivals));
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals));
 }
-// Makes initialised barriers visible to the copy engine; a block barrier must follow.
+// Makes initialised mbarriers visible to TMA bulk copies; a block barrier must follow.
 DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // Arrives and announces `bytes` that bulk copies will bring.
 template <class Place>
 DEVICE void barrier_expect(Place bar, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(shared_address(bar)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+               "r"(bytes)
+               : "memory");
 }
 template <class Place>
 DEVICE void barrier_arrive(Place bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(bar)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 // This thread's arrival once its copies (copy_async) so far are done.
 template <class Place>
 DEVICE void barrier_arrive_after_copies(Place bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-               :: "r"(shared_address(bar)) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
 }
 // Until the phase of this parity is over.
 template <class Place>
 DEVICE void barrier_wait(Place bar, u32 parity) {
   u32 done = 0;
   while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(bar)), "r"(parity)
+        : "memory");
 }
 // The same, but the compiler sees no loop. Which of the two a kernel has moves its registers,
 // either way (sm_90a: with this one fp8_linear takes 20 more in a form of 8 rows, nvfp4_linear 1
 // fewer in one); each has the one it was measured with.
 template <class Place>
 DEVICE void barrier_wait_whole(Place bar, u32 parity) {
-  asm volatile("{\n.reg .pred done;\n"
-               "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-               "@!done bra again;\n}" :: "r"(shared_address(bar)), "r"(parity) : "memory");
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(bar)),
+      "r"(parity)
+      : "memory");
 }
 
 // ---- cp.async.bulk: one thread moves whole pieces; sizes and addresses are multiples of 16 -----
 template <class To, class Place>
 DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1], %2, [%3];"
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(bar))
+      : "memory");
 }
 template <class To, class Place>
 DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar, u64 policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)),
-                  "l"(policy) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
+      : "memory");
 }
-// This thread's accesses to shared memory before, those of copy engine and wgmma after.
+// Async proxy fence: this thread's accesses to shared memory before, those of TMA bulk copies and
+// wgmma after.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------
 DEVICE void meet(u32 name, u32 threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // More or fewer registers for a warpgroup; the kernel needs a cap of them at entry, and the block's
 // sum may not exceed what it had there.
-template <int N> DEVICE void more_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
+template <int N>
+DEVICE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> DEVICE void fewer_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
+template <int N>
+DEVICE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 // ---- clusters ----------------------------------------------------------------------------------
@@ -189,25 +210,29 @@ template <class Place>
 DEVICE u32 address_in_block(Place place, u32 block) {
   u32 there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there) : "r"(shared_address(place)), "r"(block));
+      : "=r"(there)
+      : "r"(shared_address(place)), "r"(block));
   return there;
 }
 DEVICE int load_of_block(const int* p, u32 block) {
   int v;
   asm volatile("ld.shared::cluster.u32 %0, [%1];"
-               : "=r"(v) : "r"(address_in_block(p, block)) : "memory");
+               : "=r"(v)
+               : "r"(address_in_block(p, block))
+               : "memory");
   return v;
 }
 DEVICE float4 load_of_block(const float4* p, u32 block) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address_in_block(p, block)) : "memory");
+               : "r"(address_in_block(p, block))
+               : "memory");
   return v;
 }
 DEVICE void store_in_block(float4* p, u32 block, const float4& v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};"
-               :: "r"(address_in_block(p, block)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address_in_block(p, block)),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                : "memory");
 }
 
@@ -216,7 +241,9 @@ DEVICE void store_in_block(float4* p, u32 block, const float4& v) {
 DEVICE int count_up(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-               : "=r"(before) : "l"(counter) : "memory");
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
   return before;
 }
 // Returns once the word is `value`, and with it what was written before that. After 2^26 looks it
@@ -227,7 +254,9 @@ DEVICE void wait_until_equal(const u32* word, u32 value) {
       "mov.u32 tries, 0;\nmov.u64 nowhere, 0;\n"
       "look: ld.acquire.gpu.global.u32 seen, [%0];\nadd.u32 tries, tries, 1;\n"
       "setp.eq.u32 p, tries, 0x4000000;\n@p st.global.u32 [nowhere], tries;\n"
-      "setp.ne.u32 p, seen, %1;\n@p bra look;\n}" :: "l"(word), "r"(value) : "memory");
+      "setp.ne.u32 p, seen, %1;\n@p bra look;\n}" ::"l"(word),
+      "r"(value)
+      : "memory");
 }
 
 // ---- what the compiler may not know or move ----------------------------------------------------
@@ -237,7 +266,8 @@ DEVICE u32 forget(u32 value) {
   return value;
 }
 // Reads of d that follow stay behind the wait before.
-template <int N> DEVICE void keep_order(float (&d)[N][4]) {
+template <int N>
+DEVICE void keep_order(float (&d)[N][4]) {
 #pragma unroll
   for (int i = 0; i < N * 4; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
@@ -248,41 +278,45 @@ template <class Place>
 DEVICE void load_matrix(u32 (&r)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)) : "memory");
+               : "r"(shared_address(row))
+               : "memory");
 }
 template <class Place>
 DEVICE void load_matrix_transposed(u32 (&r)[4], Place row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)) : "memory");
+               : "r"(shared_address(row))
+               : "memory");
 }
 // The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: where it stands among other
 // instructions of that kind; else the compiler may move it.
-template <bool STAYS = false> DEVICE u32 transpose_matrix(u32 pair) {
+template <bool STAYS = false>
+DEVICE u32 transpose_matrix(u32 pair) {
   u32 r;
-  if (STAYS)
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
-  else
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  if (STAYS) asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  else asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
   return r;
 }
 // D[16, 8] += A[16, 16] · B[16, 8].
 DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // D[16, 8] += A[16, 32] · B[32, 8]; native on sm_121a, two f16 products and conversions on sm_90a.
 DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

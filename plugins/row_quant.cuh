@@ -12,13 +12,14 @@
 #define COPIES 1
 #endif
 
-#define QUANT_OUTPUTS \
-  uint4 *__restrict__ kept, u8 *__restrict__ q0, u8 *__restrict__ s0, u8 *__restrict__ q1, \
-      u8 *__restrict__ s1, u8 *__restrict__ q2, u8 *__restrict__ s2, u8 *__restrict__ q3, \
-      u8 *__restrict__ s3
+#define QUANT_OUTPUTS                                                                      \
+  uint4* __restrict__ kept, u8* __restrict__ q0, u8* __restrict__ s0, u8* __restrict__ q1, \
+      u8* __restrict__ s1, u8* __restrict__ q2, u8* __restrict__ s2, u8* __restrict__ q3,  \
+      u8* __restrict__ s3
 #define QUANT_ARGS kept, q0, s0, q1, s1, q2, s2, q3, s3
 
-template <int LANES> DEVICE float lanes_max(float x) {
+template <int LANES>
+DEVICE float lanes_max(float x) {
 #pragma unroll
   for (int d = LANES / 2; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
   return x;

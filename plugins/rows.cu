@@ -1,11 +1,10 @@
 // Whole rows moved or added: embed, last_rows, and the standard Add.
 //
 // bf16 rows of H columns (H % 8 = 0), 16 bytes a thread. Grid: x chunks of THREADS vectors, y rows.
-// H200, in a graph, data in L2, 1 / 32 / 128 rows of 5120: embed 0.9 / 1.0 / 1.5 us, last_rows
-// 0.9 / 1.0 / 1.5, add 0.8 / 0.9 / 1.5.
+// 1 / 32 / 128 rows of 5120, H200: 0.8 to 0.9 / 0.9 to 1.0 / 1.5 us (benchmarks/log/rows.md).
 #include "numeric.cuh"
 
-#define VECTOR (blockIdx.x * THREADS + threadIdx.x)
+#define VECTOR (blockIdx.x * THREADS + threadIdx.x)  // this thread's 16 bytes of a row
 
 #ifdef TILE
 #ifdef VOCAB

@@ -1,27 +1,15 @@
 // Sampling: from logits to the next token of each row, its log-probability and the top ids.
 //
-// `sample_cells` reads the logits once: of each cell (256 ids) it keeps the greatest raw and the
-// greatest penalised logit and the sum of exponentials. `sample_rows`, a block a row, works on
-// those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in the
-// few cells that reach a bound taken from the cells' own maxima (about 30 for 20). A row that draws
-// from all ids finds its cell by the cells' sums. top_p alone takes two more passes
+// sample_cells (sample_cells.cuh) reads the logits once: of each cell (256 ids) it keeps the
+// greatest raw and penalised logit and the sum of exponentials. sample_rows, a block a row, works
+// on those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in
+// the few cells that reach a bound taken from the cells' own maxima (about 30 for 20). A row that
+// draws from all ids finds its cell by the cells' sums. top_p alone takes two more passes
 // (sample_nucleus.cuh), any other rule searches its thresholds by histograms (sample_select.cuh).
 // Ties go to the lowest id everywhere. No atomics on floats, no block waits for another. Rows
 // without penalties do not read `seen`.
-//
-// 248,320 logits a row, H200, us (rows 1 / 32 / 128; a read of the logits takes 30 at 128):
-//   1. bisection on the bits with counts by the block: greedy 41 / 61 / 108, top_k 20 and
-//      top_p 0.95 75 / 94 / 143, plain 152 / 176 / 234, top_p 0.9 alone 3762 / 3877 / 4341
-//   2. bounds from groups of cells, histograms of weights: 11 / 23 / 58, 12 / 32 / 70,
-//      14 / 32 / 77, 398 / 424 / 491; greedy with a presence penalty 13 / 42 / 103
-//   3. cells side by side, top_p by counts: 11 / 22 / 48, 12 / - / 50, 14 / 27 / 56,
-//      149 / 171 / 227; greedy with presence 14 / - / 95
-//   4. penalties only where an id was seen: 10 / 22 / 48, 12 / 24 / 49, 14 / 27 / 56,
-//      147 / 171 / 226; greedy with presence, none seen, 12 / 30 / 73 (two reads are 59); top_k 200
-//      77 / 102 / 136, min_p 0.05 34 / 50 / 80
-// The first pass takes 40 of the 48. Tried and left: 1 and 2 cells a warp (53, 45 of the 40), warps
-// that take 4 cells twice (38, but 64 for 62 with presence) or 2 four times (44).
-//
+// 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 / 226; a
+// read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
 // Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), PER (cells a warp of the first pass),
 // SHARED (bytes of the second's dynamic shared memory).
 #include "sample_cells.cuh"

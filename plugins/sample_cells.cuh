@@ -1,4 +1,6 @@
-// The first pass of sampling: what is kept of each cell of 256 logits. See sample.cu.
+// The first pass of sampling (see sample.cu): one read of the logits, what is kept of each cell of
+// 256.
+// Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a warp.
 #pragma once
 #include "sample_row.cuh"
 
@@ -11,13 +13,13 @@ struct Cell {
 DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   float x[8];
   load8(r.logits, cell, x);
-  float top = ABSENT;
+  float top = minus_infinity();
   bad = false;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const bool there = id8(cell, i) < WIDTH;
     bad |= there && !is_finite(x[i]);
-    x[i] = there ? clean(x[i]) : ABSENT;
+    x[i] = there ? clean(x[i]) : minus_infinity();
     top = fmaxf(top, x[i]);
   }
   bad = __any_sync(~0u, bad);

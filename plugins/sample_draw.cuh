@@ -64,8 +64,8 @@ DEVICE auto beyond(double u) {
 // greatest.
 DEVICE void weigh_cells(Work& w, const Scale& scale, const float* weights) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
-    w.sums[c] = w.keys[c]
-        ? __float2ull_rn(weights[c] * scale.share(unorder(w.keys[c])) * Scale::ONE) : 0;
+    w.sums[c] =
+        w.keys[c] ? __float2ull_rn(weights[c] * scale.share(unorder(w.keys[c])) * Scale::ONE) : 0;
   __syncthreads();
 }
 
@@ -73,8 +73,7 @@ DEVICE void weigh_cells(Work& w, const Scale& scale, const float* weights) {
 DEVICE int draw_plain(Work& w, const Row& r, const Rule& rule, const Scale& scale,
                       const float* weights) {
   weigh_cells(w, scale, weights);
-  return find_id<false>(
-      w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
+  return find_id<false>(w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
 }
 
 // Any other rule: what top_k keeps, what top_p keeps of it, then the draw.
@@ -85,8 +84,9 @@ DEVICE int draw_row(Work& w, const Row& r, const Rule& rule, const Scale& scale,
   if (rule.top_k > 0 && rule.top_k < VOCAB) {
     const u64 k = rule.top_k;
     const Bins bins = {bound_of<false>(w, rule.top_k), most, -1, scale.greatest, step};
-    kept = select(w, row, kept, bins, 0, [](u32) { return (u64)1; },
-                  [=](u64) { return [=](u64 upto) { return upto >= k; }; });
+    kept = select(
+        w, row, kept, bins, 0, [](u32) { return (u64)1; },
+        [=](u64) { return [=](u64 upto) { return upto >= k; }; });
   }
   const auto weigh = [&](u32 key) { return scale.weight(key); };
   if (rule.top_p < 1.0f) {

@@ -14,7 +14,7 @@ constexpr float SLACK = 1e-4f;   // of a weight; sums of floats are off by far l
 // each(cell, the lane's eight logits to choose from): as for_cells, of a row of finite logits.
 template <class Each>
 DEVICE void for_values(const Work& w, const Row& r, u32 least, const Each& each) {
-  for_cells<false>(w, r, least, [&](int c, float(&x)[8]) {
+  for_cells<false>(w, r, least, [&](int c, float (&x)[8]) {
     values8(r, c, x);
     each(c, x);
   });
@@ -37,7 +37,7 @@ DEVICE bool narrow(Work& w, const Row& r, const Scale& scale, double target, flo
     __syncthreads();
     const float width = (top - bottom) / (STEPS - 1), per_width = (STEPS - 1) / (top - bottom);
     float above = 0;
-    for_values(w, r, order(bottom), [&](int, const float(&z)[8]) {
+    for_values(w, r, order(bottom), [&](int, const float (&z)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (z[i] < bottom) continue;
@@ -85,7 +85,7 @@ DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, do
   for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
   if (threadIdx.x == 0) w.count = 0;
   __syncthreads();
-  for_values(w, r, order(bottom), [&](int c, const float(&z)[8]) {
+  for_values(w, r, order(bottom), [&](int c, const float (&z)[8]) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -105,9 +105,8 @@ DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, do
   const u64 above = sum_of_cells(w);
   const Bins bins = Bins::between(order(bottom), order(top));
   const auto weigh = [&](u32 key) { return scale.weight(key); };
-  kept = select(w, OfHeld{held}, {bins.low, NO_ID}, bins, above, weigh, [=](u64) {
-    return [=](u64 upto) { return upto > 0 && (double)upto >= target; };
-  });
+  kept = select(w, OfHeld{held}, {bins.low, NO_ID}, bins, above, weigh,
+                [=](u64) { return [=](u64 upto) { return upto > 0 && (double)upto >= target; }; });
   for (int i = threadIdx.x; i < held; i += THREADS) {
     const u64 pair = w.held[i];
     if (kept.has(key_of(pair), id_of(pair)))

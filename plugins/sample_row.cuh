@@ -20,9 +20,7 @@ DEVICE u32 order(float x) {
   const u32 bits = __float_as_uint(x + 0.0f);  // -0 becomes 0
   return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
 }
-DEVICE float unorder(u32 key) {
-  return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
-}
+DEVICE float unorder(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
@@ -92,9 +90,7 @@ DEVICE void load8(const int* from, int cell, int (&x)[8]) {
 }
 DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id() * 4 + (i & 3); }
 
-#define ABSENT __int_as_float(0xff800000)  // -infinity
-
-// Raw logits of a cell, clean, to those that are chosen from: ABSENT where there is none.
+// Raw logits of a cell, clean, to those that are chosen from: -infinity where there is none.
 DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if (r.penalised || r.biases) {
     int seen[8] = {};
@@ -104,7 +100,7 @@ DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   }
   if ((cell + 1) * CELL > VOCAB)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : ABSENT;
+    for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : minus_infinity();
 }
 
 // The ordered bits of a lane's eight logits of a cell, 0 where there is none to choose.

@@ -27,7 +27,7 @@ struct Bins {
     if (shift >= 0) {
       to = high - ((u32)b << shift);
       from = max(low, to - ((1u << shift) - 1));
-    } else {  // bins fall as keys rise
+    } else {               // bins fall as keys rise
       while (from < to) {  // the least key in a bin of at most b
         const u32 middle = from + (to - from) / 2;
         if (at(middle) <= b) to = middle;
@@ -135,8 +135,8 @@ DEVICE Kept select(Work& w, const Source& source, const Kept& given, Bins bins, 
     });
     __syncthreads();
     const auto once = [&](u64 t) { return reached(level ? total : total = t); };
-    const Found f = locate<BINS>(
-        w, above, [&](int b) { return (u64)w.high[b] << 32 | w.low[b]; }, once);
+    const Found f =
+        locate<BINS>(w, above, [&](int b) { return (u64)w.high[b] << 32 | w.low[b]; }, once);
     if (f.index < 0) return given;
     above = f.before;
     source(w, bins.floor(f.index), [&](u32 key, int id) {
@@ -225,7 +225,7 @@ DEVICE int greatest(Work& w, const Row& r, int k, u32 most) {
   }
   __syncthreads();
   if (w.count > FEW) {  // few groups, or many equal, or all in one cell
-    __syncthreads();  // everybody has looked before `select` begins to count anew
+    __syncthreads();    // everybody has looked before `select` begins to count anew
     const auto one = [](u32) { return (u64)1; };
     const auto reached = [=](u64) { return [=](u64 upto) { return upto >= (u64)k; }; };
     const Bins bins = {least, most, -1, unorder(most), BINS / Scale::DEPTH};

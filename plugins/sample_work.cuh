@@ -3,9 +3,9 @@
 #pragma once
 #include "sample_row.cuh"
 
-constexpr int SMALL = 64;     // the most that `greatest` gives
-constexpr int ROOM = 4096;     // candidates held
-constexpr int FEW = 1024;      // of them compared each with each
+constexpr int SMALL = 64;   // the most that `greatest` gives
+constexpr int ROOM = 4096;  // candidates held
+constexpr int FEW = 1024;   // of them compared each with each
 constexpr int BINS = 2048;
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / 32;
@@ -18,12 +18,12 @@ struct Found {
 
 struct __align__(16) Work {
   u32 groups[THREADS];
-  u64 held[ROOM];                   // (key, ~id)
+  u64 held[ROOM];  // (key, ~id)
   u64 few[FEW], measures[FEW];
-  u32 low[BINS], high[BINS];        // halves of each bin's sum
+  u32 low[BINS], high[BINS];  // halves of each bin's sum
   u64 sorted[SMALL];
   u64 sums[CELLS];
-  u32 raw[CELLS], keys[CELLS];      // greatest of each cell
+  u32 raw[CELLS], keys[CELLS];  // greatest of each cell
   int visit[CELLS];
   u64 totals[WARPS];
   Found found;
@@ -121,7 +121,7 @@ DEVICE void for_cells(const Work& w, const Row& r, u32 least, const Each& each) 
 // each(key, id) of this thread's logits of `least` or more.
 template <bool RAW, class Each>
 DEVICE void for_keys(const Work& w, const Row& r, u32 least, const Each& each) {
-  for_cells<RAW>(w, r, least, [&](int c, float(&x)[8]) {
+  for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {
     u32 key[8];
     keys8<RAW>(r, c, x, key);
 #pragma unroll
@@ -178,7 +178,7 @@ template <bool RAW, class One>
 DEVICE void sum_cells(Work& w, const Row& r, u32 least, const One& one) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
   __syncthreads();
-  for_cells<RAW>(w, r, least, [&](int c, float(&x)[8]) {
+  for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {
     u32 key[8];
     keys8<RAW>(r, c, x, key);
     u64 sum = 0;

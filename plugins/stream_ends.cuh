@@ -1,14 +1,16 @@
-// The end of a tile in `stream_gemm.cuh`: what a warp holds of it, parts left, added and written.
+// The epilogue of stream_gemm.cuh: the stream-K fix-up of a tile's partial sums, then its rows
+// written.
 //
 // A tile that one block has all of is written from registers. One of two parts is ended by the
 // block of the first; of more parts each block adds every so-many-th 8 columns. Parts pass through
-// f32 slots in memory, warp by warp; they are added in ascending k.
+// f32 slots in global memory, warp by warp; they are added in ascending k, so bits do not depend on
+// timing.
 #pragma once
 #include "stream_feed.cuh"
 
 typedef float Sums[MT][NJ][4];
 
-DEVICE int strip_of(int mt) {  // this warp's mt-th strip of the tile, 0…ROWS/16-1
+DEVICE int strip_of(int mt) {  // this warp's mt-th of the tile, 0…ROWS/16-1
   const int warp = threadIdx.x >> 5;
   return ((warp >> 2) * MT + mt) * 4 + (warp & 3);
 }
@@ -54,7 +56,7 @@ DEVICE void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
 #pragma unroll
   for (int i = 0; i < MT * NJ; ++i)
     if (i % NJ < columns) {
-      const float(&s)[4] = sums[i / NJ][i % NJ];
+      const float (&s)[4] = sums[i / NJ][i % NJ];
       __stcg(mine + i * THREADS, make_float4(s[0], s[1], s[2], s[3]));
     }
 }
@@ -102,7 +104,7 @@ DEVICE void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& 
   for (int i = 0; i < MT * NJ; ++i) {
     if (i % NJ >= columns) continue;
     const float4 part = __ldcg(from + i * THREADS);
-    float(&s)[4] = sums[i / NJ][i % NJ];
+    float (&s)[4] = sums[i / NJ][i % NJ];
     s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
   }
 }
@@ -119,8 +121,8 @@ DEVICE u32 columns_of(const Problem& p, u32 tile) {
   return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
 }
 
-// The factors of the rows that a lane holds of a tile, two of each strip. Of one strip a warp they
-// are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
+// The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
+// warp they are fetched at once, before parts are waited for: 0.1 to 0.4 us of a tile's end.
 template <class Finish>
 struct Factors {
   const Problem& p;
@@ -151,7 +153,7 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
     const float2 factor = factors.of(mt);
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
-      float(&s)[4] = sums[mt][j];
+      float (&s)[4] = sums[mt][j];
       s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
       if (at.m + j * 8 < p.m) store(p, out, n0, at.m + j * 8, s);
     }
@@ -172,7 +174,7 @@ DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
   const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
   const float4* head = slot(p, first, at_work.which(p, first));
   const float4* others = slot(p, first, 0);
-  constexpr int TOGETHER = 8;  // loads in flight
+  constexpr int TOGETHER = 8;      // loads in flight
   u32 next = mine, next_part = 0;  // to be loaded
   float4 sum;
 #pragma unroll 1
@@ -195,8 +197,7 @@ DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
       const int n0 = at.n + strip_of(mt) * 16;
       if (n0 < p.n) {
         const float2 factor = factors.of(mt);
-        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y,
-                            sum.w * factor.y};
+        const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
         store(p, out, n0, at.m + (i - mt * columns) * 8, s);
       }
       part = 0, i += parts;

@@ -1,9 +1,13 @@
-// The feeding half of `stream_gemm.cuh`: the problem, the line of work, the ring, its producers.
+// The producers of stream_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
+//
+// One warp issues TMA bulk copies of weights, from before the launch before has ended, since
+// weights do not depend on it; two warps copy activations by cp.async, after the wait. A stage is
+// announced on a `full` mbarrier, freed on an `empty` one.
 #pragma once
 #include "numeric.cuh"
 
 constexpr int UNIT_K = 128 / X_BYTES;
-constexpr int UNIT_W = 16 * UNIT_K * ELEMENT_BITS / 8;  // bytes of a strip's unit
+constexpr int UNIT_W = 16 * UNIT_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
 constexpr int GROUP = 256;
 constexpr int STRIPS = ROWS / 16;
 constexpr int NJ = NB / 8;
@@ -30,7 +34,7 @@ struct Problem {
   float* partial;  // 2 x gridDim.x slots of ROWS x NB
   u32* arrived;    // a counter a slot and consumer warp, zero between launches
   int m, n, k;
-  int rows;         // n, filled up to whole strips
+  int rows;         // n, filled up to whole m16 tiles
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
@@ -88,8 +92,8 @@ struct Place {
 DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
   const int strips = min(ROWS, p.rows - c.n0) / 16;
   const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.rows - group0) / 16;
-  const u64 first = (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips +
-                    (c.n0 - group0) / 16;
+  const u64 first =
+      (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips + (c.n0 - group0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
   barrier_expect(full, KSUB * strips * (UNIT_W + SCALE_BYTES));
   const int copies = strips == group_strips ? 1 : KSUB;
@@ -140,9 +144,9 @@ DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Cur
 #endif
 }
 
-// wgmma reads as the copy engine does: whoever copied must fence, once the copies are done, before
-// a stage is announced. (A version that, among other things, left the fence to the readers once
-// gave a wrong tile; this one never did.)
+// wgmma reads through the async proxy: the thread that copied executes the async proxy fence, once
+// its copies are done, before the stage is announced. (A version that, among other things, left the
+// fence to the readers once gave a wrong tile; this one never did.)
 template <int LEFT>
 DEVICE void announce(const Ring& r, u32 i) {
   wait_copies<LEFT>();

@@ -1,61 +1,18 @@
-// What the linear ops share: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]), weights streamed.
-//
-// Weights are the M side of the matrix instructions and the batch is the N side, so one row of
-// batch costs a column of 8. Persistent blocks, one a multiprocessor; the work, tiles x stages
-// of k, is one line cut into `gridDim.x` equal pieces (stream-K). A piece that holds only part
-// of a tile leaves f32 partial sums; the blocks of that tile wait for one another and share the
-// work of adding them in ascending k, so a result does not depend on timing, nor the cut on the
-// number of rows.
-//
-// Four producer warps fill a ring in shared memory: one has the copy engine bring packed weights,
-// two bring activations by cp.async with the 128-byte swizzle, one rests. Consumer warps own 16
-// rows of weights (times MT) and all NB columns. A unit is 128 bytes of k of an activation row:
-// four matrix steps.
-//
-// Layout of packed weights (`plugins/weight_tiles.py`): groups of 256 rows, in each the units in
-// order of k, in each strips of 16 rows, in each 16-byte pieces in lane order such that what a lane
-// loads is its fragment. The last group has as many strips as there are rows. A stage of a whole
-// group is one piece of memory.
-//
-// A product of wgmma whose weights are in registers holds up its warp while it runs; beside it what
-// other warps decode takes 1.4 to 1.7 times as long, and wide multiplications delay it (presumably
-// ports of registers that they share). So four warpgroups of a strip a warp take turns, each
-// decodes and multiplies unit by unit, and every instruction counts: 79 a unit and warp at 32 and
-// 64 rows, of which 58 decode.
-//
-// The ladder, H200, NVFP4 34816 x 5120, microseconds at 1 (from 6 on 8) / 32 / 64 / 128 rows (floor
-// 23 / 24 / 29 / 58 at the rate that libraries reach in long runs):
-// 1. one producer warp for everything, codes in nibbles                  41 / 64 /  - / 215
-// 2. three warps bring activations                                       38 / 47 /  - /  95
-// 3. rotations by the multiplier, mma.sync at up to 8 rows               34 / 46 /  - /  93
-// 4. parts of tiles added warp by warp; at 8 rows a ring of three        33 / 46 /  - /  92
-// 5. a tile of two parts ends where its first is, in registers; more
-//    parts are added by all their blocks, eight loads at a time          31 / 43 / 56 /  85
-// 6. descriptors in uniform registers: 8 moves fewer a unit               - / 41 / 54 /  83
-// 7. one strip a warp, so four warpgroups; nothing decoded ahead;
-//    two warps bring activations, their addresses constants              31 / 40 / 51 /  77
-// 8. rotations by the shifter                                            28 / 36 / 44 /  67
-// 9. at up to 64 rows three stages of four units                         28 / 34 / 43 /  68
-// Steps 6 to 9, cuts of two units and factors fetched early took 5120 x 17408 from 21 / 27 / 39 /
-// 58 to 19 / 23 / 30 / 43; 2048 rows of 34816 x 5120 went from 1200 to 1020.
-// Left out in turn, of 33.8 / 43.4 / 67.8: decoding, 27.7 / 35.9 / 62.1; products, 28.6 / 31.4 /
-// 40.5; the loads of activations, 33.3 / 40.8 / 64.5; those and decoding, 27.1 / 33.4 / 60.2. With
-// 5120 x 17408 the meeting of blocks at the end of tiles takes 4 / 9 / 13 of 23.6 / 31 / 45.
-// Tried and left: 128-row tiles (+6 / +3 / - / +5), two blocks a multiprocessor that begin early
-// (+1 at 8 rows; +16 where they begin late and fall on one multiprocessor), prefetches into L2
-// before the wait (+1 to +2), stages of one unit (+2 / +2 / +5), all shifts by the shifter (+2 / +1
-// / 0), decoding a unit ahead (0 / 0 / +4), warpgroups that multiply in a fixed order (+5 / 0 / 0),
-// a fence of less order, more registers (0), mma.sync at 16 rows and more (+1 to +13).
-// In a loop of 150 ms power grew to 520 W at 64 rows and 620 W at 128, the clock fell from 1980 to
-// 1785 and 1755 MHz, and a launch took 6 and 8 % longer (of step 5); short runs show none of it.
-//
-// The including file sets ELEMENT_BITS, SCALE_BYTES (per unit of a strip), X_BYTES (of one
-// activation), FP8_MMA, and defines `Raw` (what a lane loads of a strip's unit), `load`, `decode`
-// (Raw to fragments a[step][register]) and `multiply`.
-// Macros of an instantiation: ROWS (weights a tile), NB (batch a tile), MT (16-row strips a
-// warp), KSUB (units a stage), CUT (units between which the line of work may be cut, a multiple of
-// KSUB), STAGES, WG (1: wgmma), OUT_BF16, RAGGED (1: n is not whole strips), WHOLE_K (1: k is whole
-// units), RESIDENT (blocks a multiprocessor must hold).
+// Linear layers by persistent stream-K: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]).
+// Weights are M of the tile (ROWS), the batch is N (NB): a row of batch costs 8 columns. One block
+// a multiprocessor; tiles x stages of k are a line, cut into gridDim.x equal pieces. Producer warps
+// fill a ring: one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer
+// warps own MT m16 tiles and all NB columns: mma.sync, or (WG) wgmma in four ping-pong consumer
+// warpgroups, since wgmma with A in registers stalls its warp. Fix-up: stream_ends.cuh.
+// Layout (weight_tiles.py): groups of 256 rows, in each k-slabs (128 bytes of a row of x) in order,
+// in each m16 tiles, in each 16-byte pieces in lane order. A stage of a whole group is one copy.
+// NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_gemm.md).
+// The including file is the format: ELEMENT_BITS, SCALE_BYTES (of an m16 tile's k-slab), X_BYTES
+// (of an activation), FP8_MMA, Raw (what a lane loads), load, decode (to a[step][register]),
+// multiply.
+// Macros: ROWS, NB, MT, KSUB (k-slabs a stage), CUT (k-slabs between cuts, a multiple of KSUB),
+// STAGES, WG, OUT_BF16, RAGGED (n is not whole m16 tiles), WHOLE_K (k is whole k-slabs), RESIDENT
+// (blocks a multiprocessor).
 #pragma once
 #include "stream_ends.cuh"
 #if WG
@@ -64,9 +21,9 @@
 
 // --- Consumers -----------------------------------------------------------------------------
 
-// Where this warp's strips lie in a stage of a tile with `strips` of them.
+// Where this warp's m16 tiles lie in a stage of a tile with `strips` of them.
 struct Mine {
-  u32 place[MT], step;  // of unit 0, and from unit to unit, in strips' units
+  u32 place[MT], step;  // of k-slab 0, and from k-slab to k-slab, in m16 tiles' k-slabs
 
   DEVICE explicit Mine(int strips) : step(strips) {
 #pragma unroll
@@ -82,8 +39,9 @@ struct Mine {
 constexpr int PARTS = KSUB * MT;  // of a stage, for one warp
 
 #if WG
-// One stage by wgmma. A product whose weights are in registers holds up its warp while it runs, so
-// nothing is gained by decoding ahead of it: the other warpgroups of the block decode meanwhile.
+// One stage by wgmma. wgmma with A in registers stalls its warp until it drains, so nothing is
+// gained by dequantising ahead of it: the other consumer warpgroups dequantise meanwhile
+// (ping-pong).
 DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   const u32 stage = r.stage(i);
   const u64 tiles = wgmma_tile(uniform(stage));
@@ -189,10 +147,8 @@ DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
   __syncthreads();
   if (threadIdx.x >= THREADS) {
     if (MOVE_REGISTERS) fewer_registers<24>();
-    if (threadIdx.x == THREADS)
-      produce_all_weights(p, ring);
-    else if (threadIdx.x >= FIRST_COPIER)
-      produce_all_activations(p, ring);
+    if (threadIdx.x == THREADS) produce_all_weights(p, ring);
+    else if (threadIdx.x >= FIRST_COPIER) produce_all_activations(p, ring);
   } else {
     if (MOVE_REGISTERS) more_registers<112>();
     consume_all(p, ring, out, finish);

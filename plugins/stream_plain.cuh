@@ -1,4 +1,5 @@
-// Weights that lie as the fragments of the matrix instructions: nothing is decoded (bf16, e4m3).
+// Formats whose weights lie as the fragments of mma.sync: nothing is dequantised (bf16, e4m3).
+// Defines for stream_gemm.cuh and few_rows.cuh what a format must: Raw, load, decode, multiply.
 #pragma once
 #include "ptx.cuh"
 

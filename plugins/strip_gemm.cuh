@@ -1,21 +1,15 @@
-// y[m, n] = finish(n) · Σ_k x[m, k] · w[n, k] in blocks of k with scales of their own: the body of
-// nvfp4_linear_a4 and fp8_block_linear.
+// GEMM with scales along k: y[m, n] = finish(n) · Σ_k x[m, k] · w[n, k], for nvfp4_linear_a4 and
+// fp8_block_linear.
 //
-// Weights are the M side of the matrix instructions: a block has STRIPS strips of 16 rows and NB
-// rows of the batch. Its warps share out k unit by unit (warp w takes w, w + WARPS, ...), each
-// reading its fragments of weights straight into registers, DEPTH units ahead, 512 bytes of memory
-// a load, and its fragments of activations from L1. At the end the warps' sums are added in a fixed
-// order, so a row's bits depend neither on timing nor on the rows beside it nor on the tile.
-// Weights do not depend on the launch before this one: the first are fetched before the wait for
-// it.
-//
-// Packed weights (plugins/strip_gemm.py): strips of 16 rows, in each the units in order of k, in
-// each what a lane loads at once in lane order, lane 4g + t.
-//
-// The including file defines a format F: F::Weights (what a lane holds of a strip's unit),
-// F::Inputs (of eight batch rows' unit), weights(strip, unit), inputs(row, unit, there) with zeros
-// where not there, and multiply(sums, weights, inputs). Macros: NB (8, 16, 32 or 64), STRIPS,
-// DEPTH, WHOLE (k has whole units alone), OUT_BF16.
+// Weights are the M side of mma.sync: a block has STRIPS m16 tiles and NB rows of the batch. Warp w
+// takes k-slabs w, w + WARPS, ...: weights straight into registers, DEPTH slabs ahead and 512 bytes
+// a load, the first before the wait for the launch before (PDL); activations from L1. The warps'
+// sums are added in a fixed order: bits depend neither on timing nor on other rows nor on the tile.
+// Layout (strip_gemm.py): m16 tiles, in each the k-slabs in order, in each what lane 4g + t loads.
+// The including file defines a format F: F::Weights (of a lane, an m16 tile's k-slab), F::Inputs (8
+// batch rows), weights(strip, unit), inputs(row, unit, there) with zeros where not there, multiply.
+// Figures: benchmarks/log/fp8_block_linear.md. Macros: NB (8, 16, 32, 64), STRIPS, DEPTH, WHOLE (k
+// is whole slabs), OUT_BF16.
 #pragma once
 #include "numeric.cuh"
 
@@ -59,7 +53,7 @@ DEVICE void add_warps(float (&sums)[SUMS]) {
   }
 }
 
-// `finish(n)` is the factor of column n. blockIdx = (tile of the batch, strips).
+// `finish(n)` is the factor of column n. blockIdx = (tile of the batch, m16 tiles).
 template <class F, class Finish>
 DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finish& finish) {
   const int warp = threadIdx.x / 32;
@@ -82,10 +76,10 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
 #pragma unroll
       for (int j = 0; j < NJ; ++j) x[j] = f.inputs(m0 + j * 8, u, u < units);
 #pragma unroll
-      for (int s = 0; s < STRIPS; ++s) {  // one strip after another, lest both are decoded at once
+      for (int s = 0; s < STRIPS; ++s) {  // one after another, lest both are dequantised
 #pragma unroll
         for (int j = 0; j < NJ; ++j)
-          F::multiply((float(&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
+          F::multiply((float (&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
         asm volatile("" ::: "memory");
       }
 #pragma unroll
@@ -101,7 +95,7 @@ DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finis
     const float low = finish(n0 + (lane_id() >> 2)), high = finish(n0 + (lane_id() >> 2) + 8);
 #pragma unroll
     for (int j = 0; j < NJ; ++j) {
-      float(&v)[4] = (float(&)[4])sums[(s * NJ + j) * 4];
+      float (&v)[4] = (float (&)[4])sums[(s * NJ + j) * 4];
       v[0] *= low, v[1] *= low, v[2] *= high, v[3] *= high;
       if (m0 + j * 8 < m) store(y, n0, m0 + j * 8, m, n, v);
     }

@@ -1,15 +1,16 @@
-// wgmma with the weights in registers: D[64, N] += A[64, 32 bytes of k] · B, B in shared memory.
+// wgmma with A in registers: D[64, N] += A[64, 32 bytes of k] · B, B in shared memory. sm_90a only.
 //
-// A: four registers a lane, as mma.sync's 16-row fragment, one 16-row strip a warp. B: N rows of
-// 128 bytes, K-major, 128-byte swizzle (16-byte chunk ^= row & 7), named by a descriptor. D: f32,
-// four values for each 8 columns, as mma.sync's. Ops: bf16 (k = 16) and e4m3 (k = 32). sm_90a only.
+// A: four registers a lane, as mma.sync's m16 fragment, one m16 tile a warp. B: N rows of 128
+// bytes, K-major, 128-byte swizzle (16-byte chunk ^= row & 7), named by a descriptor. D: f32, four
+// values for each 8 columns, as mma.sync's. Operand types: bf16 (k = 16) and e4m3 (k = 32).
 #pragma once
 #include "ptx.cuh"
 
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> DEVICE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+template <int PENDING>
+DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 // A value that all lanes share, in a uniform register: a descriptor made of it costs no instruction
@@ -61,9 +62,9 @@ struct Wgmma;
 #define R48 R40 ",%20,%21,%22,%23"
 #define R56 R48 ",%24,%25,%26,%27"
 #define R64 R56 ",%28,%29,%30,%31"
-#define R128 R64 \
-  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50" \
-  ",%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define R128                                                                         \
+  R64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50" \
+      ",%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 BOTH(8, R8, "{%4,%5,%6,%7}, %8", F8(0))
 BOTH(16, R16, "{%8,%9,%10,%11}, %12", F16(0))

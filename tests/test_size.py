@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,16 @@ from tests.house import ROOMS, ROOT, files
 FILE, FUNCTION, TOTAL = 400, 80, 36_000
 STORIES = "models/tiny/"  # the embedded model's corpus and training, which no engine needs
 SOURCES = files(*(f"{room}/*{ext}" for room in ROOMS for ext in (".py", ".cu", ".cuh")))
+CUDA = files("*.cu", "*.cuh")
+HEADER, WIDTH = 15, 100  # lines of the comment at the top of a CUDA file; columns, comments too
+# CUDA functions that stay long, and why.
+LONG = {
+    "gdn_decode": "a step stands and falls with it; split by phase it takes up to 4 registers more",
+    "scan_unit": "its state stays in registers; split by phase it takes up to 9 more",
+}
+_BEGIN = re.compile(r'^( *)(?:template\b.*|extern "C".*|__global__\b.*|DEVICE\b.*)')
+_NAME = re.compile(r"(\w+)\((?<!__launch_bounds__\()")
+_LOG = re.compile(r"(?:benchmarks/)?(log/\w+\.md)")
 
 
 def _lines(path: Path) -> int:
@@ -31,6 +43,75 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
     functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     long = {f.name: n for f in functions if (n := (f.end_lineno or 0) - f.lineno + 1) > FUNCTION}
     assert not long, f"{path}: {long} (lines; the limit is {FUNCTION})"
+
+
+def _cuda_functions(text: str) -> Iterator[tuple[str, int]]:
+    """(name, lines) of every function of a file that clang-format has formatted."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        begin = _BEGIN.match(lines[at])
+        if begin is None:
+            at += 1
+            continue
+        end = at
+        while end < len(lines) and not re.search(r"[{};]\s*(?://.*)?$", lines[end]):
+            end += 1
+        head = " ".join(lines[at : end + 1])
+        if "(" not in head or re.search(r"\bstruct\b", head) or "{" not in lines[end]:
+            at = end + 1
+            continue
+        first, close = at, f"{begin[1]}}}"
+        if not re.search(r"\}\s*(?://.*)?$", lines[end]):
+            end = next(
+                i for i in range(end, len(lines)) if lines[i].split(";")[0].rstrip() == close
+            )
+        yield _NAME.findall(head)[0], end - first + 1
+        at = end + 1
+
+
+def test_the_reader_sees_cuda_functions() -> None:
+    text = """
+template <int N>
+DEVICE void one(int a,
+                int b) {
+#pragma unroll
+  for (;;) {
+  }
+}
+struct S {
+  DEVICE bool two() const { return true; }
+  template <int N>
+  DEVICE static void three() {
+    four();
+  }
+};
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    five(const int* x) {
+}
+"""
+    found = list(_cuda_functions(text))
+    assert found == [("one", 7), ("two", 1), ("three", 4), ("five", 3)]
+
+
+def test_cuda_functions_fit_on_a_screen() -> None:
+    found = {(p.name, n): k for p in CUDA for n, k in _cuda_functions((ROOT / p).read_text())}
+    assert len(found) > 300, "nothing was read"
+    long = {name: lines for (_, name), lines in found.items() if lines > FUNCTION}
+    assert long.keys() == LONG.keys(), f"{long} (lines; the limit is {FUNCTION})"
+
+
+@pytest.mark.parametrize("path", CUDA, ids=str)
+def test_a_cuda_file_says_first_what_it_is(path: Path) -> None:
+    """In a few lines: what was tried, and its figures, stand in benchmarks/log."""
+    lines = (ROOT / path).read_text().splitlines()
+    header = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    assert 0 < header <= HEADER, f"{path} begins with {header} lines of comment"
+    wide = [i for i, line in enumerate(lines, 1) if len(line) > WIDTH]
+    assert not wide, f"{path}: lines {wide} have more than {WIDTH} columns"
+    logs = [log for line in lines[:header] for log in _LOG.findall(line)]
+    missing = [log for log in logs if not (ROOT / "benchmarks" / log).is_file()]
+    assert not missing, f"{path} names {missing}"
 
 
 def test_the_whole_stays_in_budget() -> None:

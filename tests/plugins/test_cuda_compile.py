@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from functools import cache as once
 from importlib import metadata
@@ -23,6 +24,7 @@ from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.plugins.rows_cuda import STANDARD  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
+from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.covering import covering, forms  # noqa: E402
 
@@ -185,6 +187,33 @@ def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
     (tmp_path / "one.cu").write_text('extern "C" __global__ void k() {}')
     with pytest.raises(nvrtc.InternalError, match=r"has no extern \"C\" kernel \['other'\]"):
         nvrtc.compile(nvrtc.Job("one.cu", (), ("other",)), TARGETS["sm_90a"], None, tmp_path)
+
+
+def test_machine_code_is_compared_by_kernel(tmp_path: Path) -> None:
+    """benchmarks/cubins.py: comments and the order of kernels do not count, code and folders do."""
+    sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+    from benchmarks import cubins
+
+    one = 'extern "C" __global__ void one(float* p) { *p += V; }\n'
+    two = 'extern "C" __global__ void two(float* p) { *p *= V; }\n'
+    target = TARGETS["sm_90a"]
+    before: cubins.Snapshot = {}
+    moved: cubins.Snapshot = {}
+    changed: cubins.Snapshot = {}
+    for found, text, value in (
+        (before, one + two, "2.0f"),
+        (moved, "// moved\n\n" + two + one, "2.0f"),
+        (changed, one + two.replace("*=", "-="), "2.0f"),
+    ):
+        (tmp_path / "some.cu").write_text(text)
+        job = nvrtc.Job("some.cu", (("V", value),), ("one", "two"))
+        found[cubins.label(job, target)] = cubins.kernels(
+            nvrtc.compile(job, target, None, tmp_path)
+        )
+    assert list(cubins.differences(before, moved)) == []
+    (line,) = cubins.differences(before, changed)
+    assert line.startswith("two: ") and line.endswith("(sm_90a some.cu -DV=2.0f)")
+    assert list(cubins.differences(before, {})) == ["only before: sm_90a some.cu -DV=2.0f"]
 
 
 def test_cubins_are_kept_by_content(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""The machine code of every form of every kernel, kept and compared: what did a change move?
+
+    python -m benchmarks.cubins snapshot before.json
+    python -m benchmarks.cubins compare before.json
+
+Compiled are, for both targets, the forms that tests/plugins/test_cuda_compile.py covers. Of each
+kernel of a compilation a hash of its machine code and constants is kept, with its registers,
+stack, spills and shared memory; names, line numbers and the order of kernels do not count. A
+compilation is known by the base name of its source and its macros, so sources may move between
+folders. Needs no GPU. `--only` narrows both to sources whose name has the word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from benchmarks.prepared import CACHE
+from spark_engine.builder import nvrtc
+from spark_engine.kernel import TARGETS, Target
+
+Code = dict[str, object]  # of a kernel: "sass" (hash), "instructions", and its nvrtc.Usage
+Snapshot = dict[str, dict[str, Code]]  # compilation -> kernel -> what it is
+HEADER, SECTION = struct.Struct("<40xQ10xHHH"), struct.Struct("<IIQQQQ24x")
+INSTRUCTION = 16  # bytes
+
+
+def sections(image: bytes) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the sections of a 64-bit ELF file."""
+    at, size, count, names = HEADER.unpack_from(image)
+    heads = [SECTION.unpack_from(image, at + i * size) for i in range(count)]
+    table = heads[names][4]
+    for name, kind, _, _, offset, length in heads:
+        start = table + name
+        content = b"" if kind == 8 else image[offset : offset + length]  # 8: takes no room
+        yield image[start : image.index(b"\0", start)].decode(), content
+
+
+def kernels(cubin: nvrtc.Cubin) -> dict[str, Code]:
+    """What the kernels of a cubin are, by symbol. Constant bank 0 is their arguments'."""
+    parts = dict(sections(cubin.code))
+    found: dict[str, Code] = {}
+    for symbol, usage in sorted(cubin.usage.items()):
+        text = parts[f".text.{symbol}"]
+        constants = [
+            parts[name]
+            for name in sorted(parts)
+            if name.startswith((".nv.constant", ".rodata"))
+            and name.endswith(f".{symbol}")
+            and not name.startswith(".nv.constant0")
+        ]
+        digest = hashlib.sha256(b"\0".join([text, *constants])).hexdigest()
+        found[symbol] = {
+            "sass": digest[:16],
+            "instructions": len(text) // INSTRUCTION,
+            **asdict(usage),
+        }
+    return found
+
+
+def jobs(target: Target, only: str) -> tuple[nvrtc.Job, ...]:
+    """The compilations that show every form of every op."""
+    from tests.plugins import test_cuda_compile as covered
+
+    pairs = [(w.tactic.source, w.plan) for op in covered.OPS for w in covered.chosen(op, target)]
+    return tuple(job for job in nvrtc.jobs_of(pairs) if only in Path(job.source).name)
+
+
+def label(job: nvrtc.Job, target: Target) -> str:
+    """The compilation's name, wherever its source lies."""
+    macros = " ".join(f"-D{name}={value}" for name, value in sorted(job.defines))
+    return f"{target.name} {Path(job.source).name} {macros}"
+
+
+def taken(only: str, cache: Path, workers: int) -> Snapshot:
+    """Compiles the sources as they are at the start, or takes what the folder `cache` has."""
+    found: Snapshot = {}
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(shutil.copytree(nvrtc.SOURCES, Path(folder) / "sources"))
+        for target in TARGETS.values():
+            done = nvrtc.compile_all(jobs(target, only), target, cache, workers, sources)
+            found |= {label(job, target): kernels(cubin) for job, cubin in done.items()}
+    return found
+
+
+def differences(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """A line for each kernel or compilation that is not as it was."""
+    for name in sorted({*before, *after}):
+        old, new = before.get(name, {}), after.get(name, {})
+        if not old or not new:
+            yield f"only {'before' if old else 'after'}: {name}"
+            continue
+        for symbol in sorted({*old, *new}):
+            was, now = old.get(symbol, {}), new.get(symbol, {})
+            keys = [k for k in {**was, **now} if k != "sass" and was.get(k) != now.get(k)]
+            if was != now:
+                told = [f"{k} {was.get(k)} -> {now.get(k)}" for k in keys] or ["order or operands"]
+                yield f"{symbol}: {', '.join(told)} ({name})"
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["snapshot", "compare"]))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--only", default="", help="a word of the sources' names")
+@click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
+@click.option("--workers", default=2, show_default=True)
+def main(action: str, file: Path, only: str, cache: Path, workers: int) -> None:
+    """Keeps the machine code of all kernels in FILE, or compares with what is kept there."""
+    now = taken(only, cache, workers)
+    count = sum(map(len, now.values()))
+    if action == "snapshot":
+        file.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+        click.echo(f"{count} kernels of {len(now)} compilations")
+        return
+    before: Snapshot = json.loads(file.read_text())
+    before = {k: v for k, v in before.items() if only in k.split()[1]}
+    lines = list(differences(before, now))
+    click.echo("\n".join([*lines, f"{len(lines)} of {count} kernels differ"]))
+    sys.exit(bool(lines))
+
+
+if __name__ == "__main__":
+    main()
