@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.op import Case
@@ -289,14 +289,22 @@ def session() -> Sampler:
     return go
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 1 << 32), pinned=st.data())
+PINNED = [(name, value) for name, values in sample_rows.CHOICES.items() for value in values]
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),  # a loaded machine is no fault of the sampler's
+)
+@given(seed=st.integers(0, 1 << 32), pinned=st.sampled_from(PINNED))
 def test_any_row_is_drawn_as_the_truth_draws_it(
-    session: Sampler, seed: int, pinned: st.DataObject
+    session: Sampler, seed: int, pinned: tuple[str, float]
 ) -> None:
-    rng = np.random.default_rng(seed)
-    name = pinned.draw(st.sampled_from(sorted(sample_rows.CHOICES)))
-    value = pinned.draw(st.sampled_from(sample_rows.CHOICES[name]))
+    """Rows of one seed; one parameter is the same in all, so that each is met often."""
+    rng, (name, value) = np.random.default_rng(seed), pinned
     fixed = {name: int(value) if name == "top_k" else sample_rows.f32(value)}
     rows = [sample_rows.drawn_row(rng, WIDTH, VOCAB) for _ in range(ROWS)]
     rows = [replace(row, **fixed) for row in rows]  # type: ignore[arg-type]
