@@ -64,7 +64,10 @@ def test_wishes_are_sorted_and_the_largest_holds_every_sequence() -> None:
 
 @pytest.mark.parametrize(
     ("decode", "prefill", "words"),
-    [((0, 1), None, "--decode 0,1"), ((9,), None, "--max-seqs"), (None, (65,), "--prefill 65")],
+    [
+        *(((0, 1), None, "--decode 0,1"), ((9,), None, "--max-seqs")),
+        *((None, (65,), "--prefill 65"), (None, (), "--prefill : give multiples of 64")),
+    ],
 )
 def test_bad_sizes(
     decode: tuple[int, ...] | None, prefill: tuple[int, ...] | None, words: str

@@ -1,7 +1,7 @@
 """Breaks the sources by hand-made bugs, one at a time, and sees whether the tests notice.
 
     python -m tests.mutants.run                     all of tests/mutants/*.toml
-    python -m tests.mutants.run --only scheduler    those whose label, file or reason has the word
+    python -m tests.mutants.run --only scheduler    label, file or reason has the pattern
     python -m tests.mutants.run --sample 10         as many, drawn by --seed from those that set no
                                                     timeout of their own
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -270,12 +271,12 @@ def table(found: Found) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="tests.mutants.run")
-    parser.add_argument("--only", default="", help="a word of label, file or reason")
+    parser.add_argument("--only", default="", help="a pattern in label, file or reason")
     parser.add_argument("--sample", type=int, help="how many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(words)
-    mutants = [m for m in read() if options.only in f"{m.label} {m.file} {m.why}"]
+    mutants = [m for m in read() if re.search(options.only, f"{m.label} {m.file} {m.why}")]
     if options.sample is not None:
         quick = [m for m in mutants if m.timeout == TIMEOUT and not m.equivalent]
         some = random.Random(options.seed).sample(quick, min(options.sample, len(quick)))
@@ -284,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("\n".join(wrong))
         return 1
     if not mutants:
-        print("no mutant has that word")
+        print("no mutant has that pattern")
         return 1
     workers = min(options.workers, len(mutants))
     found = run(mutants, workers, lambda text: print(text, flush=True))

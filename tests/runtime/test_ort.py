@@ -53,9 +53,10 @@ HASTY = """{
   logits = Gather(late, slots)
 }"""
 
-# The state's rows are turned round: wrong when read where they are written, whatever is shown.
+# The state's rows are turned round: wrong when read where they are written, though no output is.
 TURNED = """{
-  logits = Gather(memory, slots)
+  shape = Constant<value_ints: ints = [2, 5]>()
+  logits = Expand(weight, shape)
   back = Constant<value_ints: ints = [3, 2, 1, 0]>()
   "memory.out" = Gather(memory, back)
 }"""
@@ -123,7 +124,7 @@ def test_a_state_that_does_not_bear_its_alias_is_found_out_by_itself(folder: Pat
     assert not executor.in_place
     before = b["memory"].copy()
     executor.run(b)
-    assert (b["logits"] == before[[2, 0]]).all() and (b["memory"] == before[::-1]).all()
+    assert (b["memory"] == before[::-1]).all()
 
 
 def test_launch_has_run_when_it_returns(folder: Path) -> None:

@@ -163,7 +163,7 @@ def _stopped(pieces: list[str], stops: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"], ["x", "END"]]
+    "stops", [["abc", "b"], ["aab", "ab"], ["END"], ["aa", "aaa"], ["xEx", "E"], ["zz", "END"]]
 )
 @pytest.mark.parametrize("text", ["", "aabaabc", "xxENENDyy", "abababc", "aaaa", "xEEx"])
 def test_stop_strings_at_every_two_split_points(text: str, stops: list[str]) -> None:
