@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -214,20 +215,22 @@ def test_the_lock_waits_and_is_freed_by_death(tmp_path: Path) -> None:
     waiter.stdout.close()
 
 
-def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(tmp_path: Path) -> None:
+def test_who_waits_for_the_lock_gets_one_that_others_wait_for_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The holder removes the file: a lock on what is no longer there would keep nobody out."""
-    dest, inside, most = tmp_path / "toy", [], []
+    dest, lock, flock, waits = tmp_path / "toy", tmp_path / ".toy.lock", fcntl.flock, []
 
-    def hold() -> None:
-        for _ in range(20):
-            with emit.locked(dest):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
+    def waited(file: IO[str], how: int) -> None:
+        flock(file, how)
+        waits.append(1)
+        if len(waits) == 1:
+            lock.unlink()  # as who held it does before we get it
+        if len(waits) == 2:
+            lock.unlink()
+            lock.touch()  # and a third has made another
 
-    threads = [threading.Thread(target=hold) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 120 and max(most) == 1 and list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(fcntl, "flock", waited)
+    with emit.locked(dest), lock.open() as other, pytest.raises(BlockingIOError):
+        flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert len(waits) == 3 and list(tmp_path.iterdir()) == []
