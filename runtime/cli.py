@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -111,8 +110,6 @@ def _cache() -> Path:
 def _serve(folder: Path, options: dict[str, object]) -> int:
     logging.basicConfig(level=logging.INFO, format="spark-run: %(message)s")
     host = str(options["host"])
-    if options["api_key"] is None and not _is_local(host):
-        logging.warning("warning: --host %s lets others in, and there is no --api-key", host)
     taken = ServerOptions(
         host=host,
         port=int(str(options["port"])),
@@ -164,14 +161,6 @@ def _text(option: str, given: str) -> str:
         return data.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise OptionError(f"{option} -: standard input is not UTF-8 ({error})") from None
-
-
-def _is_local(host: str) -> bool:
-    """Whether only this machine reaches a server there. A name but localhost may be anything."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _ids(text: str) -> list[int]:

@@ -151,23 +151,6 @@ def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr() == ("7", "")
 
 
-def test_a_server_for_others_without_a_key_is_warned_of(
-    engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cli, "run", lambda folder, options: 0)
-    for words, warned in (
-        (("--host", "0.0.0.0"), True),
-        (("--host", "::"), True),
-        (("--host", "0.0.0.0", "--api-key", "k"), False),
-        (("--host", "::1"), False),
-        (("--host", "localhost"), False),
-        ((), False),
-    ):
-        caplog.clear()
-        assert _run(engine, "--serve", *words).exit_code == 0
-        assert ("no --api-key" in caplog.text) is warned, words
-
-
 def test_loading_says_what_it_does(engine: Path) -> None:
     done = _run(engine, "--prompt", "a", "--max-tokens", 1)
     lines = done.stderr.splitlines()
