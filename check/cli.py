@@ -1,12 +1,14 @@
 """`spark-check`: is an engine as exact as it should be, and if not, where does it go wrong.
 
 Knows the command line. Exit codes: 0 no divergence, 1 a divergence, 2 something the user can
-mend, 70 a bug of ours.
+mend, 70 a bug of ours, 130 and 143 interrupted by Ctrl-C and SIGTERM (nothing is left behind).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,10 +16,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+# Before numpy comes: references multiply small matrices, on which its threads wait for one another
+# five times longer than they compute.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from spark_engine.check.progress import bars, lines
 from spark_engine.check.report import show
 from spark_engine.errors import InternalError, UserError
 
-DIVERGED, USER, BUG = 1, 2, 70
+DIVERGED, USER, BUG, INTERRUPTED, TERMINATED = 1, 2, 70, 130, 143
 
 
 @click.command()
@@ -47,8 +54,15 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
         click.echo("spark-check: needs polygraphy: pip install 'spark-engine[check]'", err=True)
         sys.exit(USER)
     levels = LEVELS if level == "all" else (level,)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # unwinds: folders are removed
+    errors = Console(stderr=True)
+    say = errors.print if errors.is_terminal else _say
+    track = bars(errors) if errors.is_terminal else lines(_say)
     try:
-        report = run_check(engine, against, levels, lambda text: click.echo(text, err=True), seed)
+        report = run_check(engine, against, levels, say, seed, track)
+    except KeyboardInterrupt:
+        click.echo("spark-check: interrupted", err=True)
+        sys.exit(INTERRUPTED)
     except UserError as error:
         click.echo(f"spark-check: {error}", err=True)
         sys.exit(USER)
@@ -62,6 +76,10 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
         # Narrower than this, figures would be cut; a pipe has no width of its own.
         show(report, Console(width=max(Console().width, 120)))
     sys.exit(0 if report.passed else DIVERGED)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 if __name__ == "__main__":

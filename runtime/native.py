@@ -224,6 +224,10 @@ class NativeExecutor:
             queued.append(Queued(record.node, program.kernels[record.kernel].symbol, queue))
         return queued
 
+    def address(self, place: Operand) -> int:
+        """Where an argument of a launch lies on the device."""
+        return self._address(*place, self._zeroed or 0)
+
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step to its end; every output is copied.
 

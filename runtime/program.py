@@ -38,12 +38,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Program:
-    """A bucket's launches in order, and the scratch memory that they share."""
+    """A bucket's launches in order, and the scratch memory that they share.
+
+    `places`: where tensors between nodes lie, for who runs nodes by themselves.
+    """
 
     kernels: tuple[Kernel, ...]
     launches: tuple[Record, ...]
     arena_bytes: int
     zeroed_bytes: int
+    places: Mapping[str, Operand]
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
@@ -58,6 +62,7 @@ class Program:
             tuple(map(_record, body["launches"])),
             body["arena_bytes"],
             body["zeroed_bytes"],
+            {name: (kind, value) for name, (kind, value) in body.get("places", {}).items()},
         )
 
 
