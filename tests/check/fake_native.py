@@ -56,9 +56,7 @@ class Fake:
     spoil: Callable[[str, list[Any]], None] | None = None  # (node, results) -> changed in place
 
 
-def build_fake(
-    checkpoint: Path, folder: Path, options: Options, patch: pytest.MonkeyPatch
-) -> Fake:
+def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.MonkeyPatch) -> Fake:
     """Builds `folder` with cubins that are names only."""
     fake, compile_one, pack = Fake(), native.compile, packing.pack
 

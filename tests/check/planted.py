@@ -1,4 +1,4 @@
-"""Engines with a fault: a copy whose tensors were changed, and whose digests say that it is right."""
+"""Engines with a fault: copies with changed tensors, whose digests say that this is right."""
 
 from __future__ import annotations
 
