@@ -43,13 +43,13 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
 
     With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
     with --against ENGINE the other engine is run. A native engine has no references of its own:
-    give its checkpoint, or a CPU engine. Names the first layer or op that diverges, and counts
-    tokens that differ.
+    give its checkpoint, or a CPU engine (without its op level). Names every module whose op
+    differs by itself, then the first layer that does, and counts tokens that differ.
     """
     try:  # polygraphy is an extra, and --help must work without it
         from spark_engine.check.check import LEVELS, run_check
     except ModuleNotFoundError as error:
-        if error.name != "polygraphy":
+        if (error.name or "").split(".")[0] != "polygraphy":
             raise
         click.echo("spark-check: needs polygraphy: pip install 'spark-engine[check]'", err=True)
         sys.exit(USER)

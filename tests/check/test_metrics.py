@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spark_engine.check.metrics import distance, logit_distance, near_tie_rows
+from spark_engine.check.metrics import distance, logit_distance, near_tie_rows, scale_error
 
 RNG = np.random.default_rng(0)
 
@@ -58,3 +58,19 @@ def test_a_flip_is_excused_by_a_near_tie_of_the_reference_only() -> None:
     d = logit_distance(x, truth, tie=0.01)
     assert (d.flips, d.near_ties, d.wrong_flips) == (2, 1, 1)
     np.testing.assert_array_equal(near_tie_rows(truth, np.array([1, 1]), 0.01), [True, False])
+
+
+def test_a_common_factor_stands_out_of_rounding() -> None:
+    """In one block of columns, larger or smaller; rounding by itself gives nothing."""
+    rng = np.random.default_rng(3)
+    truth = rng.standard_normal((20, 96))
+    rounded = truth * (1 + 4e-3 * rng.standard_normal(truth.shape))
+    assert scale_error(rounded - truth, truth, truth, 4e-3) == 0
+    few = (slice(1), slice(32))
+    assert scale_error((rounded - truth)[few], truth[few], truth[few], 4e-3) == 0
+    for factor in (0.98, 1.02):
+        scaled = rounded.copy()
+        scaled[:, 32:64] *= factor
+        found = scale_error(scaled - truth, truth, truth, 4e-3)
+        assert 0.018 < found < 0.02
+    assert scale_error(truth[:0], truth[:0], truth[:0], 4e-3) == 0

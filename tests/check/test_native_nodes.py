@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Fake]:
 @pytest.fixture
 def engine(built: tuple[Path, Path, Fake], monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake = built[2]
-    fake.blur, fake.spoil = BLUR, None
+    fake.blur, fake.spoil, fake.idle = BLUR, None, set()
     fake.ran.clear()
     open_fake(fake, monkeypatch)
     return fake
@@ -135,6 +135,16 @@ def test_what_a_node_does_not_write_is_poison(built: tuple[Path, Path, Fake], en
             results[0].view(np.uint16)[1:] = 0xFFFF  # what the poison was
 
     engine.spoil = lazy
+    report = _op(built[1], built[0])
+    assert report.headlines[0].startswith("layers.0.linear_attn.out_proj: fp8_linear NaN")
+
+
+def test_a_lazy_kernel_does_not_pass_on_what_lay_there(
+    built: tuple[Path, Path, Fake], engine: Fake
+) -> None:
+    """The engine's own runs before have left right results in the same places."""
+    lazy = {"layers.0.linear_attn.out_proj.y"}
+    engine.idle = lazy
     report = _op(built[1], built[0])
     assert report.headlines[0].startswith("layers.0.linear_attn.out_proj: fp8_linear NaN")
 
