@@ -128,7 +128,7 @@ def _outputs(
         if i + 1 < len(truth) and (decode := _decoder(want, truth[i + 1])):
             scales.add(i + 1)
             pair = decode(got[pick], results[i + 1][pick]), decode(want[pick], truth[i + 1][pick])
-            yield _Output(name, *pair, coded=True)
+            yield _Output(name, pair[0], pair[1], True)
             continue
         if same is not None and want.dtype.kind == "f":
             pick = pick & same if pick.dtype == bool else same
@@ -157,7 +157,7 @@ def _state(name: str, got: Array, want: Array, before: Array) -> _Output:
     parts = [np.where(wrote[touched], a[touched], zero) for a in flat[:2]]
     if coded:
         parts = [a.view(E4M3).astype(np.float32) for a in parts]
-    return _Output(name, *parts, coded=coded)
+    return _Output(name, parts[0], parts[1], coded)
 
 
 def _mask(name: str, array: Array, masks: Masks) -> NDArray[Any]:
@@ -189,8 +189,8 @@ def _decoder(codes: Array, scale: Array) -> Any:
 
 
 def _fp8_block_decode(codes: Array, scale: Array) -> Array:
-    wide = scale.repeat(FP8_BLOCK, axis=1)[:, : codes.shape[1]]
-    return np.asarray(codes.astype(np.float32) * wide)
+    wide: Array = scale.repeat(FP8_BLOCK, axis=1)[:, : codes.shape[1]]
+    return np.asarray(np.multiply(codes.astype(np.float32), wide))
 
 
 def _same_experts(recorded: Recorded, results: tuple[NDArray[Any], ...]) -> Any:
@@ -209,10 +209,11 @@ def _base(recorded: Recorded) -> tuple[int, Array] | None:
 
 
 def _integers(output: _Output, most: float) -> Verdict:
-    wrong = np.asarray(output.got != output.want)
+    wrong: NDArray[np.bool_] = np.asarray(output.got != output.want, np.bool_)
+    wrong = wrong.reshape(output.got.shape[0], -1 if wrong.size else 0)
     part = float(wrong.mean()) if wrong.size else 0.0
-    rows = wrong.reshape(len(wrong), -1).any(axis=1) if wrong.ndim else wrong[None]
-    forgiven = int(rows.sum()) <= (max(1, most * len(rows)) if most else 0)
+    rows = wrong.any(axis=1)
+    forgiven = int(rows.sum()) <= (max(1, most * rows.size) if most else 0)
     reason = "" if forgiven else f"{part:.2%} of the values differ"
     return Verdict(output.name, not reason, reason, {"differ": part}, hard=bool(reason))
 

@@ -129,7 +129,7 @@ def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray
 
 def _rows(x: Array) -> F64:
     x = np.atleast_1d(x)
-    return np.asarray(x.reshape(len(x), -1), np.float64)
+    return np.asarray(x.reshape(len(x), -1 if x.size else 0), np.float64)
 
 
 def _cosine(a: F64, b: F64, floor: float) -> F64:

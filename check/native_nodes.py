@@ -32,8 +32,8 @@ class NativeNodes:
 
     def __init__(self, executor: Executor, payload: bytes, weights: Collection[str]) -> None:
         # Not by its class: the module behind it needs the extra `cuda`.
-        self._executor: Any = executor
-        self._gpu = self._executor.gpu
+        opened: Any = executor
+        self._executor, self._gpu = opened, opened.gpu
         self._program = Program.read(payload)
         self._weights = weights
         specs = executor.specs
@@ -42,7 +42,7 @@ class NativeNodes:
         for spec in specs.states:
             self._own |= dict.fromkeys((spec.name, spec.name + STATE_OUT), ("state", spec.name))
         self._queues: dict[str, list[Queue]] = {}
-        for node, launches in groupby(self._executor.launches(payload), lambda x: x.node):
+        for node, launches in groupby(opened.launches(payload), lambda x: x.node):
             if node in self._queues:
                 raise InternalError(f"the launches of node {node} do not follow one another")
             self._queues[node] = [launch.queue for launch in launches]

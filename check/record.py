@@ -111,7 +111,7 @@ class _Watched:
 def _longest(sessions: Sequence[Session], family: str) -> int:
     """The launch, counted over all sessions, whose sequences reach furthest; the first of them."""
     launches = [launch for session in sessions for launch in session.launches]
-    reach = [int((x.starts + x.counts).sum()) if x.family == family else -1 for x in launches]
+    reach = [int(x.starts.sum() + x.counts.sum()) if x.family == family else -1 for x in launches]
     best = max(reach, default=-1)
     if best < 0:
         raise InternalError(f"no session launches a {family} bucket")
