@@ -20,6 +20,7 @@ from spark_engine.builder.tactics import Choice, Chooser
 from spark_engine.device_buffers import aligned
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
+from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import Launch, Pointer, Target
 from spark_engine.manifest import Json, canonical_json
 from spark_engine.progress import Advance, ignore
@@ -111,6 +112,7 @@ def compile(
         "kernels": table,
         "cubins": [len(image) for image in images],
         "launches": launches,
+        "places": places.table(),
     }
     text = canonical_json(body)
     payload = len(text).to_bytes(8, "little") + text + b"".join(images)
@@ -133,6 +135,7 @@ class _Places:
         for tensor in graph.inputs:
             kind = "weight" if tensor.name in weights else "input"
             self._kinds[tensor.name] = "state" if tensor.name in states else kind
+        self._written = [tensor for node in graph.nodes for tensor in node.outputs]
         blocks = list(lifetimes(graph, ops, bucket.size.dims))
         self._zeroed: dict[tuple[int, int], Json] = {}
         self.zeroed_bytes = 0
@@ -154,6 +157,18 @@ class _Places:
 
     def _inside(self, name: str) -> Json:
         return ["arena", self.arena.offsets[name], self._sizes[name]]
+
+    def table(self) -> dict[str, Json]:
+        """Where the tensors that nodes write lie, by name; those are left out that lie in an
+        output, or in a state, of their own name."""
+        found: dict[str, Json] = {}
+        for tensor in self._written:
+            home = self._homes.get(id(tensor), tensor)
+            if home.name not in self._kinds:
+                found[tensor.name] = self._inside(home.name)
+            elif tensor.name not in (home.name, home.name + STATE_OUT):
+                found[tensor.name] = [self._kinds[home.name], home.name]
+        return found
 
     def _take_scratch(self, step: int, node: gs.Node, choice: Choice) -> list[Block]:
         """Scratch is the arena's while the node runs. Zeroed scratch is left zero by every node,

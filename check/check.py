@@ -11,8 +11,8 @@ What they are held against:
 A native engine holds launches and no graph. A checkpoint given for it is built for the CPU with the
 same fusions and dtypes, so that every value is rounded to bf16 where the kernels round it: beside
 one in f32, a router of a random network chooses other experts for most tokens. Its layers are told
-apart by their states, which both sides keep; its kernels are held against the ops' references by
-the tests, not here. The text level decodes greedily and counts where the two sides choose another
+apart by their states, which both sides keep, and its nodes by running each one's launches over what
+the twin's node read. The text level decodes greedily and counts where the two sides choose another
 token.
 """
 
@@ -27,7 +27,6 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from spark_engine.check.engines import (
-    Say,
     build_twin,
     by_reference,
     folder_of,
@@ -39,10 +38,12 @@ from spark_engine.check.engines import (
     open_engine,
 )
 from spark_engine.check.levels import check_ops, compare_runs
+from spark_engine.check.progress import Say, Track, lines
 from spark_engine.check.prompts import Session, greedy_session, sessions
+from spark_engine.check.record import Recorder
 from spark_engine.check.report import Report
 from spark_engine.check.text import compare_texts
-from spark_engine.check.thresholds import load, thresholds_for
+from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.errors import OptionError
 from spark_engine.runtime.load import Loaded
 from spark_engine.runtime.memory import BucketKey
@@ -57,40 +58,55 @@ RECORDED = (
 
 @dataclass(frozen=True)
 class Other:
-    """The other side: `shown` for runs, and `alone`, of the same graph, for single nodes."""
+    """The other side: `shown` for runs, and `alone`, by reference, for single nodes.
+
+    `alone` has the candidate's graph; None where there is none that references can compute.
+    """
 
     label: str
     shown: Loaded
-    alone: Loaded
+    alone: Loaded | None
 
 
 def run_check(
-    engine: Path, against: Path | None, levels: Sequence[str], say: Say, seed: int = 0
+    engine: Path,
+    against: Path | None,
+    levels: Sequence[str],
+    say: Say,
+    seed: int = 0,
+    track: Track | None = None,
 ) -> Report:
-    """Checks the engine folder `engine`.
+    """Checks the engine folder `engine`; `track` shows how far it has come, `say` by default.
 
     Raises EngineError, CheckpointError, CapacityError or OptionError when one of the folders is
     unusable or the two engines cannot run the same launches.
     """
+    track = track or lines(say)
     report = Report(str(engine), str(against or ""))
+    say(f"opening {engine}")
     with closing(open_engine(engine)) as candidate, _other(candidate, against, say) as other:
         manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
         plan = _sessions(candidate, other.shown, seed)
         limits = thresholds_for(manifests)
+        recorder = None
+        if "op" in levels and other.alone is not None:
+            recorder = Recorder(other.alone, plan)
+        shown = other.shown
         runs = _runs(candidate, levels)
+        if recorder is not None and other.alone is other.shown and runs:
+            shown = recorder.watched
+        elif recorder is not None:
+            recorder.run(track)
         if runs:
-            say(f"running {sum(len(s.launches) for s in plan)} launches")
-            report.levels += compare_runs(runs, (other.label, other.shown), plan, limits)
-        if "op" in levels and has_graph(candidate):
-            say("running every node of one decode and one prefill bucket alone")
-            exact = load(manifests[0].dtypes.activation.value)
-            report.levels.append(check_ops(candidate, other.alone, plan, exact))
+            report.levels += compare_runs(runs, (other.label, shown), plan, limits, track)
+        if recorder is not None:
+            exact = node_limits(manifests[0].dtypes.activation)
+            report.levels.insert(0, check_ops(candidate, recorder, exact, track))
         if "text" in levels:
-            say("decoding greedily")
             texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
                                    _recorded(candidate))  # fmt: skip
             sides = (candidate, (other.label, other.shown))
-            report.levels.append(compare_texts(*sides, texts, limits))
+            report.levels.append(compare_texts(*sides, texts, limits, track))
     return report
 
 
@@ -110,16 +126,19 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
                 f"{folder_of(candidate).path} is a native engine and holds no graph that could be "
                 "computed by reference: give --against its checkpoint or a CPU engine of it"
             )
-        yield Other("float64 references", by_reference(candidate), candidate)
+        exact = by_reference(candidate)
+        yield Other("float64 references", exact, exact)
     elif is_engine(against):
-        yield Other(str(against), marked(open_engine(against)), candidate)
+        alone = by_reference(candidate) if has_graph(candidate) else None
+        yield Other(str(against), marked(open_engine(against)), alone)
     elif not has_graph(candidate):
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
             say(f"building {against} as a graph")
             twin = build_twin(against, manifest, Path(where) / "cpu", say, is_fused(manifest))
             label = f"{against}, float64 references, rounded alike"
-            yield Other(label, open_by_reference(twin), candidate)
+            exact = open_by_reference(twin)
+            yield Other(label, exact, exact)
     else:
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
@@ -129,7 +148,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
                 for name, fuse in (("unfused", False), ("same", is_fused(manifest)))
             ]
             label = f"{against}, unfused, float64 references"
-            yield Other(label, by_reference(twins[0]), twins[1])
+            yield Other(label, by_reference(twins[0]), by_reference(twins[1]))
 
 
 def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:

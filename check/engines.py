@@ -5,13 +5,13 @@ Knows folders and the builder's and the runtime's front doors; compares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from spark_engine.builder.build import build
 from spark_engine.builder.options import CPU, Options
 from spark_engine.check.mark import mark
+from spark_engine.check.progress import Say
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
@@ -19,8 +19,6 @@ from spark_engine.manifest import Manifest
 from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
 
 GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
-
-Say = Callable[[str], None]
 
 
 def is_engine(path: Path) -> bool:

@@ -1,34 +1,31 @@
 """The three levels of a check: whole model, layer by layer, op by op.
 
-Each takes opened engines and returns a `Level`. Knows Polygraphy's comparator; builds nothing.
+Each takes opened engines and returns a `Level`. Builds nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
-from polygraphy.comparator import Comparator
-from polygraphy.logger import G_LOGGER
 
 from spark_engine.check.compare import Compare, Verdict
-from spark_engine.check.engines import folder_of
+from spark_engine.check.engines import folder_of, has_graph
+from spark_engine.check.judge import Recorded, judge, module_of
+from spark_engine.check.native_nodes import NativeNodes
 from spark_engine.check.observe import layer_of, place
-from spark_engine.check.operators import Bodies, Masks, Recorded, judge
+from spark_engine.check.operators import Bodies
+from spark_engine.check.progress import Track
 from spark_engine.check.prompts import Session
-from spark_engine.check.reference import ReferenceExecutor, Step
+from spark_engine.check.record import Recorder, Taken
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
-from spark_engine.check.thresholds import Thresholds
-from spark_engine.errors import InternalError
-from spark_engine.interface import TILE
+from spark_engine.check.thresholds import NodeLimits, Thresholds
 from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import Memory
-
-Buffers = Mapping[str, NDArray[Any]]
 
 
 def compare_runs(
@@ -36,6 +33,7 @@ def compare_runs(
     reference: tuple[str, Loaded],
     sessions: Sequence[Session],
     thresholds: Thresholds,
+    track: Track,
 ) -> list[Level]:
     """Runs all over all sessions, launch by launch; a level per candidate, which names it.
 
@@ -45,47 +43,62 @@ def compare_runs(
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
     runners = [SessionRunner(*pair) for pair in (*candidates, reference)]
     compare = Compare(thresholds)
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        stream = Comparator.run(runners, list(feeds(sessions)), streaming=True)
-        for label, results in zip(labels, stream, strict=True):
-            # Not by compare_accuracy: it computes statistics of every array for a log.
-            *shown, (truth,) = results.values()
-            for level, (one,) in zip(levels, shown, strict=True):
-                _take(level, label, compare(one, truth).values())
+    names = ", ".join(name for name, _ in candidates)
+    with ExitStack() as active, track(f"{names} level, launches", len(labels)) as step:
+        *tried, truth = [active.enter_context(runner) for runner in runners]
+        # Not by Polygraphy's Comparator: it imports every framework it finds, for seconds.
+        for label, feed in zip(labels, feeds(sessions), strict=True):
+            want = truth.launch(feed)
+            for level, runner in zip(levels, tried, strict=True):
+                _take(level, label, compare(runner.launch(feed), want).values())
+            step()
     for level in levels:
         level.findings.sort(key=lambda f: place(f.name))
         level.settle(_where, thresholds.stray)
     return levels
 
 
-def check_ops(
-    loaded: Loaded, truth: Loaded, sessions: Sequence[Session], thresholds: Thresholds
-) -> Level:
+def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, track: Track) -> Level:
     """Every node of one decode and one prefill bucket of `loaded` alone.
 
-    Operands and results are recorded from `truth`, the same graph with weights beyond doubt,
-    computed by reference; it may be `loaded` itself.
+    Operands and results are what `recorder` has of the same graph with weights beyond doubt,
+    computed by reference. Raises OptionError when the engine's nodes are not those.
     """
-    level = Level("op", "float64 references, node by node", asdict(thresholds))
-    folder = folder_of(loaded)
-    weights = folder.weights()
-    states = [info.spec.name for info in loaded.states]
-    for family in ("prefill", "decode"):
-        session, index = _fullest(sessions, family)
-        recorded, buffers = _record(truth, session, index)
-        key = (family, session.launches[index].rows)
-        bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == key)
-        bodies = Bodies(folder.engine(bucket).payload, weights)
-        masks = Masks.of(buffers, TILE[family], states)
-        level.launches += 1
-        for one in recorded:
-            finding = Finding(f"{family} {one.step.name}", f"{family} {one.step.kind}")
-            for verdict in judge(one, bodies.run(one), masks, thresholds):
-                label = f"{one.step.kind}, output {verdict.name}"
-                finding.add(verdict, label)
-            level.findings.append(finding)
-    level.settle(lambda f: f.name, 0)
+    level = Level("op", "float64 references, node by node", asdict(limits))
+    with track("op level, nodes", sum(len(one.nodes) for one in recorder.taken)) as step:
+        for one in recorder.taken:
+            level.launches += 1
+            alone = _alone(loaded, one)
+            for recorded in one.nodes:
+                level.findings.append(_finding(recorded, alone.run(recorded), one, limits))
+                step()
+    level.settle(lambda f: f"{f.module} ({f.name})", 0)
     return level
+
+
+class _Alone(Protocol):
+    def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]: ...
+
+
+def _alone(loaded: Loaded, taken: Taken) -> _Alone:
+    """What runs single nodes of a bucket, by the engine's executor."""
+    folder = folder_of(loaded)
+    bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == taken.key)
+    payload = folder.engine(bucket).payload
+    if has_graph(loaded):
+        return Bodies(payload, folder.weights())
+    return NativeNodes(loaded.executors[taken.key], payload, taken.weights)
+
+
+def _finding(
+    recorded: Recorded, results: tuple[NDArray[Any], ...], taken: Taken, limits: NodeLimits
+) -> Finding:
+    step, family = recorded.step, taken.key[0]
+    module = module_of(recorded, taken.weights)
+    finding = Finding(f"{family} {step.name}", f"{family} {step.kind}", module=module)
+    for verdict in judge(recorded, results, taken.masks, limits):
+        finding.add(verdict, f"{step.kind}, output {verdict.name}")
+    return finding
 
 
 def _take(level: Level, label: str, verdicts: Iterable[Verdict]) -> None:
@@ -107,44 +120,3 @@ def _any_layer(name: str) -> str:
 def _where(finding: Finding) -> str:
     layer = layer_of(finding.name)
     return finding.name if layer is None else f"layers.{layer} ({finding.name})"
-
-
-def _fullest(sessions: Iterable[Session], family: str) -> tuple[Session, int]:
-    """The launch with most tokens, of the smallest bucket among equals."""
-    found = [
-        (int(launch.counts.sum()), -launch.rows, i, session)
-        for session in sessions
-        for i, launch in enumerate(session.launches)
-        if launch.family == family
-    ]
-    if not found:
-        raise InternalError(f"no session launches a {family} bucket")
-    best = max(found, key=lambda row: row[:2])
-    return best[3], best[2]
-
-
-def _record(loaded: Loaded, session: Session, index: int) -> tuple[list[Recorded], Buffers]:
-    """Runs a session by reference up to launch `index`; every node of that launch."""
-    folder = folder_of(loaded)
-    recorded: list[Recorded] = []
-    watching = False
-
-    def watch(
-        step: Step, operands: tuple[NDArray[Any], ...], results: tuple[NDArray[Any], ...]
-    ) -> None:
-        if watching:
-            recorded.append(Recorded(step, operands, results))
-
-    executors = {
-        (b.family, b.rows): ReferenceExecutor(file.header, file.payload, folder.path, watch=watch)
-        for b in folder.manifest.buckets
-        for file in [folder.engine(b)]
-    }
-    memory = Memory(loaded.states, loaded.tables, {k: e.specs for k, e in executors.items()})
-    for i, launch in enumerate(session.launches[: index + 1]):
-        watching = i == index
-        buffers = memory.buffers(launch.family, launch.rows, 0)
-        for name, array in {**session.tables, **launch.feed()}.items():
-            buffers[name].view(array.dtype)[...] = array
-        executors[launch.family, launch.rows].run(buffers)
-    return recorded, buffers

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from spark_engine.tensors import Array
 
 F64 = NDArray[np.float64]
+COLUMNS = 32  # measured together for a common factor: less than any projection has
+SIGMAS = 4
 SMALL_ROW = 0.1  # rows shorter than this part of the typical row are measured against that part
 
 
@@ -78,6 +80,29 @@ def distance(
     return Distance(*figures, worst, len(a), strays)
 
 
+def scale_error(error: F64, reference: F64, rounded: F64, noise: float) -> float:
+    """The part by which some neighbouring columns, over all rows, are too large or too small.
+
+    Per COLUMNS columns, and over all of them, the share of `error` that is proportional to
+    `reference`. Rounding leaves some of it by chance: what SIGMAS times `noise`, the relative
+    error of each value of `rounded`, explains among so many values is subtracted. All three have
+    one shape.
+    """
+    error, reference, rounded = _rows(error), _rows(reference), _rows(rounded)
+    if error.size == 0:
+        return 0.0
+    starts = np.arange(0, error.shape[1], COLUMNS)
+    along = np.add.reduceat((error * reference).sum(axis=0), starts)
+    square = np.add.reduceat((reference**2).sum(axis=0), starts)
+    mixed = np.add.reduceat((reference**2 * rounded**2).sum(axis=0), starts)
+    small = SMALL_ROW**2 * square.mean()
+    along, square, mixed = (np.append(x, x.sum()) for x in (along, square, mixed))
+    kept = square > small
+    along, square, mixed = along[kept], square[kept], mixed[kept]
+    chance = SIGMAS * noise * np.sqrt(mixed) / square  # falls as more values count
+    return float(np.max(np.abs(along) / square - chance, initial=0.0))
+
+
 def logit_distance(
     candidate: Array, reference: Array, tie: float, kl_limit: float = np.inf
 ) -> LogitDistance:
@@ -104,7 +129,7 @@ def near_tie_rows(reference_logits: Array, chosen: Array, tie: float) -> NDArray
 
 def _rows(x: Array) -> F64:
     x = np.atleast_1d(x)
-    return np.asarray(x.reshape(len(x), -1), np.float64)
+    return np.asarray(x.reshape(len(x), -1 if x.size else 0), np.float64)
 
 
 def _cosine(a: F64, b: F64, floor: float) -> F64:

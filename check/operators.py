@@ -6,8 +6,7 @@ in a network, and an error of one node does not reach the next. Knows onnxruntim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,44 +15,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.compare import Verdict
-from spark_engine.check.metrics import distance
-from spark_engine.check.observe import EMITTED
+from spark_engine.check.judge import Recorded
 from spark_engine.check.reference import Step
-from spark_engine.check.thresholds import Thresholds
 from spark_engine.errors import OptionError
-from spark_engine.interface import STATE_OUT
 from spark_engine.tensors import DType
-
-MOST_OTHER_CODES = 0.005  # part of packed codes that may round to a neighbour
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One node and what it read and wrote in a launch of the reference."""
-
-    step: Step
-    operands: tuple[NDArray[Any], ...]
-    results: tuple[NDArray[Any], ...]
-
-
-@dataclass(frozen=True)
-class Masks:
-    """Which rows and tokens of a launch have defined values, and which outputs are states."""
-
-    rows: NDArray[np.bool_]
-    tokens: NDArray[np.bool_]
-    emitting: NDArray[np.bool_]
-    states: frozenset[str]
-
-    @classmethod
-    def of(cls, buffers: Mapping[str, NDArray[Any]], tile: int, states: Iterable[str]) -> Masks:
-        """From the launch's step inputs and the names of the engine's states."""
-        counts = buffers["counts"]
-        tokens = np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
-        rows = np.asarray(counts > 0)
-        emitting = rows & np.asarray(buffers["emit"] == 1)
-        return cls(rows, tokens, emitting, frozenset(name + STATE_OUT for name in states))
 
 
 class Bodies:
@@ -105,50 +70,6 @@ class Bodies:
         return helper.make_model(
             graph, functions=used, opset_imports=self._opsets, ir_version=self._ir_version
         )
-
-
-def judge(
-    recorded: Recorded, results: tuple[NDArray[Any], ...], masks: Masks, thresholds: Thresholds
-) -> Iterator[Verdict]:
-    """A verdict on each output of a node."""
-    for name, body, truth in zip(recorded.step.outputs, results, recorded.results, strict=True):
-        a, b = _defined(name, body, masks), _defined(name, truth, masks)
-        yield _judge_one(name, a, b, thresholds)
-
-
-def _judge_one(name: str, a: NDArray[Any], b: NDArray[Any], limits: Thresholds) -> Verdict:
-    if a.dtype.kind in "iu":
-        return _codes(name, a, b)
-    exact = a.dtype.itemsize > 1
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    unread = np.isnan(a) & np.isnan(b)
-    if not np.isfinite(a[~unread]).all():
-        return Verdict(name, False, "NaN or infinity where the reference has none", hard=True)
-    d = distance(np.where(unread, 0, a), np.where(unread, 0, b))
-    most = limits.rel_l2 if exact else 0.1
-    reason = "" if d.rel_l2 <= most else f"relative L2 {d.rel_l2:.2g} > {most:g}"
-    figures = {"rel_l2": d.rel_l2, "max_abs": d.max_abs}
-    return Verdict(name, not reason, reason, figures, hard=bool(reason))
-
-
-def _codes(name: str, a: NDArray[Any], b: NDArray[Any]) -> Verdict:
-    part = float(np.mean(a != b)) if a.size else 0.0
-    most = MOST_OTHER_CODES if a.dtype == np.uint8 else 0.0
-    reason = "" if part <= most else f"{part:.2%} of the values differ"
-    return Verdict(name, not reason, reason, {"differ": part}, hard=bool(reason))
-
-
-def _defined(name: str, array: NDArray[Any], masks: Masks) -> NDArray[Any]:
-    """The part of an output that has a value: valid tokens, live rows, all but the scratch row."""
-    if name in masks.states:
-        return array[:-1]
-    if name in EMITTED:
-        return array[masks.emitting]
-    if array.ndim and array.shape[0] == len(masks.tokens):
-        return array[masks.tokens]
-    if array.ndim and array.shape[0] == len(masks.rows):
-        return array[masks.rows]
-    return array
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:

@@ -18,7 +18,7 @@ from spark_engine.tensors import Array
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
 DECODED = 3  # forced tokens decoded after each prompt
 ODD_SPLIT = 37  # a prefill that stops here and goes on later
-GENERATED = 48  # tokens decoded greedily after each prompt of the text level
+GENERATED = 24  # tokens decoded greedily after each prompt of the text level
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,23 @@ def sessions(
     rng = np.random.default_rng(seed)
     prompts = [_random(rng, n, limits.vocab) for n in LENGTHS if n + DECODED <= limits.max_context]
     prompts += [list(ids)[: limits.max_context - DECODED] for ids in recorded]
-    decode = [rows for family, rows in buckets if family == "decode"]
-    prefill = [rows for family, rows in buckets if family == "prefill"]
+    decode = sorted(rows for family, rows in buckets if family == "decode")
+    prefill = sorted(rows for family, rows in buckets if family == "prefill")
+    full, every = decode[-1:] * DECODED, [*decode[-1:] * DECODED, *decode[:-1]]
     found = []
-    for group in _groups(prompts, limits):
-        found.append(_session(rng, "ragged", group, max(prefill), max(decode), limits))
-    for rows in prefill:
-        group = _groups(prompts[::-1], limits)[0]
-        found.append(_session(rng, f"prefill_t{rows * 64}", group, rows, max(decode), limits))
-    for rows in decode:
-        few = [_random(rng, 2 + i % 5, limits.vocab) for i in range(rows)]
-        few = _groups(few, limits)[0]
-        found.append(_session(rng, f"decode_b{rows}", few, max(prefill), rows, limits))
+    for i, group in enumerate(_groups(prompts, limits, len(every))):
+        steps = full if i else every
+        found.append(_session(rng, "ragged", group, prefill[-1], steps, limits))
+    longest = sorted(prompts, key=len)[-1:]
+    for rows in prefill[:-1]:
+        found.append(_session(rng, f"prefill_t{rows * 64}", longest, rows, full[:1], limits))
+    # Nothing is prefilled: a full bucket from the first token on.
+    first = [_random(rng, 1, limits.vocab) for _ in range(decode[-1])]
+    group = _groups(first, limits)[0]
+    found.append(_session(rng, f"decode_b{decode[-1]}", group, 0, full, limits))
     if max(map(len, prompts)) > ODD_SPLIT:
-        group = _groups([p for p in prompts if len(p) > ODD_SPLIT], limits)[0]
-        split = _session(rng, "split", group, max(prefill), max(decode), limits, ODD_SPLIT)
-        found.append(split)
+        group = _groups([p for p in prompts if len(p) > ODD_SPLIT][-2:], limits)[0]
+        found.append(_session(rng, "split", group, prefill[-1], full[:1], limits, ODD_SPLIT))
     return found
 
 
@@ -113,8 +114,8 @@ def greedy_session(
     cut = [ids[: limits.max_context - room] for ids in prompts]
     rows = {f: max(n for family, n in buckets if family == f) for f in TILE}
     group = _groups(cut, limits, room)[0]
-    made = _session(rng, "greedy", group, rows["prefill"], rows["decode"], limits, more=room)
-    return replace(made, launches=tuple(x for x in made.launches if x.family == "prefill"))
+    made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=room)
+    return made
 
 
 def next_launches(
@@ -156,11 +157,12 @@ def _random(rng: np.random.Generator, length: int, vocab: int) -> list[int]:
 def _groups(
     prompts: Iterable[list[int]], limits: Limits, more: int = DECODED
 ) -> list[list[list[int]]]:
-    """The prompts in order, in as few groups as slots and pages allow; each grows by `more`."""
+    """The prompts in order, in as few groups as slots and pages allow; each grows by `more`, or as
+    far as the context goes."""
     groups: list[list[list[int]]] = [[]]
     pages = 0
     for prompt in prompts:
-        need = -(-(len(prompt) + more) // limits.page_size)
+        need = -(-min(len(prompt) + more, limits.max_context) // limits.page_size)
         if groups[-1] and (len(groups[-1]) == limits.max_seqs or pages + need > limits.pages):
             groups.append([])
             pages = 0
@@ -174,16 +176,21 @@ def _session(
     label: str,
     prompts: list[list[int]],
     prefill_rows: int,
-    decode_rows: int,
+    steps: Sequence[int],
     limits: Limits,
     split: int = 0,
-    more: int = DECODED,
+    more: int = 0,
 ) -> Session:
+    """`steps` are the decode buckets to step in, one after the other: all texts step in the
+    largest, in several launches if need be, and as many as have room in the others. With
+    `prefill_rows` 0 they begin at the first token. `more`: tokens in place of those stepped."""
     slots = rng.permutation(limits.max_seqs)
     pages = iter(rng.permutation(limits.pages))
     texts = []
-    for prompt, slot in zip(prompts, slots, strict=False):
-        ids = (*prompt, *_random(rng, more, limits.vocab))
+    for i, (prompt, slot) in enumerate(zip(prompts, slots, strict=False)):
+        own = more or sum(_steps(i, rows, steps) for rows in steps) - (not prefill_rows)
+        own = min(own, limits.max_context - len(prompt))
+        ids = (*prompt, *_random(rng, own, limits.vocab))
         need = -(-len(ids) // limits.page_size)
         held = tuple(int(next(pages)) for _ in range(need))
         texts.append(Text(int(slot), held, ids, len(prompt)))
@@ -191,8 +198,14 @@ def _session(
     for text in texts:
         tables["page_table"][text.slot, : len(text.pages)] = text.pages
         tables["prompt_lens"][text.slot] = text.prompt
-    launches = [*_prefill(texts, prefill_rows, split), *_decode(texts, decode_rows)]
+    launches = list(_prefill(texts, prefill_rows, split)) if prefill_rows else []
+    launches += _decode(texts, steps, bool(prefill_rows))
     return Session(label, tuple(texts), tables, tuple(launches))
+
+
+def _steps(text: int, rows: int, steps: Sequence[int]) -> bool:
+    """Whether the text takes part in a step of the bucket."""
+    return rows == max(steps) or text < rows
 
 
 def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
@@ -211,11 +224,15 @@ def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
             yield _launch("prefill", rows, tiles[i : i + rows])
 
 
-def _decode(texts: Sequence[Text], rows: int) -> Iterator[Launch]:
-    for step in range(DECODED):
-        for i in range(0, len(texts), rows):
-            some = [(text, text.prompt + step, 1) for text in texts[i : i + rows]]
-            yield _launch("decode", rows, some)
+def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Iterator[Launch]:
+    at = [text.prompt if prefilled else 0 for text in texts]
+    for rows in steps:
+        going = [i for i, x in enumerate(texts) if _steps(i, rows, steps) and at[i] < len(x.ids)]
+        for first in range(0, len(going), rows):
+            some = going[first : first + rows]
+            yield _launch("decode", rows, [(texts[i], at[i], 1) for i in some])
+        for i in going:
+            at[i] += 1
 
 
 def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:

@@ -53,20 +53,15 @@ def read_steps(payload: bytes) -> list[Step]:
 
 
 class ReferenceExecutor:
-    """The protocol of `runtime/executor.py`. `watch` is told of every node's operands."""
+    """The protocol of `runtime/executor.py`. `watch`, where set, is told of every node."""
 
     def __init__(
-        self,
-        header: EngineHeader,
-        payload: bytes,
-        folder: Path,
-        threads: int = 0,
-        watch: Watch | None = None,
+        self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._steps = read_steps(payload)
         self._weights = map_weights(folder / WEIGHTS)
-        self._watch = watch
+        self.watch: Watch | None = None
 
     @property
     def specs(self) -> Specs:
@@ -77,13 +72,16 @@ class ReferenceExecutor:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
-            values[spec.name] = buffers[spec.name].copy()
+            # States are large: copied only where somebody keeps them beyond the launch.
+            held = buffers[spec.name] if self.watch is None else buffers[spec.name].copy()
+            values[spec.name] = held.view()
+            values[spec.name].flags.writeable = False
         for step in self._steps:
             operands = tuple(values[name] for name in step.inputs)
             results = _compute(step, operands)
             values.update(zip(step.outputs, results, strict=True))
-            if self._watch is not None:
-                self._watch(step, operands, results)
+            if self.watch is not None:
+                self.watch(step, operands, results)
         for spec, name in self._results():
             _store(buffers[spec.name], values[name], spec)
 
@@ -128,4 +126,4 @@ def _compute(step: Step, operands: tuple[NDArray[Any], ...]) -> tuple[NDArray[An
 def _store(buffer: NDArray[Any], value: NDArray[Any], spec: TensorSpec) -> None:
     if value.shape != spec.dims:
         raise ExecutorError(f"{spec.name} came out as {value.shape}, planned {spec.dims}")
-    buffer[...] = value.astype(spec.dtype.numpy)
+    buffer[...] = value.astype(spec.dtype.numpy, copy=False)

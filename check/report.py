@@ -12,7 +12,18 @@ from rich.table import Table
 from spark_engine.check.compare import Verdict
 
 FIGURES = (
-    *("rel_l2", "cosine", "max_abs", "kl", "texts", "same", "tokens", "flips", "near_ties"),
+    *(
+        "rel_l2",
+        "scale",
+        "cosine",
+        "max_abs",
+        "kl",
+        "texts",
+        "same",
+        "tokens",
+        "flips",
+        "near_ties",
+    ),
     "differ",
 )
 _WORST_IS_LEAST = ("cosine", "same")
@@ -30,6 +41,7 @@ class Finding:
     reason: str = ""
     where: str = ""
     figures: dict[str, float] = field(default_factory=dict)
+    module: str = ""  # of the checkpoint, where the finding is a node's
 
     rows: int = 0
     strays: int = 0
@@ -105,19 +117,34 @@ class Report:
 
     @property
     def first(self) -> str:
-        """Where the first divergence stands, by the level that tells it best; empty if none."""
+        """Where the first divergence stands, by the level that tells it best; empty if none.
+
+        A node by itself is wrong by itself: what stands behind it in a run only suffers from it.
+        """
         found = {level.name: level.first for level in self.levels if level.first}
-        return next((found[name] for name in ("layer", "op", "model", "text") if name in found), "")
+        return next((found[name] for name in ("op", "layer", "model", "text") if name in found), "")
+
+    @property
+    def headlines(self) -> list[str]:
+        """A sentence for each module whose node differs by itself, in the network's order."""
+        said: dict[str, str] = {}
+        for finding in (f for level in self.levels for f in level.findings):
+            if finding.module and not finding.passed:
+                kind = finding.kind.split()[-1]
+                said.setdefault(finding.module, f"{finding.module}: {kind} {finding.reason}")
+        return list(said.values())
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
         levels = [{**asdict(level), "passed": level.passed} for level in self.levels]
         top = {"engine": self.engine, "against": self.against, "passed": self.passed}
-        return {**top, "first_divergence": self.first, "levels": levels}
+        return {**top, "first_divergence": self.first, "modules": self.headlines, "levels": levels}
 
 
 def show(report: Report, console: Console) -> None:
-    """The report as tables, and a verdict in one line."""
+    """The modules that differ by themselves, tables of all levels, and a verdict in one line."""
+    for line in report.headlines[:MOST_FAILURES]:
+        console.print(f"[red]{line}")
     for level in report.levels:
         title = f"{level.name}: {level.launches} launches against {level.reference}"
         table = Table(title=title, title_justify="left")

@@ -124,6 +124,11 @@ class SessionRunner(EngineRunner):
         super().deactivate_impl()
         self._session = None
 
+    def launch(self, feed: Feed) -> dict[str, NDArray[Any]]:
+        """`infer` of what `feeds` makes, without Polygraphy's look at every input."""
+        shown: dict[str, NDArray[Any]] = self.infer(feed, check_inputs=False)
+        return shown
+
     def infer_impl(self, feed_dict: Feed) -> dict[str, NDArray[Any]]:
         """One launch of a session; returns the defined part of outputs and states."""
         key = self._key(feed_dict)

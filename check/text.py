@@ -14,6 +14,7 @@ import numpy as np
 
 from spark_engine.check.compare import Verdict
 from spark_engine.check.metrics import near_tie_rows
+from spark_engine.check.progress import Track
 from spark_engine.check.prompts import Launch, Session, next_launches
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
@@ -23,7 +24,11 @@ from spark_engine.tensors import Array
 
 
 def compare_texts(
-    candidate: Loaded, reference: tuple[str, Loaded], session: Session, thresholds: Thresholds
+    candidate: Loaded,
+    reference: tuple[str, Loaded],
+    session: Session,
+    thresholds: Thresholds,
+    track: Track,
 ) -> Level:
     """Decodes a greedy session to its room; one finding, over all tokens of all texts.
 
@@ -34,9 +39,15 @@ def compare_texts(
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
     flips: dict[int, int] = dict.fromkeys(said, 0)
     near, wrong = 0, []
-    rows = max(r for family, r in reference[1].executors if family == "decode")
-    rows = rows if ("decode", rows) in candidate.executors else 1
-    with SessionRunner("candidate", candidate) as one, SessionRunner(*reference) as other:
+    common = set(candidate.executors) & set(reference[1].executors)
+    decode = sorted(r for family, r in common if family == "decode")
+    rows = next((r for r in decode if r >= len(said)), decode[-1])
+    total = sum(len(text.ids) - text.prompt for text in session.texts)
+    with (
+        SessionRunner("candidate", candidate) as one,
+        SessionRunner(*reference) as other,
+        track("text level, tokens", total) as step,
+    ):
         for launch in _launches(session, said, rows):
             feed = _feed(session, launch)
             slots = launch.slots[launch.emit == 1].tolist()
@@ -53,6 +64,7 @@ def compare_texts(
                         where = f"text in slot {slot}, token {len(said[slot])}"
                         wrong.append(f"{where}: {chosen[row]} for {best}")
                 said[slot].append(best)
+                step()
     figures = {
         "texts": float(len(said)),
         "same": float(sum(not n for n in flips.values())),
@@ -86,7 +98,7 @@ def _feed(session: Session, launch: Launch) -> Feed:
 
 def _logits(runner: SessionRunner, feed: Feed) -> Array:
     """Logits [emitting rows, V] of one launch."""
-    shown = runner.infer(feed)
+    shown = runner.launch(feed)
     if not shown.get("emitted", np.empty(0)).size:
         return np.empty((0, 1), np.float32)
     logits: Array = shown["logits"][shown["emitted"]].copy()

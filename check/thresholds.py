@@ -43,6 +43,34 @@ class Thresholds:
     stray: float
 
 
+@dataclass(frozen=True)
+class NodeLimits:
+    """Limits for the outputs of one node by itself, whose operands are the reference's.
+
+    Attributes:
+        name: the row of the table.
+        exact: of the worst row's relative L2 distance, where the output is f32.
+        rel_l2: the same, where it is rounded to 16 bits.
+        coded: the same, where it is rounded to 8 or 4 and decoded again.
+        scale: part by which columns may be too large or too small (`metrics.scale_error`).
+        noise, coded_noise: relative error of a value that rounding explains.
+    """
+
+    name: str
+    exact: float
+    rel_l2: float
+    coded: float
+    scale: float
+    noise: float
+    coded_noise: float
+
+
+def node_limits(activation: DType) -> NodeLimits:
+    """The limits of an engine with this activation dtype."""
+    name = f"{activation.value} node"
+    return NodeLimits(name, **_row(name))
+
+
 def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
     """The row for a comparison among these engines: the coarsest of them decides."""
     all_of = tuple(manifests)
@@ -53,10 +81,14 @@ def thresholds_for(manifests: Iterable[Manifest]) -> Thresholds:
 
 def load(name: str) -> Thresholds:
     """One row of the table. Raises InternalError when there is none of this name."""
-    table = json.loads(PATH.read_text())
+    return Thresholds(name, **_row(name))
+
+
+def _row(name: str) -> dict[str, float]:
+    table: dict[str, dict[str, float]] = json.loads(PATH.read_text())
     if name not in table:
         raise InternalError(f"{PATH.name} has no row {name!r}; it has {sorted(table)}")
-    return Thresholds(name, **table[name])
+    return table[name]
 
 
 def _rounds(manifest: Manifest) -> bool:

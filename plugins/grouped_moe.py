@@ -95,6 +95,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     y = np.zeros(x.shape, np.float64)
     for e in range(len(params["w2"])):
         rows, places = np.nonzero(ids == e)
+        if not len(rows):
+            continue
         one = {name: array[e] for name, array in params.items()}
         inner = silu_mul.evaluate(_project(kind, one, "w13", x[rows].astype(np.float32)))
         outer = _project(kind, one, "w2", inner).astype(np.float64)

@@ -24,7 +24,7 @@ from spark_engine.runtime.device import Event, Function, Gpu, Graph
 from spark_engine.runtime.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executor import Specs, Wait
 from spark_engine.runtime.held import Held
-from spark_engine.runtime.program import Number, Operand, Program, Record
+from spark_engine.runtime.program import Number, Operand, Place, Program, Record
 from spark_engine.runtime.upload import upload_file
 from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
@@ -216,6 +216,10 @@ class NativeExecutor:
             queue = self._gpu.prepare(function, record.shape, args)
             queued.append(Queued(record.node, symbol, queue))
         return queued
+
+    def address(self, place: Place) -> int:
+        """Where an operand of a launch lies on the device."""
+        return int(self._value(place))
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step to its end; every output is copied.

@@ -69,12 +69,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Program:
-    """A bucket's launches in order, and the scratch memory that they share."""
+    """A bucket's launches in order, and the scratch memory that they share.
+
+    `places`: where tensors between nodes lie, for who runs nodes by themselves.
+    """
 
     kernels: tuple[Kernel, ...]
     launches: tuple[Record, ...]
     arena_bytes: int
     zeroed_bytes: int
+    places: Mapping[str, Place]
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
@@ -93,7 +97,9 @@ class Program:
         for row in body.launches:
             _pick(body.kernels, row.kernel)
         launches = (_record(row, sizes) for row in body.launches)
-        return cls(tuple(kernels), tuple(launches), body.arena_bytes, body.zeroed_bytes)
+        places = {name: _place(arg, sizes) for name, arg in body.places.items()}
+        scratch = body.arena_bytes, body.zeroed_bytes
+        return cls(tuple(kernels), tuple(launches), *scratch, places)
 
 
 class _KernelRow(msgspec.Struct):
@@ -120,6 +126,7 @@ class _Body(msgspec.Struct):
     cubins: list[Natural]
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
+    places: dict[str, list[Any]] = {}
 
 
 _BY_NAME = ("weight", "state", "input", "output")
@@ -132,6 +139,13 @@ def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> Record:
     kinds = tuple(a.kind if isinstance(a, Number) else "address" for a in args)
     shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.overlaps)
     return Record(row.node, row.kernel, shape, args, row.resident)
+
+
+def _place(arg: list[Any], sizes: Mapping[str, int]) -> Place:
+    place = _operand(arg, sizes)
+    if isinstance(place, Number):
+        raise ValueError(f"{arg!r} is no place")
+    return place
 
 
 def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spark_engine.check.metrics import distance, logit_distance, near_tie_rows
+from spark_engine.check.metrics import distance, logit_distance, near_tie_rows, scale_error
 
 RNG = np.random.default_rng(0)
 
@@ -87,3 +87,19 @@ def test_a_row_beyond_the_limit_of_kl_is_a_stray_though_it_chooses_alike() -> No
 def test_a_candidates_own_near_tie_excuses_nothing() -> None:
     truth, x = np.array([[10.0, 5.0, 0.0]]), np.array([[9.99, 10.0, 0.0]])
     assert logit_distance(x, truth, tie=0.01).wrong_flips == 1
+
+
+def test_a_common_factor_stands_out_of_rounding() -> None:
+    """In one block of columns, larger or smaller; rounding by itself gives nothing."""
+    rng = np.random.default_rng(3)
+    truth = rng.standard_normal((20, 96))
+    rounded = truth * (1 + 4e-3 * rng.standard_normal(truth.shape))
+    assert scale_error(rounded - truth, truth, truth, 4e-3) == 0
+    few = (slice(1), slice(32))
+    assert scale_error((rounded - truth)[few], truth[few], truth[few], 4e-3) == 0
+    for factor in (0.98, 1.02):
+        scaled = rounded.copy()
+        scaled[:, 32:64] *= factor
+        found = scale_error(scaled - truth, truth, truth, 4e-3)
+        assert 0.018 < found < 0.02
+    assert scale_error(truth[:0], truth[:0], truth[:0], 4e-3) == 0

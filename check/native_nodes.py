@@ -1,0 +1,96 @@
+"""Every node of a native bucket alone: its launches on the GPU over operands that were recorded.
+
+The twin of the engine (the same graph, `engines.build_twin`) says which tensors a node reads and
+writes; the payload's `places` say where they lie. Weights stay the engine's own, packed as they
+are. Knows places and copies; knows no op and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.check.judge import Recorded
+from spark_engine.errors import EngineError, InternalError, OptionError
+from spark_engine.interface import STATE_OUT
+from spark_engine.runtime.executor import Executor
+from spark_engine.runtime.program import Place, Program
+
+POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
+Queue = Callable[[], None]
+
+
+class NativeNodes:
+    """Runs single nodes of one open bucket; `weights` are the names that are no activations.
+
+    The engine's states, tables and step inputs hold what the last node read, afterwards.
+    """
+
+    def __init__(self, executor: Executor, payload: bytes, weights: Collection[str]) -> None:
+        # Not by its class: the module behind it needs the extra `cuda`.
+        opened: Any = executor
+        self._executor, self._gpu = opened, opened.gpu
+        self._program = Program.read(payload)
+        self._weights = weights
+        specs = executor.specs
+        self._own = {s.name: Place("input", s.name) for s in specs.inputs}
+        self._own |= {s.name: Place("output", s.name) for s in specs.outputs}
+        for spec in specs.states:
+            place = Place("state", spec.name)
+            self._own |= {spec.name: place, spec.name + STATE_OUT: place}
+        self._queues: dict[str, list[Queue]] = {}
+        for node, launches in groupby(opened.launches(payload), lambda x: x.node):
+            if node in self._queues:
+                raise InternalError(f"the launches of node {node} do not follow one another")
+            self._queues[node] = [launch.queue for launch in launches]
+
+    def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:
+        """The node's outputs for the recorded operands and the engine's own weights.
+
+        Raises OptionError when the engine has no such node, ExecutorError when the GPU fails.
+        """
+        step = recorded.step
+        if step.name not in self._queues:
+            raise OptionError(
+                f"the engine has no node {step.name}: it was built by another version, so its "
+                "nodes cannot be checked one by one; rebuild it, or use --level layer"
+            )
+        made = [np.empty(a.shape, a.dtype) for a in recorded.results]
+        outputs = [self._address(n, a) for n, a in zip(step.outputs, made, strict=True)]
+        given = list(self._operands(recorded))
+        # Poison first: an output that is updated in place is an operand too.
+        for address, array in zip(outputs, made, strict=True):
+            self._gpu.fill(address, POISON, array.nbytes)
+        for address, array in given:
+            self._gpu.upload(address, array)
+        self._gpu.wait()
+        for queue in self._queues[step.name]:
+            queue()
+        for address, array in zip(outputs, made, strict=True):
+            self._gpu.download(array, address)
+        self._gpu.wait()
+        return tuple(made)
+
+    def _operands(self, recorded: Recorded) -> Iterator[tuple[int, NDArray[Any]]]:
+        for name, array in zip(recorded.step.inputs, recorded.operands, strict=True):
+            if name not in self._weights:
+                yield self._address(name, array), np.ascontiguousarray(array)
+
+    def _address(self, name: str, array: NDArray[Any]) -> int:
+        """Where the tensor lies, in all its length."""
+        place = self._program.places.get(name) or self._own.get(name)
+        if place is None:
+            raise OptionError(
+                f"the engine does not say where {name} lies: it was built by another version; "
+                "rebuild it, or use --level layer"
+            )
+        if place.kind == "arena" and place.nbytes < array.nbytes:
+            raise EngineError(
+                f"{name} is said to lie in {place.nbytes} bytes and has {array.nbytes}: rebuild "
+                "the engine with spark-build"
+            )
+        return int(self._executor.address(place))
