@@ -3,7 +3,8 @@ lists of Python floats. Imports nothing of the package, so that it shares no mis
 
 An executor that works in float32 may decide otherwise where two sides of a decision nearly meet.
 `Drawn.margin` is the distance of the closest decision from its border, relative to the larger
-side; equal logits are no decision (the lower id comes first, in every precision).
+side; the order of what is kept and what is not is one too, but for equal logits (the lower id
+comes first, in every precision).
 """
 
 from __future__ import annotations
@@ -96,9 +97,7 @@ def _draw(row: Row, order: list[tuple[float, int]], drawn: Drawn) -> None:
     margins = [_gap(w, row.min_p) for w, _, _ in kept if row.min_p > 0 and w < 1]
     kept = [entry for entry in kept if entry[0] >= row.min_p]
     if 0 < row.top_k < len(kept):
-        inside, outside = kept[row.top_k - 1], kept[row.top_k]
-        if inside[2] != outside[2]:  # else the lower id is inside
-            margins.append(_gap(inside[0], outside[0]) if inside[0] > 0 else 0.0)
+        margins.append(_order(kept, row.top_k))
         kept = kept[: row.top_k]
     goal = row.top_p * math.fsum(w for w, _, _ in kept)
     exact = all(w in (0.0, 1.0) for w, _, _ in kept)  # whole numbers are exact in every precision
@@ -110,6 +109,8 @@ def _draw(row: Row, order: list[tuple[float, int]], drawn: Drawn) -> None:
             margins.append(_gap(reached, goal))
         if reached >= goal:
             break
+    if 0 < len(short) < len(kept):
+        margins.append(_order(kept, len(short)))
     kept = short or kept
     total = math.fsum(w for w, _, _ in kept)
     goal = uniform(row.position, row.seed) * total
@@ -118,7 +119,16 @@ def _draw(row: Row, order: list[tuple[float, int]], drawn: Drawn) -> None:
     sums = list(accumulate(w for _, w in by_id))
     drawn.token = next(i for (i, _), reached in zip(by_id, sums, strict=True) if reached > goal)
     margins += [_gap(reached, goal) for reached in sums]
-    drawn.margin = min(margins, default=math.inf)
+    # An error of a logit grows by 1 / temperature before it is one of a weight.
+    drawn.margin = min(margins, default=math.inf) * min(1.0, row.temperature)
+
+
+def _order(kept: list[tuple[float, int, float]], cut: int) -> float:
+    """How clearly what is before `cut` comes before what is behind; equal logits do by their id."""
+    last, first = kept[cut - 1], kept[cut]
+    others = [(last, behind) for behind in kept[cut:] if behind[2] != last[2]][:1]
+    others += [(before, first) for before in kept[:cut] if before[2] != first[2]][-1:]
+    return min((_gap(x[0], y[0]) if x[0] > 0 else 0.0 for x, y in others), default=math.inf)
 
 
 def _gap(a: float, b: float) -> float:
