@@ -5,6 +5,8 @@ Knows folders and the builder's and the runtime's front doors; compares nothing.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from spark_engine.check.progress import Say
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
-from spark_engine.manifest import Manifest
+from spark_engine.manifest import Bucket, Manifest
+from spark_engine.runtime.executor import Executor
 from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
+from spark_engine.runtime.memory import BucketKey
 
 GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
 
@@ -109,9 +113,11 @@ def folder_of(loaded: Loaded) -> EngineFolder:
 
 def _reopened(loaded: Loaded, open_executor: OpenExecutor) -> Loaded:
     folder = folder_of(loaded)
-    executors = {}
-    for bucket in folder.manifest.buckets:
+
+    def opened(bucket: Bucket) -> tuple[BucketKey, Executor]:
         file = mark(folder.engine(bucket), folder.manifest)
-        opened = open_executor(file.header, file.payload, folder.path, 0)
-        executors[bucket.family, bucket.rows] = opened
-    return replace(loaded, executors=executors)
+        executor = open_executor(file.header, file.payload, folder.path, 0)
+        return (bucket.family, bucket.rows), executor
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a session takes a second to open
+        return replace(loaded, executors=dict(pool.map(opened, folder.manifest.buckets)))
