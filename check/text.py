@@ -42,7 +42,7 @@ def compare_texts(
     common = set(candidate.executors) & set(reference[1].executors)
     decode = sorted(r for family, r in common if family == "decode")
     rows = next((r for r in decode if r >= len(said)), decode[-1])
-    total = sum(len(text.ids) - text.prompt for text in session.texts)
+    total = sum(len(text.ids) - text.prompt + 1 for text in session.texts)
     with (
         SessionRunner("candidate", candidate) as one,
         SessionRunner(*reference) as other,
