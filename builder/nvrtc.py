@@ -151,6 +151,7 @@ def _options(job: Job, target: Target, folder: Path) -> ProgramOptions:
         define_macro=list(job.defines) or None,
         include_path=str(folder),
         ptxas_options=["-v"],
+        no_cache=True,  # what comes from NVRTC's own cache comes without ptxas' report
     )
 
 
@@ -169,6 +170,8 @@ def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
 def _usage(log: str) -> Iterator[tuple[str, Usage]]:
     """Reads ptxas' report of every entry."""
     names = list(_ENTRY.finditer(log))
+    if not names:
+        raise InternalError(f"ptxas reports no kernel: {log!r}")
     ends = [m.start() for m in names[1:]] + [len(log)]
     for name, end in zip(names, ends, strict=True):
         part = log[name.end() : end]

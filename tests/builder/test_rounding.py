@@ -59,7 +59,7 @@ def test_the_cpu_twin_holds_the_weights_of_a_bf16_checkpoint(
     report = run(path, tmp_path / "wide")
     run(narrowed(path, tmp_path / "narrow"), tmp_path / "bf16")
     assert rows_of(tmp_path / "wide", "cpu") == rows_of(tmp_path / "bf16", "cpu")
-    (note,) = report.notes
+    (note,) = (n for n in report.notes if "rounded" in n)
     count = len([t for t in open_model(path).tensors.values() if len(t.dims) == 2])
     assert note.startswith(f"{count} {'f32' if format == 'f32' else 'f16'} matrices are rounded")
     assert "1/512" in note and "lm_head.weight, model.embed_tokens.weight, " in note
@@ -68,7 +68,7 @@ def test_the_cpu_twin_holds_the_weights_of_a_bf16_checkpoint(
 def test_the_cpu_keeps_what_is_stored(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "model", TWO, "f32").path
     report = run(path, tmp_path / "engine", replace(TWIN, activation="auto"))
-    assert report.notes == ()
+    assert not any("rounded" in n for n in report.notes)
     name = "lm_head.weight"
     stored = open_checkpoint(path).read(name)
     assert rows_of(tmp_path / "engine", "cpu")[name] == stored.tobytes()

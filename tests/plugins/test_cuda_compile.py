@@ -231,3 +231,11 @@ def test_cubins_are_kept_by_content(tmp_path: Path) -> None:
     assert nvrtc.compile(job, target, tmp_path / "kept", tmp_path).code != first.code
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert replace(first.usage["k"], registers=0) == nvrtc.Usage(0, 0, 0, 0)
+
+
+def test_the_report_is_of_this_compilation() -> None:
+    """NVRTC's own cache, where a driver is, gives cubins back without the report."""
+    job = nvrtc.Job("one.cu", (), ("k",))
+    assert nvrtc._options(job, TARGETS["sm_90a"], Path(".")).no_cache
+    with pytest.raises(InternalError, match="reports no kernel"):
+        dict(nvrtc._usage(""))

@@ -57,8 +57,10 @@ def case(tokens: int, sizes: Sizes, route: Route = uniform, kind: str = "nvfp4")
         x, _, weights, *params = grouped_moe.arrays(rng, kind, tokens, sizes)
         ids = route(rng, tokens, sizes)
         unused = np.setdiff1d(np.arange(sizes[0]), ids)
-        for param in params:
-            if param.dtype.kind != "u":
+        for name, param in zip(grouped_moe.PARAMS[kind], params, strict=True):
+            if kind.startswith("nvfp4") and name.endswith("_scale"):
+                param[unused] = 448  # packed block scales hold no NaN
+            elif param.dtype.kind != "u":
                 param[unused] = np.nan
         if tokens > 2:
             x[2] = np.nan

@@ -148,17 +148,17 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
     held = Held(gpu)
     states = device_memory.DeviceStates(held, (slot, page))
     rng = np.random.default_rng(1)
-    held = {}
+    written = {}
     for info in (slot, page):
         values = rng.integers(0, 256, info.spec.nbytes, np.uint8)
-        held[info.spec.name] = values.reshape(info.spec.dims[0], -1)
+        written[info.spec.name] = values.reshape(info.spec.dims[0], -1)
         gpu.upload(states.addresses[info.spec.name], values)
     pages = [3, 4, 5, 30, 1, 39, 0]
     saved = states.save(2, pages)
     rows = saved.rows[slot.spec.name].view(np.uint8).reshape(-1)
-    np.testing.assert_array_equal(rows, held[slot.spec.name][2])
+    np.testing.assert_array_equal(rows, written[slot.spec.name][2])
     found = saved.pages[page.spec.name].view(np.uint8).reshape(len(pages), -1)
-    np.testing.assert_array_equal(found, held[page.spec.name][pages])
+    np.testing.assert_array_equal(found, written[page.spec.name][pages])
     others = [10, 20, 11, 12, 13, 31, 32]
     states.restore(saved, 4, others)
     again = states.save(4, others)
