@@ -19,6 +19,7 @@ from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Level  # noqa: E402
+from spark_engine.command import DIVERGED
 from spark_engine.engine_file import WEIGHTS  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
 from spark_engine.runtime.embedded import find_checkpoint  # noqa: E402
@@ -97,7 +98,7 @@ def test_the_embedded_engine_is_checked_to_the_op_within_a_minute(tmp_path: Path
         assert tensor in names, sorted(n for n in names if "scale" in n)
         bad = scaled(sound, tmp_path / module, tensor)
         code, report, seconds = _command(bad, checkpoint)
-        assert code == 1 and seconds < 60
+        assert code == DIVERGED and seconds < 60
         assert report["modules"][0].startswith(f"{module}: "), report["modules"]
         assert report["first_divergence"].startswith(f"{module} (")
         assert len(report["modules"]) == 1, "a sound node is blamed"
