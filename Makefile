@@ -21,8 +21,9 @@ run: $(VENV)/.run
 	$(BIN)/spark-run --prompt "Once upon a time" --max-tokens 220
 	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
 
+# Two processes, a file at a time: fixtures are those of a file.
 test: $(VENV)/.test lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test

@@ -107,6 +107,10 @@ def rope_from_hf(text: Mapping[str, Any]) -> Rope:
 def _yarn(row: Mapping[str, Any], text: Mapping[str, Any], dims: int, theta: float) -> Rope:
     longest = _positive(text, {}, "max_position_embeddings", 32768)
     original = int(_positive(row, {}, "original_max_position_embeddings", longest))
+    if original < 1:
+        raise CheckpointError(
+            "config.json: original_max_position_embeddings is below 1: expected a whole number"
+        )
     factor = _positive(row, {}, "factor", longest / original)
     if factor < 1:
         raise CheckpointError(f"config.json: the yarn factor is {factor}; it must be at least 1")

@@ -10,6 +10,7 @@ from spark_engine.check.report import Finding
 from spark_engine.check.thresholds import PATH, load
 
 ROUNDED = ("f32 quantised", "bf16", "bf16 quantised")
+NODES = ("f32 node", "bf16 node")
 
 
 def _passes(name: str, strays: int, rows: int = 100) -> bool:
@@ -19,7 +20,7 @@ def _passes(name: str, strays: int, rows: int = 100) -> bool:
 
 
 def test_the_rows_are_these() -> None:
-    assert set(json.loads(PATH.read_text())) == {"f32", *ROUNDED}
+    assert set(json.loads(PATH.read_text())) == {"f32", *ROUNDED, *NODES}
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -36,3 +37,11 @@ def test_limits_are_of_a_size_that_sees_an_error(name: str) -> None:
     limits = load(name)
     assert 0.97 <= limits.cosine < 1 and 0 < limits.rel_l2 <= 0.25
     assert 0 < limits.kl <= 0.1 and 0 < limits.tie < 0.1
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_nodes_limits_see_two_percent(name: str) -> None:
+    """A scale off by 2 % stands out in every row; the other figures bound honest rounding."""
+    row = json.loads(PATH.read_text())[name]
+    assert row["scale"] <= 0.01 and row["exact"] <= row["rel_l2"] < 0.02
+    assert row["noise"] <= row["rel_l2"] and row["coded_noise"] < row["coded"] <= 0.2

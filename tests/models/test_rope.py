@@ -115,5 +115,7 @@ def test_a_number_that_is_none_is_named(key: str, value: object) -> None:
         _rope(YARN | {key: value})
     with pytest.raises(CheckpointError, match="original_max_position_embeddings is -1"):
         _rope(YARN | {"original_max_position_embeddings": -1})
+    with pytest.raises(CheckpointError, match="original_max_position_embeddings is below 1"):
+        _rope(YARN | {"original_max_position_embeddings": 0.5})
     with pytest.raises(CheckpointError, match="rope_theta is 1.0; with yarn"):
         _rope(YARN | {"rope_theta": 1})
