@@ -74,7 +74,7 @@ def check_space(destination: Path, need: int) -> None:
     """
     disk = os.statvfs(destination.parent)
     free = disk.f_bavail * disk.f_frsize
-    if need > free:
+    if disk.f_blocks and need > free:  # some file systems do not say: all zeros
         raise OptionError(
             f"-o {destination}: the engine takes {size(need)} and {size(free)} are free in "
             f"{destination.parent}; free some space, or choose a folder on another disk"

@@ -27,6 +27,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from spark_engine.check.engines import (
+    GRAPH,
     build_twin,
     by_reference,
     folder_of,
@@ -44,6 +45,7 @@ from spark_engine.check.record import Recorder
 from spark_engine.check.report import Report
 from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
+from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.runtime.load import Loaded
 from spark_engine.runtime.memory import BucketKey
@@ -91,6 +93,11 @@ def run_check(
         recorder = None
         if "op" in levels and other.alone is not None:
             recorder = Recorder(other.alone, plan)
+        elif "op" in levels:
+            words = "a native engine is taken apart only against its checkpoint"
+            if tuple(levels) == ("op",):
+                raise OptionError(f"{words}, and {against} is an engine")
+            say(f"without the op level: {words}")
         shown = other.shown
         runs = _runs(candidate, levels)
         if recorder is not None and other.alone is other.shown and runs:
@@ -118,6 +125,14 @@ def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
     return runs + ([("layer", marked(candidate))] if "layer" in levels else [])
 
 
+def _refuse_two_devices(candidate: Loaded, against: Path) -> None:
+    if not has_graph(candidate) and read_manifest(against).executor != GRAPH:
+        raise OptionError(
+            f"{folder_of(candidate).path} and {against} are both native engines, and a process "
+            "opens one at a time: give the checkpoint, or a CPU engine of it"
+        )
+
+
 @contextmanager
 def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]:
     if against is None:
@@ -129,6 +144,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         exact = by_reference(candidate)
         yield Other("float64 references", exact, exact)
     elif is_engine(against):
+        _refuse_two_devices(candidate, against)
         alone = by_reference(candidate) if has_graph(candidate) else None
         yield Other(str(against), marked(open_engine(against)), alone)
     elif not has_graph(candidate):

@@ -69,6 +69,7 @@ class Connection(H11Protocol):
         super().__init__(**given)
         self._crowd = crowd
         self._state: Any = None  # the client's, by h11
+        self._answered = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,8 +89,11 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """An answer is out: the next request may come, for which uvicorn keeps the time."""
         super().on_response_complete()
+        self._answered = True
         if self in self._crowd.inside and self.conn.their_state in WAITING:
             self._crowd.wait(self)
+            if self.conn.their_state is h11.SEND_BODY:  # the next request came with the last one
+                self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed, by whomever."""
@@ -117,6 +121,9 @@ class Connection(H11Protocol):
         self._state = state
 
     def _late(self) -> None:
+        if self._answered and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.leave()  # nothing was begun: an answer would be taken for that of the next request
+            return
         part = "head" if self.conn.their_state is h11.IDLE else "body"
         words = f"the request's {part} did not come within {self._crowd.read_s:g} s"
         self._refuse(408, error(words, "invalid_request_error", code="request_timeout"))

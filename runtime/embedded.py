@@ -54,7 +54,7 @@ def engine_folder(checkpoint: Path, cache: Path) -> Path:
     root = checkpoint.parents[2]
     ours = root / "engines"
     if (root / "pyproject.toml").exists() and ours.is_dir():
-        if os.access(ours, os.W_OK) or (ours / NAME / MANIFEST).exists():
+        if os.access(ours, os.W_OK) or not is_stale(ours / NAME, checkpoint):
             return ours / NAME
     return cache / "spark" / "engines" / f"{NAME}-{version('spark-engine')}"
 

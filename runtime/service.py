@@ -41,7 +41,8 @@ from spark_engine.runtime.tokenising import Threads, encode_within
 from spark_engine.runtime.tokenizer import Tokenizer
 
 PROMPT_THREADS = 2
-OTHER_THREADS, OTHER_WAITING = 1, 16  # of /tokenize and /detokenize
+OTHER_THREADS = 1  # of /tokenize and /detokenize
+TOKENIZED = 4 << 20  # characters that /tokenize takes: a token of each takes some 300 bytes
 T = TypeVar("T")
 
 
@@ -101,7 +102,7 @@ class Service:
         self._timeout_s = timeout_s
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
-        self._others = Threads(OTHER_THREADS)  # of their own: what they read has no limit
+        self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
 
     async def chat(self, data: bytes) -> Answering:
         """/v1/chat/completions. Raises RequestError, Busy, EngineDied."""
@@ -147,12 +148,16 @@ class Service:
         tokenizer = self._need_tokenizer()
 
         def read() -> list[int]:
-            if body.messages is None:
-                return tokenizer.encode(body.prompt or "")
-            kwargs = body.chat_template_kwargs
-            return tokenizer.encode(self._template_text(body.messages, body.tools, kwargs))
+            text = body.prompt or ""
+            if body.messages is not None:
+                kwargs = body.chat_template_kwargs
+                text = self._template_text(body.messages, body.tools, kwargs)
+            if len(text) > TOKENIZED:
+                words = f"the text has {len(text)} characters; at most {TOKENIZED} are tokenised"
+                raise BadField(words, "prompt" if body.messages is None else "messages")
+            return tokenizer.encode(text)
 
-        ids = await self._others.run(read, OTHER_WAITING)
+        ids = await self._others.run(read, self.client.max_queue)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
 
     async def detokenize(self, data: bytes) -> Json:
@@ -166,7 +171,7 @@ class Service:
                     raise BadField(f"tokens holds {token}; ids go from 0 to {vocab - 1}", "tokens")
             return tokenizer.decode(body.tokens, skip_special=False)
 
-        return {"prompt": await self._others.run(read, OTHER_WAITING)}
+        return {"prompt": await self._others.run(read, self.client.max_queue)}
 
     @property
     def open(self) -> int:
@@ -312,8 +317,9 @@ class Service:
         check(body)
         self._check_model(body.model)
         n = body.n or 1
-        if count * n > MAX_CHOICES:
-            words = f"{count} prompts with n = {n} are {count * n} answers; at most {MAX_CHOICES}"
+        most = min(MAX_CHOICES, self.info.limits.max_seqs + self.client.max_queue)
+        if count * n > most:
+            words = f"{count} prompts with n = {n} are {count * n} answers; at most {most}"
             raise BadField(f"{words} may be wanted at once", "n" if n > 1 else "prompt")
         if body.priority and not self._allow_priority:
             words = f"priority is {body.priority}; this server answers in order of arrival"

@@ -26,6 +26,7 @@ class Tokenizer:
         self.special = special
         size = backend.get_vocab_size(with_added_tokens=True)
         self._bytes = [_token_bytes(backend.id_to_token(i)) for i in range(size)]
+        self.longest = max(map(len, self._bytes), default=0)  # bytes
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -53,11 +54,6 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return len(self._bytes)
-
-    @property
-    def longest(self) -> int:
-        """Bytes of the longest token."""
-        return max(map(len, self._bytes))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised.

@@ -40,8 +40,13 @@ def upload_file(held: Held, path: Path, chunk: int, check: Check, lanes: int = 0
         copied = [[own.event() for _ in range(STAGES)] for _ in range(lanes)]
         job = _Job(held.gpu, path, size, chunk, address, check)
         with ThreadPoolExecutor(lanes, "upload") as pool:
-            for done in [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]:
-                done.result()
+            running = [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]
+            try:
+                for done in running:
+                    done.result()
+            except BaseException:  # Ctrl-C comes here, and the pool waits for its threads
+                job.stop()
+                raise
     return address
 
 
@@ -55,6 +60,10 @@ class _Job:
         self._chunk, self._address, self._check = chunk, address, check
         self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
         self._stopped = False
+
+    def stop(self) -> None:
+        """Lets every thread end after the chunk that it is at."""
+        self._stopped = True
 
     def run(self, stages: Bytes, copied: list[Event]) -> None:
         """Takes chunks until none is left or another thread failed."""

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 EXTRA = "pip install 'spark-engine[cuda]'"
-DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
+DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), WSL)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _POINTER = b"version https://git-lfs"
 

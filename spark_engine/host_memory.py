@@ -37,4 +37,5 @@ def _from_cgroup(folder: Path) -> int | None:
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
+    pages = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return None if limit == "max" else int(limit) - used + pages

@@ -64,6 +64,10 @@ class Progress:
             self._write(f"{text}\n")
 
     def _write(self, text: str) -> None:
-        if self._stream is not None:
+        if self._stream is None:
+            return
+        try:
             self._stream.write(text)
             self._stream.flush()
+        except BrokenPipeError:  # nobody reads it any more; the work goes on
+            self._stream = None

@@ -26,7 +26,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
     """Reads the body; /slow takes longer over its answer than a request may."""
-    more = True
+    more = scope["path"] != "/early"  # which answers before the body came
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -109,6 +109,30 @@ def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
         assert head.startswith(b"HTTP/1.1 408 ")
         assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
         assert not server.crowd.inside and not server.crowd.waiting
+
+    Server(10).run(use)
+
+
+def test_half_a_request_behind_a_whole_one_is_closed_too() -> None:
+    async def use(server: Server) -> None:
+        reader, _ = await server.open(GET + HALVES[2][0][:-3])
+        assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
+        assert b"request's body did not come" in await _end(reader)
+        assert not server.crowd.inside
+
+    Server(10).run(use)
+
+
+def test_an_answer_before_the_body_is_the_only_one() -> None:
+    """What is sent unasked on a silent connection would be taken for the next request's answer."""
+
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
+        writer.write(b"content-length: 3\r\n\r\n")
+        await answer(reader)
+        writer.write(b"abc")
+        assert b"408" not in await _end(reader)
+        assert not server.crowd.inside
 
     Server(10).run(use)
 

@@ -136,7 +136,7 @@ def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) ->
     assert available_memory(meminfo, group) == 3000 * 1024
     group.mkdir()
     (group / "memory.current").write_text("1000000\n")
-    (group / "memory.stat").write_text("anon 5\ninactive_file 300000\n")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\nactive_file 100000\n")
     (group / "memory.max").write_text("max\n")
     assert available_memory(meminfo, group) == 3000 * 1024
     (group / "memory.max").write_text("2000000\n")

@@ -78,10 +78,24 @@ def test_too_many_answers_are_refused_before_a_prompt_is_read(
 
 def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
     client = FakeClient()
+    client.max_queue = 508  # and four slots
     asyncio.run(service(client, tokenizer).complete(_body(prompt=["a"] * 256, n=2, seed=5)))
     assert len(client.submitted) == 512 and len(tokenizer.lengths) == 256
     assert [r.params.seed for r in client.submitted[:4]] == [5, 6, 5, 6]
     assert client.submitted[0].prompt is client.submitted[1].prompt  # n choices share it
+
+
+def test_more_answers_than_the_server_ever_holds_are_refused_for_good(tokenizer: Counting) -> None:
+    """A 503 with `retry` would never come true."""
+    with pytest.raises(BadField, match="9 answers; at most 8 may be wanted"):
+        asyncio.run(service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * 9)))
+
+
+def test_a_text_that_is_only_counted_is_bounded_too(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer)
+    with pytest.raises(BadField, match="at most 4194304 are tokenised"):
+        asyncio.run(served.tokenize(_body(prompt="a" * (4 * 2**20 + 1))))
+    assert tokenizer.lengths == []
 
 
 def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None:
