@@ -23,7 +23,7 @@ run: $(VENV)/.run
 
 # Two processes, a file at a time: fixtures are those of a file.
 test: $(VENV)/.test lint types
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(folder: Path, target: str = "sm_90a", **kwargs: Any) -> Path:
     """An engine of a random checkpoint."""
     wishes = {name: kwargs.pop(name) for name in ("invariant", "timing") if name in kwargs}
-    options = Options(target=target, **SIZES, **wishes)
+    options = Options(target=target, **{**SIZES, **kwargs.pop("sizes", {})}, **wishes)
     name = kwargs.pop("name", target)
     config = kwargs.pop("config_kwargs", HEADS)
     checkpoint = folder / "checkpoint"
@@ -144,7 +144,7 @@ def test_equal_builds_give_equal_files(folder: Path) -> None:
     images = []
     for name in ("a", "b"):
         (folder / name).mkdir()
-        engine = built(folder / name)
+        engine = built(folder / name, sizes={"decode": (1,), "prefill": (64,)})
         images.append({p.name: p.read_bytes() for p in engine.iterdir() if p.is_file()})
     assert {k for k in images[0] if images[0][k] != images[1][k]} <= {"manifest.json"}
 

@@ -87,7 +87,7 @@ def test_sixty_four_prompts_in_one_engine_equal_their_solo_runs(loaded: Loaded) 
 
 
 @settings(
-    max_examples=50,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     database=None,
