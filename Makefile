@@ -21,9 +21,10 @@ run: $(VENV)/.run
 	$(BIN)/spark-run --prompt "Once upon a time" --max-tokens 220
 	$(BIN)/spark-run --chat "What is 3 plus 4?" --max-tokens 64
 
-# Two processes, a file at a time: fixtures are those of a file.
+# Two processes, a file at a time: fixtures are those of a file. One thread each for small matrix
+# products, whose threads wait for one another longer than they compute.
 test: $(VENV)/.test lint types
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test
