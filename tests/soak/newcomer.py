@@ -1,4 +1,4 @@
-"""A newcomer's walk: `python -m tests.soak.newcomer`, about two minutes.
+"""A newcomer's walk: `python -m tests.soak.newcomer`, some minutes (13 beside other heavy work).
 
 Builds the wheel, installs it into an empty environment beside its dependencies, and makes the
 mistakes that people make, each in a process of its own: every one must end with the right exit
