@@ -41,7 +41,8 @@ types: $(VENV)/.test
 	@rm -rf $(TYPED) && mkdir -p $(TYPED)
 	@ln -s $(CURDIR)/spark_engine/*.py $(CURDIR)/spark_engine/py.typed $(TYPED)/
 	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done
-	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine
+	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
+	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
 
 # Hand-made bugs, one at a time, against the tests that should see them: about half an hour.
 mutants: $(VENV)/.test

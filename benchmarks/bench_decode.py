@@ -34,9 +34,9 @@ from benchmarks import kernel_split
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from spark_engine.interface import TILE
 from spark_engine.models.model import open_model
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.load import load
-from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 
 HERE = Path(__file__).parent
 VLLM = HERE / "baselines" / "vllm_0.23_h200.json"

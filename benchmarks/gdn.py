@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.prepared import Prepared, specs_of, timed
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
-from spark_engine.plugins import (
+from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
@@ -25,10 +25,10 @@ from spark_engine.plugins import (
     gdn_decode,
     gdn_ring_decode,
 )
-from spark_engine.plugins import gdn_decode_cases as fused_cases
-from spark_engine.plugins import gdn_ring_decode_cases as ring_cases
-from spark_engine.plugins.delta_ring import ring_bytes
-from spark_engine.runtime.device import Gpu
+from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
+from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
+from spark_engine.plugins.gdn.delta_ring import ring_bytes
+from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}

@@ -20,10 +20,10 @@ import numpy as np
 
 from spark_engine.interface import TILE, Limits, common_states, outputs, steps, tables
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.executor import Specs, Wait
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.tensors import Array
 
 VOCAB, CONTEXT, PROMPT, EOS = 248_320, 1536, 1024, (5, 6)

@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins import (
-    act_quant,
+from spark_engine.plugins.linear import (
     fp8_linear,
     fp8_linear_cuda,
     linear,
@@ -26,9 +25,10 @@ from spark_engine.plugins import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins import stream_gemm as sg
-from spark_engine.plugins import weight_tiles as wt
-from spark_engine.runtime import device
+from spark_engine.plugins.linear import stream_gemm as sg
+from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.rowwise import act_quant
+from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node
 

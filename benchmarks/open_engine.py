@@ -31,7 +31,7 @@ def stages(folder: Path) -> None:
         print(f"  {stage:14s} {now - last:7.3f} s")
         last = now
 
-    from spark_engine.runtime.load import load
+    from spark_engine.runtime.engine.load import load
 
     mark("imports")
     loaded = load(folder, mark=mark)
@@ -44,9 +44,9 @@ def stages(folder: Path) -> None:
 
 def upload(size: int, folder: Path) -> None:
     """Prints GB/s by threads and pieces."""
-    from spark_engine.runtime import upload as module
-    from spark_engine.runtime.device import Gpu
-    from spark_engine.runtime.held import Held
+    from spark_engine.runtime.executors import upload as module
+    from spark_engine.runtime.executors.device import Gpu
+    from spark_engine.runtime.executors.held import Held
 
     path = folder / "upload_trial"
     block = np.random.default_rng(0).bytes(CHUNK)

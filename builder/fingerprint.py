@@ -28,9 +28,8 @@ LIBRARIES = (
 CUDA_LIBRARIES = ("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")  # they make the cubins
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 SOURCES = (".py", ".cu", ".cuh")
-# Folders below a room that make no engine: in a wheel the rooms lie inside `spark_engine`, and
-# `tiny` is how the embedded model was trained.
-APART = {"builder", "check", "models", "plugins", "runtime", "tiny"}
+# The rooms, which in a wheel lie inside `spark_engine`: each is hashed where it counts.
+APART = {"builder", "check", "models", "plugins", "runtime"}
 
 
 def producer(target: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from spark_engine.builder.graph import Ops, attrs_of, spec_of
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
-from spark_engine.plugins.rows_cuda import STANDARD
+from spark_engine.plugins.rowwise.rows_cuda import STANDARD
 
 CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
 # Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences

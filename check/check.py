@@ -47,8 +47,8 @@ from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import BucketKey
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.memory import BucketKey
 
 LEVELS = ("model", "layer", "op", "text")
 RECORDED = (

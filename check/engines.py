@@ -18,9 +18,9 @@ from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.manifest import Bucket, Manifest
-from spark_engine.runtime.executor import Executor
-from spark_engine.runtime.load import EXECUTORS, Loaded, OpenExecutor, load
-from spark_engine.runtime.memory import BucketKey
+from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey
 
 GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
 

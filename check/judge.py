@@ -26,7 +26,7 @@ from spark_engine.check.observe import EMITTED
 from spark_engine.check.reference import Step
 from spark_engine.check.thresholds import NodeLimits
 from spark_engine.interface import STATE_OUT
-from spark_engine.plugins.formats import FP8_BLOCK, NVFP4_BLOCK, nvfp4_decode
+from spark_engine.plugins.common.formats import FP8_BLOCK, NVFP4_BLOCK, nvfp4_decode
 from spark_engine.tensors import Array
 
 MOST_OTHER_EXPERTS = 0.01  # part of the tokens whose router may hold two experts to be as good

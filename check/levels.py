@@ -25,7 +25,7 @@ from spark_engine.check.record import Recorder, Taken
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.check.thresholds import NodeLimits, Thresholds
-from spark_engine.runtime.load import Loaded
+from spark_engine.runtime.engine.load import Loaded
 
 
 def compare_runs(

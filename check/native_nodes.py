@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from spark_engine.check.judge import Recorded
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executor import Executor
-from spark_engine.runtime.program import Place, Program
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.program import Place, Program
 
 POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 Queue = Callable[[], None]

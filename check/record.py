@@ -20,9 +20,9 @@ from spark_engine.check.reference import ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
 from spark_engine.interface import TILE
-from spark_engine.runtime.executor import Specs, Wait
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import BucketKey
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.memory import BucketKey
 
 Buffers = Mapping[str, NDArray[Any]]
 
@@ -88,7 +88,7 @@ class Recorder:
 
 
 class _Watched:
-    """The protocol of `runtime/executor.py`, told to the recorder."""
+    """The protocol of `runtime/executors/executor.py`, told to the recorder."""
 
     def __init__(self, key: BucketKey, inner: ReferenceExecutor, recorder: Recorder) -> None:
         self._key, self._inner, self._recorder = key, inner, recorder

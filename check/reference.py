@@ -22,7 +22,7 @@ from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
-from spark_engine.runtime.executor import Specs, Wait
+from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
@@ -53,7 +53,7 @@ def read_steps(payload: bytes) -> list[Step]:
 
 
 class ReferenceExecutor:
-    """The protocol of `runtime/executor.py`. `watch`, where set, is told of every node."""
+    """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node."""
 
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0

@@ -22,8 +22,8 @@ from spark_engine.check.observe import observe
 from spark_engine.check.prompts import Session
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT, TILE
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import BucketKey, HostStates, Memory, Snapshot, States
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.memory import BucketKey, HostStates, Memory, Snapshot, States
 from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]

@@ -19,7 +19,7 @@ from spark_engine.check.prompts import Launch, Session, next_launches
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
 from spark_engine.check.thresholds import Thresholds
-from spark_engine.runtime.load import Loaded
+from spark_engine.runtime.engine.load import Loaded
 from spark_engine.tensors import Array
 
 

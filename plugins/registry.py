@@ -7,38 +7,42 @@ from types import MappingProxyType
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Op
-from spark_engine.plugins import (
-    act_quant,
-    attention_decode,
+from spark_engine.plugins.attention import attention_decode, paged_attention
+from spark_engine.plugins.gdn import (
     causal_conv,
-    embed,
-    fp8_block_linear,
-    fp8_block_quant,
-    fp8_linear,
-    fp8_quant,
     gated_delta,
     gated_norm,
     gated_norm_quant,
     gated_ring,
     gdn_decode,
     gdn_ring_decode,
-    grouped_moe,
-    last_rows,
+)
+from spark_engine.plugins.linear import (
+    fp8_block_linear,
+    fp8_linear,
     linear,
-    mark_tokens,
-    moe_norm_quant,
-    moe_router,
-    norm_quant,
     nvfp4_linear,
     nvfp4_linear_a4,
-    nvfp4_quant,
-    paged_attention,
-    rms_norm,
-    sample,
+)
+from spark_engine.plugins.moe import (
+    grouped_moe,
+    moe_norm_quant,
+    moe_router,
     shared_gate,
+)
+from spark_engine.plugins.rowwise import (
+    act_quant,
+    embed,
+    fp8_block_quant,
+    fp8_quant,
+    last_rows,
+    norm_quant,
+    nvfp4_quant,
+    rms_norm,
     sigmoid_gate,
     silu_mul,
 )
+from spark_engine.plugins.sampling import mark_tokens, sample
 
 OPS: tuple[Op, ...] = (
     embed.OP,

@@ -13,13 +13,13 @@ from typing import Any
 
 from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
-from spark_engine.runtime.assets import describe, read_text
-from spark_engine.runtime.engine import Engine
-from spark_engine.runtime.protocol import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.replies import FINISH, usage
-from spark_engine.runtime.reply import THINK
-from spark_engine.runtime.request import Event, FinishReason, Request
-from spark_engine.runtime.text import Piece, TextStream
+from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server.assets import describe, read_text
+from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
+from spark_engine.runtime.server.replies import FINISH, usage
+from spark_engine.runtime.text.reply import THINK
+from spark_engine.runtime.text.text import Piece, TextStream
 
 
 @dataclass

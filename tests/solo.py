@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.check.prompts import default_tables
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.memory import Memory
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.memory import Memory
 
 Floats = NDArray[Any]
 

@@ -6,6 +6,7 @@ An import that is wanted and not allowed here is a question about the design, no
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -21,6 +22,27 @@ ARROWS = {
     "runtime": {"spark_engine"},
     "check": {"spark_engine", "plugins", "models", "builder", "runtime"},
 }
+# Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
+_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling"}
+FOLDERS = {
+    "plugins": {
+        "common": set(),
+        "linear": {"common"},
+        "rowwise": {"common"},
+        "gdn": {"common"},
+        "attention": {"common", "rowwise"},
+        "moe": {"common", "linear", "rowwise"},
+        "sampling": {"common", "rowwise"},
+        "": _OPS,
+    },
+    "runtime": {
+        "executors": set(),
+        "engine": {"executors"},
+        "text": {"engine"},
+        "server": {"engine", "text"},
+        "": {"engine", "executors", "server", "text"},
+    },
+}
 # Rooms at the bottom say what they may use; the others what they must not.
 ONLY = {
     "spark_engine": {"numpy", "ml_dtypes"},
@@ -34,16 +56,15 @@ NEVER = {
 }
 # Heavy libraries live in one file each, so that the rest imports without them.
 ONE_FILE = {
-    "onnxruntime": {"runtime/ort.py", "builder/ort.py", "check/operators.py"},
+    "onnxruntime": {"runtime/executors/ort.py", "builder/ort.py", "check/operators.py"},
     "cuda": {
         "spark_engine/cuda_driver.py",
-        "runtime/device.py",
+        "runtime/executors/device.py",
         "builder/nvrtc.py",
         "builder/gpu_timer.py",
     },
     "tensorrt": {"runtime/trt.py", "builder/trt.py"},
 }
-TRAINING = "models/tiny/"  # its scripts may use torch; nothing imports them
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
 
 
@@ -66,6 +87,16 @@ def _room(name: str) -> str:
     return second if second in ROOMS else "spark_engine"
 
 
+def _folder(parts: tuple[str, ...]) -> str:
+    """The folder within a room of a file or a module, given as the names from the room on."""
+    return parts[1] if len(parts) > 1 and parts[1] in FOLDERS.get(parts[0], ()) else ""
+
+
+def _up(here: str, there: str, room: str) -> bool:
+    """Whether an import between two folders of a room is not allowed."""
+    return here != there and there not in FOLDERS[room][here]
+
+
 def _wrong(path: Path) -> list[str]:
     here, text = path.parts[0], path.as_posix()
     wrong = []
@@ -76,9 +107,13 @@ def _wrong(path: Path) -> list[str]:
         elif top == "spark_engine":
             if (room := _room(name)) != here and room not in ARROWS[here]:
                 wrong.append(f"{here} may not import {room}: {name}")
+            elif room == here and here in FOLDERS and len(name.split(".")) > 2:
+                folders = _folder(path.parts), _folder(tuple(name.split(".")[1:]))
+                if _up(*folders, here):
+                    wrong.append(f"{here}/{folders[0]} may not import {here}/{folders[1]}: {name}")
         elif top in ROOMS or top == "tests":
             wrong.append(f"bare import of {name}: say spark_engine.{name}")
-        elif top not in sys.stdlib_module_names and not text.startswith(TRAINING):
+        elif top not in sys.stdlib_module_names:
             wrong += _foreign(here, text, top)
     return wrong
 
@@ -98,7 +133,18 @@ def test_imports_follow_the_arrows(path: Path) -> None:
     assert _wrong(path) == []
 
 
+@pytest.mark.parametrize("path", files("plugins/*.cu", "plugins/*.cuh"), ids=str)
+def test_headers_follow_the_arrows(path: Path) -> None:
+    included = re.findall(r'#include "([^"]+)"', (ROOT / path).read_text())
+    there = {_folder(("plugins", *Path(name).parts)) for name in included}
+    up = {folder for folder in there if _up(_folder(path.parts), folder, "plugins")}
+    assert not up and "" not in there, f"{path} may not include what is in {up or 'no folder'}"
+
+
 def test_every_room_is_looked_at() -> None:
+    for room, folders in FOLDERS.items():
+        found = {_folder(path.parts) for path in SOURCES if path.parts[0] == room}
+        assert found == set(folders), room
     assert {path.parts[0] for path in SOURCES} == set(ROOMS) == set(ARROWS)
 
 
@@ -107,6 +153,13 @@ def test_every_room_is_looked_at() -> None:
     [
         ("plugins/x.py", "from spark_engine.models import y", "may not import models"),
         ("plugins/x.py", "import onnx", "may not import onnx"),
+        (
+            "plugins/gdn/x.py",
+            "from spark_engine.plugins.moe import y",
+            "may not import plugins/moe",
+        ),
+        ("runtime/text/x.py", "from spark_engine.runtime.server import y", "runtime/server"),
+        ("runtime/text/x.py", "from spark_engine.runtime import cli", "runtime/: "),
         ("runtime/x.py", "from spark_engine import plugins", "may not import plugins"),
         ("runtime/x.py", "def f():\n    import torch", "may not import torch"),
         ("runtime/x.py", "import onnxruntime as ort", "only"),
@@ -118,7 +171,7 @@ def test_every_room_is_looked_at() -> None:
 def test_a_wrong_import_is_seen(
     path: str, line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / path).parent.mkdir()
+    (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text(line)
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert any(words in wrong for wrong in _wrong(Path(path)))

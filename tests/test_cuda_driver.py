@@ -18,9 +18,9 @@ from spark_engine import cuda_driver  # noqa: E402
 from spark_engine.builder import gpu_timer  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import Shape  # noqa: E402
-from spark_engine.runtime import device, native  # noqa: E402
-from spark_engine.runtime import load as module  # noqa: E402
-from spark_engine.runtime.held import Held  # noqa: E402
+from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.executors import device, native  # noqa: E402
+from spark_engine.runtime.executors.held import Held  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_engine.runtime.server import worker_command
+from spark_engine.runtime.server.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
 TOOLS = ("spark-build", "spark-run", "spark-check", "spark-inspect")
@@ -47,8 +47,13 @@ def _run(*command: str | Path, **env: str) -> str:
 CUDA = (
     *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
     *("builder/gpu_timer.py", "spark_engine/cuda_driver.py"),
-    *("runtime/device.py", "runtime/device_memory.py", "runtime/native.py", "runtime/upload.py"),
-    "runtime/held.py",
+    *(
+        "runtime/executors/device.py",
+        "runtime/executors/device_memory.py",
+        "runtime/executors/native.py",
+        "runtime/executors/upload.py",
+    ),
+    "runtime/executors/held.py",
 )
 
 

@@ -1,1 +1,1 @@
-"""The embedded tiny model: generator, tokenizer, training, quantiser and their checkpoint."""
+"""The embedded tiny model's checkpoint; `training/` made it."""

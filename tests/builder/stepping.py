@@ -11,7 +11,7 @@ import numpy as np
 
 from spark_engine.engine_file import EngineFolder, open_folder
 from spark_engine.manifest import Bucket
-from spark_engine.runtime.ort import OrtExecutor
+from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.tensors import Array
 
 Arrays = dict[str, Array]

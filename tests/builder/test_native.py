@@ -18,7 +18,7 @@ from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
 from spark_engine.kernel import H200  # noqa: E402
-from spark_engine.runtime.program import Program  # noqa: E402
+from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
 HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows

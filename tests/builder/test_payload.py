@@ -10,7 +10,7 @@ from spark_engine.builder import native, nvrtc  # noqa: E402
 from spark_engine.builder.buckets import Size  # noqa: E402
 from spark_engine.builder.tactics import Choice  # noqa: E402
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
-from spark_engine.runtime.program import Number, Place, Program, Record  # noqa: E402
+from spark_engine.runtime.executors.program import Number, Place, Program, Record  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import WeightEntry  # noqa: E402
 from tests.builder.toy import OPS, toy_graph  # noqa: E402

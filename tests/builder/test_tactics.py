@@ -11,7 +11,12 @@ from spark_engine.builder.buckets import Size
 from spark_engine.builder.graph import variable
 from spark_engine.builder.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
 from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
-from spark_engine.plugins import fp8_linear_cuda, linear_cuda, nvfp4_linear_cuda, registry
+from spark_engine.plugins import registry
+from spark_engine.plugins.linear import (
+    fp8_linear_cuda,
+    linear_cuda,
+    nvfp4_linear_cuda,
+)
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder import toy
 
@@ -27,7 +32,7 @@ def tactic(name: str, cost: Cost, most: int = 99, bits: Callable[[int], str | No
 
     return Tactic(
         name,
-        "rows.cu",
+        "rowwise/rows.cu",
         lambda a, s, t: f"{rows(s)} rows" if rows(s) > most else None,
         lambda a, s, t: Plan((Launch(name, (rows(s), 1, 1), (32, 1, 1), ()),)),
         lambda a, s, t: cost(rows(s)),
@@ -212,7 +217,7 @@ def test_rivals_are_those_that_compete() -> None:
     made = chooser(*few_and_many())
     found = made.rivals([(graph(), SIZES)])
     assert [(s, p.launches[0].symbol) for s, p in found] == [
-        ("rows.cu", n) for n in ("few", "many")
+        ("rowwise/rows.cu", n) for n in ("few", "many")
     ]
 
 

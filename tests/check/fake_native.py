@@ -25,9 +25,9 @@ from spark_engine.kernel import Pointer
 from spark_engine.models.checkpoint import open_checkpoint
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
-from spark_engine.runtime import load as runtime_load
-from spark_engine.runtime import native as runtime_native
-from spark_engine.runtime.program import Place
+from spark_engine.runtime.engine import load as runtime_load
+from spark_engine.runtime.executors import native as runtime_native
+from spark_engine.runtime.executors.program import Place
 from spark_engine.tensors import TensorSpec
 from tests.runtime.fake_gpu import FakeGpu
 

@@ -34,8 +34,8 @@ from spark_engine.check.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT, Precision
-from spark_engine.runtime.executor import Executor, Specs, Wait
-from spark_engine.runtime.memory import HostStates
+from spark_engine.runtime.executors.executor import Executor, Specs, Wait
+from spark_engine.runtime.executors.memory import HostStates
 from spark_engine.tensors import DType
 from tests.check.planted import corrupt, scaled
 from tests.checkpoints import write_checkpoint

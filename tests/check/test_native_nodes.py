@@ -15,7 +15,7 @@ from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
-from spark_engine.runtime.program import Place, Program  # noqa: E402
+from spark_engine.runtime.executors.program import Place, Program  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
 from tests.check.planted import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402

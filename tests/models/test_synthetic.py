@@ -16,8 +16,8 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import open_checkpoint
 from spark_engine.models.model import describe, open_model
 from spark_engine.models.synthetic import open_synthetic, write_checkpoint
-from spark_engine.runtime.engine import Engine
-from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.tensors import DType
 from tests import checkpoints
 from tests.checkpoint_files import write_configs

@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from pathlib import Path
+import sys
 from typing import Any
 
 import jinja2
@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-import spark_engine.models.tiny as tiny
-from spark_engine.models.tiny import quantize
-from spark_engine.models.tiny.chatgen import Chat, Exchange, chat, draw_sum, is_held_out, think_sum
-from spark_engine.models.tiny.corpus import UNTRAINED, encode, pack, render
-from spark_engine.models.tiny.grammar import Scene, expand, phrasings
-from spark_engine.models.tiny.shape import TINY, module_table, stored_tensors
-from spark_engine.models.tiny.storyteller import PLOTS, set_scene, tell
+from tests.house import ROOT
 
-FOLDER = Path(tiny.__file__).parent
+sys.path.append(str(ROOT))  # training is not installed
+
+from training import quantize  # noqa: E402
+from training.chatgen import Chat, Exchange, chat, draw_sum, is_held_out, think_sum  # noqa: E402
+from training.corpus import UNTRAINED, encode, pack, render  # noqa: E402
+from training.grammar import Scene, expand, phrasings  # noqa: E402
+from training.shape import TINY, module_table, stored_tensors  # noqa: E402
+from training.storyteller import PLOTS, set_scene, tell  # noqa: E402
+
+FOLDER = ROOT / "models" / "tiny"
 CHECKPOINT = FOLDER / "checkpoint"
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

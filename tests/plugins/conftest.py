@@ -24,7 +24,7 @@ def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.kernel import TARGETS
-    from spark_engine.runtime import device
+    from spark_engine.runtime.executors import device
     from tests.plugins.cuda_node import Bench
 
     name = device.architecture()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.runtime.device import Gpu
+from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node
 

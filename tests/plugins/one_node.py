@@ -20,7 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from spark_engine.op import DOMAIN, Attrs, Op
-from spark_engine.plugins.onnx_nodes import OPSET
+from spark_engine.plugins.common.onnx_nodes import OPSET
 from spark_engine.tensors import Array, DType, TensorSpec
 
 # Operands that are weights in every engine; all others are written anew each step.

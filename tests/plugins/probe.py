@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spark_engine.op import Attrs, Op
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array, TensorSpec
 from tests.plugins import one_node
 

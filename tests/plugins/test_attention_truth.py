@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins import attention_decode, fp8_codes, paged_attention, rope
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins.attention import (
+    attention_decode,
+    paged_attention,
+    rope,
+)
+from spark_engine.plugins.common import fp8_codes
+from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
 from tests import attention_truth as truth
 from tests.plugins import probe

@@ -22,7 +22,7 @@ from spark_engine.errors import InternalError  # noqa: E402
 from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
-from spark_engine.plugins.rows_cuda import STANDARD  # noqa: E402
+from spark_engine.plugins.rowwise.rows_cuda import STANDARD  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
@@ -33,7 +33,9 @@ OPS = [op for op in registry.OPS if op.cuda.tactics]
 # Kernels that spill and are let: f32 results of FP8 for more than 64 rows on Hopper, where wgmma's
 # sums are too coarse for f32 and mma.sync lacks registers. No served head is FP8.
 SPILLING = frozenset((("fp8_linear", "sm_90a", "f32"),))
-FP4 = {"fp4_mma.cuh": "OMMA"}  # header that holds the instruction -> what it is called in SASS
+FP4 = {
+    "common/fp4_mma.cuh": "OMMA"
+}  # header that holds the instruction -> what it is called in SASS
 
 
 def chosen(op: Op, target: Target) -> list[cuda_node.Planned]:
@@ -166,7 +168,7 @@ def test_who_copies_for_wgmma_fences(compiled: Path, tmp_path: Path) -> None:
     a plain arrival behind the copying thread's fence, never by an arrival of the copies themselves.
     """
     seen = 0
-    for job in jobs_with("wgmma.cuh", H200):
+    for job in jobs_with("common/wgmma.cuh", H200):
         for kernel in disassembled(job, H200, compiled, tmp_path).split(".section\t.text.")[1:]:
             if "GMMA" in kernel and "LDGSTS.E" in kernel:
                 label = job, kernel.split(",")[0]

@@ -13,7 +13,7 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Tactic, Target
 from spark_engine.op import Case, Op
-from spark_engine.plugins import (
+from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
@@ -22,12 +22,12 @@ from spark_engine.plugins import (
     gdn_decode,
     gdn_ring_decode,
 )
-from spark_engine.plugins import gdn_decode_cases as fused_cases
-from spark_engine.plugins import gdn_ring_decode_cases as ring_cases
+from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
+from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
 from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
-device = pytest.importorskip("spark_engine.runtime.device")
+device = pytest.importorskip("spark_engine.runtime.executors.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402
 

@@ -15,10 +15,9 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins import expert_tiles as et
-from spark_engine.plugins import (
+from spark_engine.plugins.common import formats
+from spark_engine.plugins.linear import (
     few_rows,
-    formats,
     fp8_linear,
     fp8_linear_cuda,
     linear,
@@ -26,8 +25,9 @@ from spark_engine.plugins import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins import stream_gemm as sg
-from spark_engine.plugins import weight_tiles as wt
+from spark_engine.plugins.linear import stream_gemm as sg
+from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.moe import expert_tiles as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -203,11 +203,11 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
             problem = sg.Problem(m, n, k)
             tile = sg.choose(problem, form, target)
             launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
-            jobs[nvrtc.Job(f"{op}.cu", launch.defines, (op,))] = m
+            jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,))] = m
             if few_rows.refuse(problem, form, target) is None:
                 share = few_rows.choose(problem, form, target)
                 launch = few_rows.plan(share, problem, form, target, (0,), "bf16").launches[0]
-                jobs[nvrtc.Job(f"{op}.cu", launch.defines, (launch.symbol,))] = m
+                jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (launch.symbol,))] = m
     for job, m in jobs.items():
         (usage,) = nvrtc.compile(job, target, cache).usage.values()
         assert usage.spills == 0, (m, job.defines, usage)

@@ -13,12 +13,8 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Attrs, Case  # noqa: E402
-from spark_engine.plugins import (  # noqa: E402
-    grouped_moe,
-    moe_norm_quant,
-    norm_quant,
-    silu_mul,
-)
+from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
+from spark_engine.plugins.rowwise import norm_quant, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 from tests.plugins.test_moe_grouped import squeezed  # noqa: E402

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.kernel import GB10, H200, TARGETS, Target
-from spark_engine.plugins import linear, linear_narrow_cuda
-from spark_engine.plugins.linear_narrow_cuda import NARROW
+from spark_engine.plugins.linear import linear, linear_narrow_cuda
+from spark_engine.plugins.linear.linear_narrow_cuda import NARROW
 from spark_engine.tensors import DType, TensorSpec
 
 BF16 = {"dtype": "bf16"}

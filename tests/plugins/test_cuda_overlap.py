@@ -16,7 +16,7 @@ import pytest
 
 from tests.house import ROOT, files
 
-SOURCES = files("plugins/*.cu", "plugins/*.cuh")
+SOURCES = files("plugins/**/*.cu", "plugins/**/*.cuh")
 WAIT, LET = "wait_for_previous()", "let_next_start()"
 COHERENT = re.compile(r"const\s[^(),;]*\*\s*__restrict__")
 
@@ -49,5 +49,5 @@ def test_every_entry_waits() -> None:
     for path in SOURCES:
         code = _code(path)
         if 'extern "C"' in code and path.name not in waiting:
-            included = set(re.findall(r'#include "(\w+\.cuh)"', code))
+            included = set(re.findall(r'#include "(?:\w+/)?(\w+\.cuh)"', code))
             assert included & waiting, path

@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
-from spark_engine.plugins import moe_router  # noqa: E402
+from spark_engine.plugins.moe import moe_router  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 

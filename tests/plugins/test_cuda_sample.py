@@ -12,7 +12,11 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
-from spark_engine.plugins import philox, sample, sample_cases  # noqa: E402
+from spark_engine.plugins.sampling import (  # noqa: E402
+    philox,
+    sample,
+    sample_cases,
+)
 from spark_engine.tensors import Array  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
 

@@ -12,8 +12,9 @@ import pytest
 
 from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins import formats, fp8_block_linear, nvfp4_linear_a4
-from spark_engine.plugins.strip_gemm import plan, refuse
+from spark_engine.plugins.common import formats
+from spark_engine.plugins.linear import fp8_block_linear, nvfp4_linear_a4
+from spark_engine.plugins.linear.strip_gemm import plan, refuse
 from spark_engine.tensors import Array
 
 OPS = {"fp8_block_linear": fp8_block_linear.OP, "nvfp4_linear_a4": nvfp4_linear_a4.OP}
@@ -69,12 +70,14 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
 def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine.builder import nvrtc
-    from spark_engine.plugins import fp8_block_linear_cuda, nvfp4_linear_a4_cuda
+    from spark_engine.plugins.linear import fp8_block_linear_cuda, nvfp4_linear_a4_cuda
 
     form = {f.FORM.symbol: f.FORM for f in (fp8_block_linear_cuda, nvfp4_linear_a4_cuda)}[op]
     for m in form.tiles:
         (launch,) = plan(form, m, 5120, 6144, 4, "bf16").launches
-        usage = nvrtc.compile(nvrtc.Job(f"{op}.cu", launch.defines, (op,)), target, cache).usage[op]
+        usage = nvrtc.compile(
+            nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,)), target, cache
+        ).usage[op]
         assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)
 
 

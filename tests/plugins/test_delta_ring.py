@@ -9,8 +9,12 @@ import pytest
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs
-from spark_engine.plugins import gated_delta, gated_delta_cases, gated_ring
-from spark_engine.plugins.delta_ring import (
+from spark_engine.plugins.gdn import (
+    gated_delta,
+    gated_delta_cases,
+    gated_ring,
+)
+from spark_engine.plugins.gdn.delta_ring import (
     MOST,
     Ring,
     caught_up,
@@ -19,7 +23,7 @@ from spark_engine.plugins.delta_ring import (
     ring_of,
     ring_width,
 )
-from spark_engine.plugins.gated_delta_nodes import Heads
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.tensors import Array, DType
 from tests.plugins.probe import named, run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs
-from spark_engine.plugins import gated_delta, gated_ring
+from spark_engine.plugins.gdn import gated_delta, gated_ring
 from spark_engine.tensors import Array
 from tests import delta_truth
 from tests.plugins import probe

@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.plugins import expert_tiles as et
-from spark_engine.plugins import formats, moe_packs
+from spark_engine.plugins.common import formats
+from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import moe_packs
 
 ROWS, WIDTH = 128, 128  # two groups of 64 rows, two units of 64 k
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.plugins import formats
+from spark_engine.plugins.common import formats
 
 
 def nearest_even_code(x: float) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from spark_engine.plugins import fp8_codes
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins.common import fp8_codes
+from spark_engine.plugins.common.onnx_nodes import Text
 from tests.plugins.probe import run_nodes
 
 

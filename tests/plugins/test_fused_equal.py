@@ -10,16 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins import (
-    attention_decode,
-    formats,
-    gdn_decode,
-    gdn_ring_decode,
-    grouped_moe,
-    moe_norm_quant,
-    registry,
-    samples,
-)
+from spark_engine.plugins import registry
+from spark_engine.plugins.attention import attention_decode
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.gdn import gdn_decode, gdn_ring_decode
+from spark_engine.plugins.moe import grouped_moe, moe_norm_quant
 from spark_engine.tensors import Array
 from tests.plugins.one_node import Node, run_graph
 

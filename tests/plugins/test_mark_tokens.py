@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from spark_engine.plugins import mark_tokens
+from spark_engine.plugins.sampling import mark_tokens
 from spark_engine.tensors import Array
 from tests.plugins.probe import named, run
 

@@ -22,7 +22,13 @@ from spark_engine.kernel import (
     Specs,
     Target,
 )
-from spark_engine.plugins import expert_tiles, grouped_moe, moe_grouped, moe_packs, moe_problem
+from spark_engine.plugins.moe import (
+    expert_tiles,
+    grouped_moe,
+    moe_grouped,
+    moe_packs,
+    moe_problem,
+)
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OP = grouped_moe.OP

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.plugins import philox
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.sampling import philox
 from tests.plugins.probe import run_nodes
 
 VECTORS = (  # the known answers published with Random123

@@ -9,8 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.plugins import format_fragments, formats, fp8_codes, registry
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins import registry
+from spark_engine.plugins.common import (
+    format_fragments,
+    formats,
+    fp8_codes,
+)
+from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array
 from tests.attention_truth import e4m3_value
 from tests.plugins import one_node

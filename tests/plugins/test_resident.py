@@ -23,7 +23,7 @@ from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.house import ROOT, files  # noqa: E402
 
 # The one way to wait for another block, and where it is written.
-WAITS, WRITTEN = "wait_until_equal(", "ptx.cuh"
+WAITS, WRITTEN = "wait_until_equal(", "common/ptx.cuh"
 # How else a kernel could look again and again at what another block writes.
 SPINS = re.compile(
     r"ld\.(?:acquire|relaxed|volatile)[\w.]*\.global|ld\.acquire\.(?:gpu|sys)|nanosleep|"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.plugins import rope
-from spark_engine.plugins.gated_delta_nodes import softplus
-from spark_engine.plugins.onnx_nodes import Text
+from spark_engine.plugins.attention import rope
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.gdn.gated_delta_nodes import softplus
 from tests.plugins.probe import run_nodes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spark_engine.plugins import sample, sample_cases
+from spark_engine.plugins.sampling import sample, sample_cases
 from spark_engine.tensors import Array
 from tests.plugins.probe import named, run
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.op import Case
-from spark_engine.plugins import sample
+from spark_engine.plugins.sampling import sample
 from spark_engine.tensors import Array
 from tests import sampler_truth
 from tests.plugins import one_node, sample_rows

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs, Case, Op
-from spark_engine.plugins import (
+from spark_engine.plugins.attention import paged_attention, paged_attention_cases
+from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
     gated_ring,
     gated_ring_cases,
+)
+from spark_engine.plugins.sampling import (
     mark_tokens,
-    paged_attention,
-    paged_attention_cases,
     sample,
     sample_cases,
 )

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.executor import Executor, Specs, Wait
-from spark_engine.runtime.load import load
-from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.tensors import Array
 from tests.runtime.native_trial import poison
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from spark_engine.interface import TILE, Limits, common_states, outputs, steps, tables
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.engine import Engine
-from spark_engine.runtime.executor import Specs, Wait
-from spark_engine.runtime.load import Loaded
+from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.tensors import Array, DType, TensorSpec
 
 VOCAB = 61

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_engine.interface import Limits
-from spark_engine.runtime.client import Mailbox
-from spark_engine.runtime.ipc import EngineInfo, Stats
-from spark_engine.runtime.request import Event, Request
-from spark_engine.runtime.service import Service
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.server.client import Mailbox
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
 class FakeClient:

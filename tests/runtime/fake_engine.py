@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.interface import Limits
-from spark_engine.runtime import server, worker
-from spark_engine.runtime.ipc import EngineInfo
-from spark_engine.runtime.request import Event, FinishReason, Request
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server import server, worker
+from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.text.tokenizer import Tokenizer
 
 SLOTS = 8
 CONTEXT = 512

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.runtime import device
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.executor import Executor
-from spark_engine.runtime.load import load
-from spark_engine.runtime.native import NativeExecutor
-from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.executors import device
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.native import NativeExecutor
 from tests.solo import Solo
 
 MODELS = (("dense_bf16", "bf16", False), ("dense_mixed", "modelopt_mixed", False),

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from spark_engine.runtime import app as module
-from spark_engine.runtime.app import Front, create_app
+from spark_engine.runtime.server import app as module
+from spark_engine.runtime.server.app import Front, create_app
 from tests.runtime.fake_client import FakeClient, service
 
 KEY = "Secret-clé"

@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 from spark_engine.errors import EngineError
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
-from spark_engine.runtime.reply import Delta, Kind
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.text.reply import Delta, Kind
+from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_engine
 
 # A process of its own costs seconds on a small machine: only where that is the point.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_engine.runtime import client as module
-from spark_engine.runtime.client import EngineClient
-from spark_engine.runtime.request import Request, SamplingParams
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.server import client as module
+from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import fake_engine, small_tokenizer
 
 STALL_S = 0.6

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from spark_engine.runtime import connections
-from spark_engine.runtime.connections import Connection, Crowd
+from spark_engine.runtime.server import connections
+from spark_engine.runtime.server.connections import Connection, Crowd
 
 READ_S = 0.3
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

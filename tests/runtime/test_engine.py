@@ -6,8 +6,8 @@ import pytest
 
 from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
 from spark_engine.interface import Limits
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from tests.runtime.fake import EOS, VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from spark_engine.interface import SAMPLING_F, SAMPLING_I, Limits, tables
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.fill import fill_launch, fill_tables, write_row
-from spark_engine.runtime.memory import Memory, allocate
-from spark_engine.runtime.plan import Launch, Plan
-from spark_engine.runtime.request import Request, SamplingParams, Status
-from spark_engine.runtime.sequence import Sequence
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.fill import fill_launch, fill_tables, write_row
+from spark_engine.runtime.engine.plan import Launch, Plan
+from spark_engine.runtime.engine.request import Request, SamplingParams, Status
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.executors.memory import Memory, allocate
 from spark_engine.tensors import Array
 from tests.runtime.fake import VOCAB, build_fake
 

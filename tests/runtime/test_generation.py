@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime.client import EngineClient
-from spark_engine.runtime.generation import Choice, Generation, GenerationFailed
-from spark_engine.runtime.metrics import Metrics
-from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.text import TextStream
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.server.generation import Choice, Generation, GenerationFailed
+from spark_engine.runtime.server.metrics import Metrics
+from spark_engine.runtime.text.text import TextStream
+from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient
 

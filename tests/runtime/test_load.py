@@ -14,8 +14,8 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.host_memory import available_memory
 from spark_engine.progress import Advance
-from spark_engine.runtime import load as module
-from spark_engine.runtime.load import check_capacity, load
+from spark_engine.runtime.engine import load as module
+from spark_engine.runtime.engine.load import check_capacity, load
 from tests.checkpoints import write_checkpoint
 
 

@@ -8,8 +8,8 @@ import pytest
 from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, tables
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.executor import Specs
-from spark_engine.runtime.memory import Memory, allocate
+from spark_engine.runtime.executors.executor import Specs
+from spark_engine.runtime.executors.memory import Memory, allocate
 from spark_engine.tensors import DType, TensorSpec
 
 LIMITS = Limits(max_seqs=3, max_context=64, pages=5, vocab=11, page_size=16, bias_slots=2)

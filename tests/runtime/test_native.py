@@ -19,8 +19,8 @@ from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
 from spark_engine.manifest import Bucket, StateInfo  # noqa: E402
-from spark_engine.runtime import device_memory, native  # noqa: E402
-from spark_engine.runtime.memory import Memory, allocate  # noqa: E402
+from spark_engine.runtime.executors import device_memory, native  # noqa: E402
+from spark_engine.runtime.executors.memory import Memory, allocate  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402

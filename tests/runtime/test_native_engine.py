@@ -23,16 +23,16 @@ from spark_engine import manifest  # noqa: E402
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
 from spark_engine.interface import TILE, Limits, tables  # noqa: E402
-from spark_engine.runtime import native  # noqa: E402
-from spark_engine.runtime.engine import Engine, EngineOptions  # noqa: E402
-from spark_engine.runtime.load import Loaded  # noqa: E402
-from spark_engine.runtime.memory import BucketKey  # noqa: E402
-from spark_engine.runtime.request import (  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from spark_engine.runtime.engine.load import Loaded  # noqa: E402
+from spark_engine.runtime.engine.request import (  # noqa: E402
     Event,
     FinishReason,
     Request,
     SamplingParams,
 )
+from spark_engine.runtime.executors import native  # noqa: E402
+from spark_engine.runtime.executors.memory import BucketKey  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
 from tests.runtime.fake import EOS, VOCAB, Device, FakeExecutor, build_fake, fake_states  # noqa: E402

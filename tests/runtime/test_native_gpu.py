@@ -21,12 +21,12 @@ from spark_engine.builder.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.kernel import TARGETS  # noqa: E402
-from spark_engine.runtime.device import Gpu  # noqa: E402
-from spark_engine.runtime.engine import Engine  # noqa: E402
-from spark_engine.runtime.load import load  # noqa: E402
-from spark_engine.runtime.native import NativeExecutor  # noqa: E402
-from spark_engine.runtime.program import Program  # noqa: E402
-from spark_engine.runtime.request import Request, SamplingParams  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine  # noqa: E402
+from spark_engine.runtime.engine.load import load  # noqa: E402
+from spark_engine.runtime.engine.request import Request, SamplingParams  # noqa: E402
+from spark_engine.runtime.executors.device import Gpu  # noqa: E402
+from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
+from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
 HERE = nvrtc.present_target()

@@ -23,10 +23,14 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine.device_buffers import Block, Buffers  # noqa: E402
 from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
 from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
-from spark_engine.runtime import device_memory, native, upload  # noqa: E402
-from spark_engine.runtime import load as module  # noqa: E402
-from spark_engine.runtime.load import Loaded, load  # noqa: E402
-from spark_engine.runtime.memory import Memory  # noqa: E402
+from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.engine.load import Loaded, load  # noqa: E402
+from spark_engine.runtime.executors import (  # noqa: E402
+    device_memory,
+    native,
+    upload,
+)
+from spark_engine.runtime.executors.memory import Memory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, parser
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import Limits, outputs, steps, tables
-from spark_engine.runtime.memory import allocate
-from spark_engine.runtime.ort import OrtExecutor
+from spark_engine.runtime.executors.memory import allocate
+from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.tensors import Array, DType, TensorSpec
 
 LIMITS = Limits(max_seqs=3, max_context=64, pages=2, vocab=5, bias_slots=2, top_logprobs=2)

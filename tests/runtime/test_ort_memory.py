@@ -14,7 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
-from spark_engine.runtime.load import _lanes
+from spark_engine.runtime.engine.load import _lanes
 from tests.house import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
@@ -23,8 +23,8 @@ FEW = Options(target="cpu", decode=(8,), prefill=(64,), max_seqs=8, max_context=
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.request import Request, SamplingParams
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
 
 def kib(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
-from spark_engine.runtime.ipc import (
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.ipc import (
     Batch,
     Cancel,
     EngineInfo,
@@ -24,7 +25,7 @@ from spark_engine.runtime.ipc import (
     decode_report,
     encode,
 )
-from spark_engine.runtime.protocol import (
+from spark_engine.runtime.server.protocol import (
     BadField,
     Body,
     ChatBody,
@@ -37,7 +38,6 @@ from spark_engine.runtime.protocol import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.request import Event, FinishReason, Request, SamplingParams
 
 INFO = EngineInfo("m", Limits(max_seqs=4, max_context=256, pages=16, vocab=512), (1, 2))
 DEFAULTS = Defaults.of({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True})

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.load import Loaded
-from spark_engine.runtime.request import Event, FinishReason, Request
-from spark_engine.runtime.scheduler import LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.scheduler import LATENCY, THROUGHPUT
 from spark_engine.tensors import Array
 from tests.runtime.real import load_random, random_request
 

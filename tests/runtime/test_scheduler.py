@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError
-from spark_engine.runtime.plan import Plan
-from spark_engine.runtime.request import FinishReason, Request, SamplingParams, Status
-from spark_engine.runtime.scheduler import (
+from spark_engine.runtime.engine.plan import Plan
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
+from spark_engine.runtime.engine.scheduler import (
     LATENCY,
     THROUGHPUT,
     PrefillPolicy,
     Scheduler,
     Sizes,
 )
-from spark_engine.runtime.sequence import Sequence
+from spark_engine.runtime.engine.sequence import Sequence
 
 
 def make(policy: PrefillPolicy = THROUGHPUT, **changes: object) -> Scheduler:

@@ -22,8 +22,8 @@ import httpx
 import openai
 import pytest
 
-from spark_engine.runtime.client import EngineDied
-from spark_engine.runtime.server import ServerOptions, serve, worker_command
+from spark_engine.runtime.server.client import EngineDied
+from spark_engine.runtime.server.server import ServerOptions, serve, worker_command
 from tests.runtime import fake_engine, small_tokenizer
 
 FAKE = Path(fake_engine.__file__)

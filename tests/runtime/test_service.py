@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime import service as module
-from spark_engine.runtime.chat import ChatTemplate
-from spark_engine.runtime.client import Busy
-from spark_engine.runtime.protocol import BadField
-from spark_engine.runtime.request import Event, FinishReason
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.server import service as module
+from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.protocol import BadField
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient, service
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_engine.runtime.stops import StopMatcher, first_match, held_suffix
+from spark_engine.runtime.text.stops import StopMatcher, first_match, held_suffix
 
 
 @pytest.mark.parametrize(

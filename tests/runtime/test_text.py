@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_engine.runtime.request import Event, FinishReason, SamplingParams
-from spark_engine.runtime.text import Piece, TextStream
-from spark_engine.runtime.tokenizer import Tokenizer
+from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 
 END = 3

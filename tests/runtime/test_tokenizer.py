@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from spark_engine.errors import EngineError, RequestError
-from spark_engine.runtime.stops import StopMatcher
-from spark_engine.runtime.tokenizer import Detokenizer, Tokenizer
+from spark_engine.runtime.text.stops import StopMatcher
+from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 from tests.runtime import small_tokenizer
 
 TEXTS = st.one_of(st.text(max_size=60), st.sampled_from(small_tokenizer.TEXT))

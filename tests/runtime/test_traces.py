@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.interface import Limits
-from spark_engine.runtime.engine import Engine, EngineOptions
-from spark_engine.runtime.memory import Snapshot
-from spark_engine.runtime.plan import Plan
-from spark_engine.runtime.request import (
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.plan import Plan
+from spark_engine.runtime.engine.request import (
     Event,
     FinishReason,
     Request,
@@ -20,8 +19,9 @@ from spark_engine.runtime.request import (
     Status,
     capacity,
 )
-from spark_engine.runtime.scheduler import LATENCY, THROUGHPUT, PrefillPolicy
-from spark_engine.runtime.sequence import Sequence
+from spark_engine.runtime.engine.scheduler import LATENCY, THROUGHPUT, PrefillPolicy
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.fake import VOCAB, build_fake, poison_free
 
 POISON_RATE = 199  # about every 199th answer is non-finite

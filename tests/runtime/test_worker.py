@@ -8,7 +8,8 @@ import pytest
 
 from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
-from spark_engine.runtime.ipc import (
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server.ipc import (
     Batch,
     Cancel,
     Command,
@@ -19,8 +20,7 @@ from spark_engine.runtime.ipc import (
     decode_report,
     encode,
 )
-from spark_engine.runtime.request import Event, FinishReason, Request
-from spark_engine.runtime.worker import Worker
+from spark_engine.runtime.server.worker import Worker
 from tests.runtime.fake_engine import FakeEngine
 
 INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))

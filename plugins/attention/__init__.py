@@ -1,0 +1,1 @@
+"""Full attention over paged KV, with RoPE."""

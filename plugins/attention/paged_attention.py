@@ -1,0 +1,157 @@
+"""Causal attention over paged keys and values: norm, RoPE, append, attend. Decode and prefill.
+
+q and k are RMS-normalised per head (weights hold the +1), rotated, and k and v are appended to
+the pages of the row's slot before they are read. Query head h reads kv head ⌊h / (nq/nkv)⌋;
+o = softmax(q·kᵀ / sqrt(D)) v over the positions up to the query's own (Qwen3.5, before the gate).
+FP8 pages hold x / kv_scale as codes; f32 and bf16 pages hold raw values, kv_scale unused.
+
+The body is an online softmax (Milakov & Gimelshein, 2018) over blocks of one page, in f32. Every
+block has the same shape, and a block a query does not see leaves its maximum, sum and accumulator
+bit-equal: a row's result does not depend on the length of the rows beside it. (With pages of more
+than 128 tokens that holds on one thread only: onnxruntime then sums in an order that its threads
+choose.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins.attention import paged_attention_cases as cases
+from spark_engine.plugins.attention import paged_attention_cuda
+from spark_engine.plugins.attention.paged_attention_cases import read_back, store
+from spark_engine.plugins.attention.paged_attention_nodes import (
+    Sizes,
+    append_indices,
+    attend,
+    page_ids,
+    project,
+    sizes_of,
+    stored,
+)
+from spark_engine.plugins.attention.rope import rotate_array
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.common.tiles import expect_rows, read_rows, tokens_of
+from spark_engine.tensors import Array, DType, TensorSpec
+
+NAME = "paged_attention"
+INPUTS = (
+    *("qkv", "q_norm", "k_norm", "inv_freq", "kv_scale"),
+    *("k_pages", "v_pages", "page_table", "slots", "starts", "counts"),
+)
+OUTPUTS = ("o", "k_pages_out", "v_pages_out")
+Wide = NDArray[np.float64]
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The operands of INPUTS -> (o A[tokens,nq·D], k_pages_out, v_pages_out)."""
+    count(NAME, specs, len(INPUTS))
+    qkv, q_norm, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = specs
+    s = sizes_of(attrs, k_pages)
+    tokens = tokens_of(NAME, expect_rows(NAME, *steps), s.tile)
+    expect(NAME, qkv, ACTIVATIONS, (tokens, 2 * (s.heads + s.kv_heads) * s.dim))
+    for spec in (q_norm, k_norm):
+        expect(NAME, spec, (DType.F32,), (s.dim,))
+    expect(NAME, inv_freq, (DType.F32,), (None,))
+    expect(NAME, kv_scale, (DType.F32,), (2,))
+    for spec in (k_pages, v_pages):
+        expect(NAME, spec, (s.storage,), (k_pages.shape[0], s.kv_heads, s.page, s.dim))
+    expect(NAME, table, (DType.I32,), (None, None))
+    return (
+        TensorSpec("o", qkv.dtype, (qkv.shape[0], s.heads * s.dim)),
+        TensorSpec("k_pages_out", k_pages.dtype, k_pages.shape),
+        TensorSpec("v_pages_out", v_pages.dtype, v_pages.shape),
+    )
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The arrays of INPUTS -> (o, k_pages_out, v_pages_out), token by token."""
+    qkv, q_norm, k_norm, inv_freq, kv_scale, k_pages, v_pages, table, *steps = arrays
+    s = sizes_of(attrs, TensorSpec("k_pages", DType.of(k_pages.dtype), k_pages.shape))
+    k_pages, v_pages = k_pages.copy(), v_pages.copy()
+    o = np.zeros((len(qkv), s.heads, s.dim))
+    for row, (slot, start, valid) in enumerate(zip(*steps, strict=True)):
+        for t in range(valid if slot >= 0 else 0):
+            q, k, v = _split(s, qkv[row * s.tile + t], float(attrs["eps"]), q_norm, k_norm)
+            q, k = (rotate_array(x, start + t, inv_freq) for x in (q, k))
+            page, offset = table[slot, (start + t) // s.page], (start + t) % s.page
+            k_pages[page, :, offset] = store(k, s.storage, kv_scale[0])
+            v_pages[page, :, offset] = store(v, s.storage, kv_scale[1])
+            pages = table[slot, : (start + t) // s.page + 1]
+            keys = _context(k_pages[pages], start + t + 1, s.storage, kv_scale[0])
+            values = _context(v_pages[pages], start + t + 1, s.storage, kv_scale[1])
+            o[row * s.tile + t] = _attend(s, q, keys, values)
+    return o.reshape(len(qkv), -1).astype(qkv.dtype), k_pages, v_pages
+
+
+def _split(
+    s: Sizes, packed: Array, eps: float, q_norm: Array, k_norm: Array
+) -> tuple[Wide, Wide, Wide]:
+    """Normalised q [nq,D] and k [nkv,D], and raw v [nkv,D] of one token."""
+    wide: Wide = packed.astype(np.float64)
+    q_size, kv_size = 2 * s.heads * s.dim, s.kv_heads * s.dim
+    q = wide[:q_size].reshape(s.heads, 2, s.dim)[:, 0]
+    k = wide[q_size : q_size + kv_size].reshape(s.kv_heads, s.dim)
+    v = wide[q_size + kv_size :].reshape(s.kv_heads, s.dim)
+    return _normed(q, q_norm, eps), _normed(k, k_norm, eps), v
+
+
+def _normed(x: Wide, weight: Array, eps: float) -> Wide:
+    root: Wide = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    y: Wide = x / root * weight.astype(np.float64)
+    return y
+
+
+def _context(pages: Array, length: int, storage: DType, scale: np.generic) -> Wide:
+    """[nkv, length, D]: the first `length` positions of pages [n,nkv,page,D]."""
+    joined = pages.swapaxes(0, 1).reshape(pages.shape[1], -1, pages.shape[3])
+    return read_back(joined[:, :length], storage, scale)
+
+
+def _attend(s: Sizes, q: Wide, keys: Wide, values: Wide) -> Wide:
+    o = np.zeros((s.heads, s.dim))
+    for head in range(s.heads):
+        kv = head // s.group
+        scores = keys[kv] @ q[head] / np.sqrt(s.dim)
+        weights = np.exp(scores - scores.max())
+        o[head] = weights @ values[kv] / weights.sum()
+    return o
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Appends first and reads only what the append returned, so pages may be updated in place."""
+    f = Text()
+    fragment(f, attrs, specs, "o")
+    return f.function(NAME, INPUTS, OUTPUTS)
+
+
+def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], out: str = "") -> str:
+    """The body over the names INPUTS, its pages written to the names OUTPUTS; returns o's name."""
+    s, n = sizes_of(attrs, specs[5]), specs[8].dims[0]
+    rows = read_rows(f, "slots", "starts", "counts")
+    longest = specs[7].dims[1] * s.page
+    q, k, v, limits = project(f, s, rows, n, longest, float(attrs["eps"]), specs[3].dims[0])
+    table = page_ids(f, rows, specs[5].dims[0])
+    at = append_indices(f, s, rows, table, n, longest)
+    f("ScatterND", "k_pages", at, stored(f, s, k, 0), out="k_pages_out")
+    f("ScatterND", "v_pages", at, stored(f, s, v, 1), out="v_pages_out")
+    o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
+    o = f("Reshape", o, [n, s.heads, s.tile, s.dim])
+    o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [n * s.tile, s.heads * s.dim])
+    return f.cast(o, specs[0].dtype, out)
+
+
+OP = Op(
+    name=NAME,
+    inputs=INPUTS,
+    outputs=OUTPUTS,
+    attrs=dict.fromkeys(("tile", "heads", "kv_heads", "head_dim", "eps", "kv_dtype")),
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=cases.CASES,
+    aliases={1: 5, 2: 6},
+    cuda=paged_attention_cuda.CUDA,
+)

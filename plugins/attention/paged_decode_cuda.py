@@ -1,0 +1,211 @@
+"""The CUDA side of decode attention: `paged_attention` of one token a row, `attention_decode`.
+
+One launch for either. How it cuts a row into chunks depends on the tactic and on the row's length
+alone: with one tactic in every bucket, a row's bits do not depend on its company or its bucket.
+Sizes here mirror `struct Block` of paged_merge.cuh. Also what prefill shares: sizes, macros and
+refusals.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from spark_engine.kernel import (
+    Arg,
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Scratch,
+    Specs,
+    Tactic,
+    Target,
+)
+from spark_engine.plugins.attention.paged_attention_nodes import Sizes, sizes_of
+from spark_engine.tensors import DType
+
+DIMS = (32, 64, 128, 256)
+COLUMNS = 8  # heads of a group, padded
+FAN = 8  # parts that are merged at once
+MOST_CHUNKS = FAN * FAN  # of one row
+# (tokens that a chunk has about, warps of a block over e4m3 pages), a tactic each: where rows times
+# kv heads times chunks are as many as blocks are resident, nothing waits for a second round.
+SHAPES = ((128, 8), (256, 8), (512, 12), (1024, 12), (1024, 6), (1024, 3))
+SMALL = ((128, 4), (256, 4), (512, 4), (1024, 4))  # for less shared memory than Hopper has
+RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
+TYPICAL = 1024  # tokens of a row that costs are predicted for
+QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
+COPIES = 2  # quantised copies that one launch writes at most
+OPERANDS = 11  # before the scales
+ROW = 16  # bytes of `struct Row`
+NULL = Scalar("i64", 0)
+
+
+def sizes(attrs: Attrs, specs: Specs) -> Sizes:
+    """The attributes and the pages' size; `attention_decode` has no tile but 1."""
+    return sizes_of({"tile": 1, **attrs}, specs[5])
+
+
+def token_bytes(s: Sizes) -> int:
+    """Bytes of one token of one kv head's keys."""
+    return s.dim * s.storage.itemsize
+
+
+def defines(attrs: Attrs, specs: Specs) -> tuple[tuple[str, str], ...]:
+    """The macros of paged_kv.cuh."""
+    s = sizes(attrs, specs)
+    values = {
+        "HEADS": s.heads,
+        "KV_HEADS": s.kv_heads,
+        "HEAD_DIM": s.dim,
+        "HALF": specs[3].dims[0],
+        "PAGE": s.page,
+        "KV_FP8": int(s.storage is DType.U8),
+        "EPS": float(attrs["eps"]),
+    }
+    return tuple((k, str(v)) for k, v in values.items())
+
+
+def refuse_any(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """What neither kernel can do."""
+    s, half = sizes(attrs, specs), specs[3].dims[0]
+    if specs[0].dtype is not DType.BF16:
+        return f"activations are {specs[0].dtype}, not bf16"
+    if s.storage not in (DType.BF16, DType.U8):
+        return f"pages hold {s.storage}, not bf16 or fp8 codes"
+    if s.dim not in DIMS:
+        return f"heads of {s.dim} are none of {', '.join(map(str, DIMS))}"
+    if s.page < 16 or s.page & (s.page - 1):
+        return f"pages of {s.page} tokens are no power of two from 16"
+    if half % (s.dim // 32) or 2 * half > s.dim:
+        return f"{half} rotary pairs do not fall on lanes of {s.dim // 32} dimensions"
+    return None
+
+
+def pointers(kind: Literal["input", "output", "scratch"], *indices: int) -> tuple[Pointer, ...]:
+    """One kind's arguments."""
+    return tuple(Pointer(kind, i) for i in indices)
+
+
+def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
+    """Refuses tiles, groups that the matrix unit's eight columns do not hold, too many warps."""
+    s = sizes(attrs, specs)
+    if s.tile != 1:
+        return f"rows are of {s.tile} tokens, not one"
+    if s.group > COLUMNS:
+        return f"{s.group} heads share a kv head, more than {COLUMNS}"
+    if attrs.get("quant") == "fp8_block" and s.dim % 128:
+        return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
+    if int(attrs.get("n", 1)) > COPIES:
+        return f"{attrs['n']} quantised copies; at most {COPIES} are written"
+    if (most == SMALL[0][1]) == target.hopper:
+        return f"blocks of {most} warps are not for the shared memory of {target.name}"
+    reason = refuse_any(attrs, specs, target)
+    shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
+    if reason is None and shared > target.shared_bytes:
+        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
+    return reason
+
+
+def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
+    """(warps, stages, bytes of `struct Block` without its list of rows); half as many warps where
+    a token's row is twice as long."""
+    token = token_bytes(s)
+    warps = most // 2 if token > 256 else most
+    stages = 2 if token >= 256 else 4
+    arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
+    rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
+    return warps, stages, warps * arena + rest + 80
+
+
+def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> Plan:
+    """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    warps, stages, shared = _shape(s, most)
+    each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
+    blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
+    longest = specs[7].dims[1] * s.page
+    units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
+    quant = str(attrs.get("quant", "none"))
+    numbers = {
+        "WARPS": warps,
+        "STAGES": stages,
+        "CHUNK": chunk,
+        "BLOCKS": blocks,
+        "SHARED": shared,
+        "FUSED": int("quant" in attrs),
+        "KEEP": int(attrs.get("keep", 1)),
+        "QUANT": QUANTS.index(quant),
+        "COPIES": int(attrs.get("n", 1)),
+    }
+    launch = Launch(
+        "paged_decode",
+        (min(units, target.sms * blocks), 1, 1),
+        (32 * warps, 1, 1),
+        _args(attrs, specs, rows),
+        shared=shared + ROW * rows,
+        defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
+        overlaps=True,
+    )
+    sums = units * s.group
+    counters = rows * s.kv_heads * (FAN + 1)
+    scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
+    return Plan((launch,), scratch)
+
+
+def _args(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
+    if "quant" in attrs:
+        pages, y = pointers("output", 0, 1), Pointer("output", 2) if attrs["keep"] else NULL
+        copies = _copies(attrs)
+    else:
+        pages, y, copies = pointers("output", 1, 2), Pointer("output", 0), (NULL,) * 2 * COPIES
+    return (
+        *pointers("input", 0, 1, 2, 3, 4),
+        *pages,
+        *pointers("input", 7, 8, 9, 10),
+        y,
+        Pointer("input", OPERANDS) if len(specs) > OPERANDS else NULL,
+        *copies,
+        *pointers("scratch", 0, 1, 2),
+        Scalar("i32", rows),
+        Scalar("i32", specs[7].dims[1]),
+    )
+
+
+def _copies(attrs: Attrs) -> tuple[Arg, ...]:
+    """(codes, scales) of each copy; null where there are none."""
+    parts = (0, 1, 2, 2)[QUANTS.index(str(attrs["quant"]))]
+    first = 2 + int(attrs["keep"])
+    args: list[Arg] = []
+    for copy in range(COPIES):
+        for part in range(2):
+            there = copy < int(attrs["n"]) and part < parts
+            args.append(Pointer("output", first + copy * parts + part) if there else NULL)
+    return tuple(args)
+
+
+def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> float:
+    """Rows of a typical length: a warp's own way, or all bytes and what each round of units costs
+    beside them; merges. Fitted to measurements behind a launch that fills the GPU."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    length = min(specs[7].dims[1] * s.page, TYPICAL)
+    chunks = max(1, (length + chunk // 2) // chunk)
+    merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
+    way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
+    read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
+    resident = target.sms * (RESIDENT // most if target.hopper else 1)
+    return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
+
+
+def _tactic(chunk: int, most: int) -> Tactic:
+    refuse = partial(refuse_decode, most=most)
+    plan = partial(plan_decode, chunk=chunk, most=most)
+    cost = partial(cost_decode, chunk=chunk, most=most)
+    return Tactic(f"chunks_{chunk}_{most}", "attention/paged_decode.cu", refuse, plan, cost)
+
+
+DECODE = tuple(_tactic(*pair) for pair in (*SHAPES, *SMALL))
+FUSED = Cuda(tactics=DECODE)

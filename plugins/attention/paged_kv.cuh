@@ -1,0 +1,214 @@
+// What the paged attention kernels share: a head's norm and rotation, how a page stores a value,
+// and how tiles of pages become operands of the matrix unit.
+//
+// Macros: HEADS, KV_HEADS, HEAD_DIM, HALF (rotary pairs), PAGE (tokens, a power of two), KV_FP8
+// (pages hold e4m3 codes of value / scale, else bf16), EPS. A warp holds a head as VEC consecutive
+// dimensions a lane. Products run in bf16 over bf16 pages and in f16 over e4m3 ones: a code is
+// exact in f16, and so is nearly every weight of a softmax.
+//
+// Tiles lie in shared memory as rows of tokens whose 16-byte chunks are XOR-ed with the row, so
+// that eight rows of one column lie in eight bank groups.
+#pragma once
+#include "common/numeric.cuh"
+
+constexpr int D = HEAD_DIM, VEC = D / 32, GROUP = HEADS / KV_HEADS;
+constexpr int ROW = D * (KV_FP8 ? 1 : 2);  // bytes of one token of one kv head
+constexpr int Q_END = 2 * HEADS * D, K_END = Q_END + KV_HEADS * D, WIDTH = K_END + KV_HEADS * D;
+static_assert(D % 32 == 0 && HALF % VEC == 0 && 2 * HALF <= D, "rotary pairs split across lanes");
+
+// --- Instructions ----------------------------------------------------------------------------
+
+// Two f32 as the products' 16-bit type, `low` in the low half.
+DEVICE u32 pack16(float low, float high) {
+  return KV_FP8 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+// D[16, 8] += A[16, 16] · B[16, 8] in the products' type.
+DEVICE void mma16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (!KV_FP8) {
+    mma_bf16(d, a, b0, b1);
+  } else {
+    mma_f16(d, a, b0, b1);
+  }
+}
+// Four e4m3 codes as two pairs of f16.
+DEVICE void widen(u32 codes, u32& low, u32& high) {
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+// The same after a transposing load: codes of (token, token + 1) by (d, d + 1), pairs by token.
+DEVICE void widen_trans(u32 codes, u32& even, u32& odd) {
+  widen(__byte_perm(codes, 0, 0x3120), even, odd);
+}
+
+// --- One head in a warp ----------------------------------------------------------------------
+
+template <int BYTES>
+struct Raw;
+template <>
+struct Raw<2> {
+  typedef u16 type;
+};
+template <>
+struct Raw<4> {
+  typedef u32 type;
+};
+template <>
+struct Raw<8> {
+  typedef uint2 type;
+};
+template <>
+struct Raw<16> {
+  typedef uint4 type;
+};
+
+struct Head {
+  float x[VEC];
+};
+
+DEVICE void load_floats(float (&x)[VEC], const float* from) {
+  if constexpr (VEC % 4 == 0) {
+#pragma unroll
+    for (int e = 0; e < VEC; e += 4) {
+      float4 v = *reinterpret_cast<const float4*>(from + e);
+      x[e] = v.x, x[e + 1] = v.y, x[e + 2] = v.z, x[e + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < VEC; e++) x[e] = from[e];
+  }
+}
+
+// A lane's part of a head as it lies in memory: half the registers of a Head.
+union RawHead {
+  typename Raw<2 * VEC>::type raw;
+  u16 bits[VEC];
+};
+
+DEVICE RawHead load_raw(const u16* from, int lane) {
+  RawHead h;
+  h.raw = reinterpret_cast<const typename Raw<2 * VEC>::type*>(from)[lane];
+  return h;
+}
+DEVICE Head widened(const RawHead& in) {
+  Head h;
+#pragma unroll
+  for (int e = 0; e < VEC; e++) h.x[e] = from_bf16(in.bits[e]);
+  return h;
+}
+DEVICE Head load_head(const u16* from, int lane) { return widened(load_raw(from, lane)); }
+
+// The turn of one position: lane's cosines, and sines signed for NeoX pairs (i, i + HALF).
+struct Turn {
+  float cos[VEC], sin[VEC];
+};
+
+// The angle is the f32 product; three parts of 2π reduce it, so that the fast sine is exact to
+// 4e-7 anywhere (sinf's own reduction of large angles would need local memory).
+DEVICE Turn turn_of(int position, const float* inv_freq, int lane) {
+  Turn turn;
+#pragma unroll
+  for (int e = 0; e < VEC; e++) {
+    int d = lane * VEC + e;
+    turn.cos[e] = 1.0f, turn.sin[e] = 0.0f;
+    if (d < 2 * HALF) {
+      float angle = __fmul_rn((float)position, inv_freq[d < HALF ? d : d - HALF]);
+      float n = rintf(angle * 0.15915494f);
+      float r = fmaf(-n, 6.28125f, angle);  // 2π = 6.28125 + 1.9353072e-3 + 1.0253e-11
+      r = fmaf(-n, 1.93530716933310e-3f, r);
+      r = fmaf(-n, 1.02533763e-11f, r);
+      turn.cos[e] = __cosf(r), turn.sin[e] = d < HALF ? -__sinf(r) : __sinf(r);
+    }
+  }
+  return turn;
+}
+
+// `weight`: the lane's own.
+DEVICE void normalise(Head& h, const float (&weight)[VEC]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int e = 0; e < VEC; e++) sum = fmaf(h.x[e], h.x[e], sum);
+#pragma unroll
+  for (int s = 16; s > 0; s >>= 1) sum += __shfl_xor_sync(~0u, sum, s);
+  float scale = rsqrtf(sum / D + (float)EPS);
+#pragma unroll
+  for (int e = 0; e < VEC; e++) h.x[e] *= scale * weight[e];
+}
+
+DEVICE void rotate(Head& h, const Turn& turn, int lane) {
+  constexpr int STEP = HALF / VEC;
+  int partner = lane < STEP ? lane + STEP : lane < 2 * STEP ? lane - STEP : lane;
+#pragma unroll
+  for (int e = 0; e < VEC; e++) {
+    float other = __shfl_sync(~0u, h.x[e], partner);
+    h.x[e] = fmaf(h.x[e], turn.cos[e], other * turn.sin[e]);
+  }
+}
+
+// The lane's VEC values as a page stores them: the low bytes of one or two words.
+constexpr int STORED = ROW / 32;
+struct Stored {
+  u64 words[2];
+};
+
+// `scale` matters to e4m3 alone.
+DEVICE Stored encode(const Head& h, float scale) {
+  Stored s = {};
+  float reciprocal = KV_FP8 ? 1.0f / scale : 0.0f;
+#pragma unroll
+  for (int e = 0; e < VEC; e++) {
+    if constexpr (KV_FP8) {
+      float x = divide(h.x[e], scale, reciprocal) + 0.0f;  // −0 becomes +0
+      s.words[0] |= (u64)to_e4m3(x) << 8 * e;
+    } else {
+      s.words[e / 4] |= (u64)(u16)pack_bf16(h.x[e], 0.0f) << 16 * (e % 4);
+    }
+  }
+  return s;
+}
+
+DEVICE void put(u8* row, const Stored& s, int lane) {
+  u8* to = row + lane * STORED;
+  if constexpr (STORED == 1) *to = (u8)s.words[0];
+  if constexpr (STORED == 2) *reinterpret_cast<u16*>(to) = (u16)s.words[0];
+  if constexpr (STORED == 4) *reinterpret_cast<u32*>(to) = (u32)s.words[0];
+  if constexpr (STORED == 8) *reinterpret_cast<u64*>(to) = s.words[0];
+  if constexpr (STORED == 16) {
+    *reinterpret_cast<ulonglong2*>(to) = make_ulonglong2(s.words[0], s.words[1]);
+  }
+}
+
+// Where dimension d of a query stands: over e4m3 pages each 16 are in the order in which the codes
+// of a lane come (any order common to both operands is legal).
+DEVICE int slot_of(int d) {
+  if constexpr (!KV_FP8) return d;
+  int t = (d & 15) >> 2, r = d & 3;
+  return (d & ~15) + (r < 2 ? 2 * t + r : 8 + 2 * t + r - 2);
+}
+
+DEVICE void put_query(u16* to, const Head& h, int lane) {
+  if constexpr (VEC == 1) {
+    to[slot_of(lane)] = (u16)pack16(h.x[0], 0.0f);
+  } else {
+#pragma unroll
+    for (int e = 0; e < VEC; e += 2) {
+      *reinterpret_cast<u32*>(to + slot_of(lane * VEC + e)) = pack16(h.x[e], h.x[(e + 1) % VEC]);
+    }
+  }
+}
+
+// --- Pages and tiles -------------------------------------------------------------------------
+
+// Byte offset of (page, kv head, position within the page).
+DEVICE i64 page_offset(int page, int head, int position) {
+  return (((i64)page * KV_HEADS + head) * PAGE + (position & (PAGE - 1))) * ROW;
+}
+
+// Byte offset of chunk `c` of row `r` in a tile whose rows have BYTES bytes.
+template <int BYTES>
+DEVICE u32 swizzled(int r, int c) {
+  constexpr int SHARE = BYTES >= 128 ? 1 : 128 / BYTES;  // rows in one line of all banks
+  constexpr int MASK = BYTES >= 128 ? 7 : BYTES / 16 - 1;
+  return r * BYTES + ((c ^ ((r / SHARE) & MASK)) << 4);
+}

@@ -1,0 +1,75 @@
+"""Pieces of ONNX bodies that several ops share: each appends nodes and returns a value's name.
+
+Knows no op. A fused op is written with the very fragments of the ops it replaces, in their
+order: that is what makes fusion bit-equal on the CPU. All values are f32 unless said.
+
+Measured on onnxruntime 1.31 (CPU): Exp, Log, Sqrt, Div, Reciprocal and last-axis maxima give
+a row the same bits whatever the other rows are, sums where a row is a multiple of 16 bytes;
+Softplus, Sin and Cos do not (their vector tails differ), and Sigmoid and Softmax are accurate
+only absolutely (a SiLU of them has no relative accuracy for negative numbers). Hence the
+fragments are made of Exp and Log.
+"""
+
+from __future__ import annotations
+
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.tensors import DType
+
+
+def widen(f: Text, x: str) -> str:
+    """`x` (f32 or bf16) as f32. A cast to its own dtype costs nothing: it is eliminated."""
+    return f.cast(x, DType.F32)
+
+
+def columns(f: Text, x: str, start: int, stop: int) -> str:
+    """x[..., start:stop], any dtype that onnxruntime can slice."""
+    return f("Slice", x, [start], [stop], [-1])
+
+
+def sigmoid(f: Text, x: str) -> str:
+    """1 / (1 + exp(-x)); an infinite exponential gives 0.
+
+    Not Div by a constant 1: onnxruntime fuses (1/a)·b to b/a, which has other bits and which,
+    beside a cast, fails to load ("Node input is not a graph input").
+    """
+    return f("Reciprocal", f("Add", f("Exp", f("Neg", x)), 1.0))
+
+
+def silu(f: Text, x: str) -> str:
+    """x / (1 + exp(-x))."""
+    return f("Div", x, f("Add", f("Exp", f("Neg", x)), 1.0))
+
+
+def softplus(f: Text, x: str) -> str:
+    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), with Kahan's log1p.
+
+    log1p(e) = log(u)·e/(u - 1) for u = 1 + e rounded, and e itself where u is 1.
+    """
+    e = f("Exp", f("Neg", f("Abs", x)))
+    u = f("Add", e, 1.0)
+    lost = f("Equal", u, 1.0)
+    gap = f("Where", lost, 1.0, f("Sub", u, 1.0))
+    log1p = f("Where", lost, e, f("Div", f("Mul", f("Log", u), e), gap))
+    return f("Add", f("Max", x, 0.0), log1p)
+
+
+def row_sum(f: Text, x: str, width: int) -> str:
+    """Σ over the last axis of `x` [..., width], kept as 1.
+
+    onnxruntime's ReduceSum adds in another order when a row does not start on a vector
+    boundary, so a row of odd width would depend on its place: zeros make the width even.
+    """
+    if width % 16:
+        x = f("Pad", x, [0, -width % 16], 0.0, [-1])
+    return f("ReduceSum", x, [-1], keepdims=1)
+
+
+def normalise(f: Text, x: str, width: int, eps: float) -> str:
+    """x / sqrt(mean(x², last axis) + eps) of `x` [..., width]."""
+    mean = f("Div", row_sum(f, f("Mul", x, x), width), float(width))
+    return f("Div", x, f("Sqrt", f("Add", mean, eps)))
+
+
+def rms_norm(f: Text, x: str, weight: str, width: int, eps: float) -> str:
+    """normalise(x) · weight."""
+    return f("Mul", normalise(f, x, width, eps), weight)

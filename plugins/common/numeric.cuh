@@ -1,0 +1,125 @@
+// Number formats and sums of one thread, warp or block: bf16, e4m3, e2m1, reductions.
+//
+// Every rounding is to nearest, ties to even, as the numpy references do it. Reductions add in a
+// fixed order, so a row's bits do not depend on the rows beside it.
+#pragma once
+#include "common/ptx.cuh"
+
+// ---- bf16 ------------------------------------------------------------------------------------
+// NaN becomes the NaN that the hardware's conversion gives.
+DEVICE float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
+DEVICE float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+DEVICE u32 pack_bf16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE u16 to_bf16(float x) { return (u16)pack_bf16(x, 0.0f); }
+DEVICE u32 pack_f16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE float from_f16(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+DEVICE void unpack8(const uint4& v, float (&x)[8]) {
+  x[0] = low_bf16(v.x), x[1] = high_bf16(v.x), x[2] = low_bf16(v.y), x[3] = high_bf16(v.y);
+  x[4] = low_bf16(v.z), x[5] = high_bf16(v.z), x[6] = low_bf16(v.w), x[7] = high_bf16(v.w);
+}
+DEVICE uint4 pack8(const float (&x)[8]) {
+  return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                    pack_bf16(x[6], x[7]));
+}
+
+DEVICE u32 mul_bf16x2(u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// ---- e4m3: saturating at ±448; NaN stays NaN ---------------------------------------------------
+DEVICE u16 to_e4m3x2(float low, float high) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE u8 to_e4m3(float x) { return (u8)to_e4m3x2(x, 0.0f); }
+DEVICE u32 e4m3x2_to_f16x2(u16 pair) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  return halves;
+}
+DEVICE float from_e4m3(u8 code) { return from_f16((u16)e4m3x2_to_f16x2(code)); }
+
+// ---- e2m1: codes 0..7 are 0 .5 1 1.5 2 3 4 6, bit 3 the sign; a negative value gets it even where
+// it rounds to zero. The ladder is written out for every target: sm_90 has no such conversion.
+DEVICE u32 to_e2m1(float x) {
+  float a = fabsf(x);
+  u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) +
+             (a > 5.0f);
+  return code | (x < 0.0f ? 8u : 0u);
+}
+
+DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
+
+// ---- sums and maxima ---------------------------------------------------------------------------
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+// The sum over a block of N_THREADS (whole warps), in every thread. `room` is N_THREADS / 32 floats
+// of shared memory that nobody uses meanwhile; the caller synchronises before using it again.
+template <int N_THREADS>
+DEVICE float block_sum(float x, float* room) {
+  x = warp_sum(x);
+  if (N_THREADS == 32) return x;
+  if (lane_id() == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < N_THREADS / 32; w++) total += room[w];
+  return total;
+}
+
+// ---- powers ------------------------------------------------------------------------------------
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- activations, in f32 -----------------------------------------------------------------------
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
+// Within 1e-6 of the above, at a third of the instructions.
+DEVICE float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+DEVICE float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+// x / by, rounded as a division is, by the reciprocal 1 / by and one correction; a quotient that no
+// code can hold needs none, and a reciprocal near infinity cannot serve.
+DEVICE float divide(float x, float by, float reciprocal) {
+  if (!(fabsf(reciprocal) < 1e30f)) return x / by;
+  const float q = x * reciprocal;
+  return fabsf(q) < 1e4f ? fmaf(fmaf(-q, by, x), reciprocal, q) : q;
+}
+// The code of x / scale without the division: scale has four significant bits, so that the
+// thresholds times scale are exact. A bit at a time, so three comparisons instead of seven. Not for
+// a scale of 0.
+DEVICE u32 to_e2m1(float x, float scale) {
+  const float a = fabsf(x);
+  const bool two = a >= 1.75f * scale;
+  const bool one = a >= (two ? 3.5f * scale : 0.75f * scale);
+  const float low = one ? 1.25f * scale : 0.25f * scale, high = one ? 5.0f * scale : 2.5f * scale;
+  return (two ? 4u : 0u) | (one ? 2u : 0u) | (a > (two ? high : low) ? 1u : 0u) |
+         (x < 0.0f ? 8u : 0u);
+}

@@ -1,0 +1,48 @@
+// Quantised copies of four neighbouring columns a lane, for kernels whose warps hold 128 of them.
+//
+// QUANT: 0 none, 1 fp8, 2 fp8_block, 3 nvfp4; COPIES of them with a scale each. Lanes hold
+// neighbouring columns from a multiple of 16 on (of 128 for fp8_block); all lanes call together.
+#pragma once
+#include "common/numeric.cuh"
+
+// Four e4m3 codes of y / scale.
+DEVICE u32 codes4(const float (&y)[4], float scale) {
+  const float r = 1.f / scale;
+  return to_e4m3x2(divide(y[0], scale, r), divide(y[1], scale, r)) |
+         (u32)to_e4m3x2(divide(y[2], scale, r), divide(y[3], scale, r)) << 16;
+}
+
+// The copies of y, already rounded to the activations' type, at `column` of a row of WIDTH columns.
+// `amax`: the largest of the 128-column block, read by fp8_block alone.
+template <int WIDTH>
+DEVICE void quantise(const float (&y)[4], i64 row, int column, float amax, const float* scales,
+                     u8* const* q, u8* const* q_scale, bool live) {
+#if QUANT == 1
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    u32 codes = codes4(y, scales[i]);
+    if (live) *(u32*)(q[i] + row * WIDTH + column) = codes;
+  }
+#elif QUANT == 2
+  float s = amax / 448.f;
+  s = s == 0.f ? 1.f : s;
+  u32 codes = codes4(y, s);
+  if (live) *(u32*)(q[0] + row * WIDTH + column) = codes;
+  if (live && column % 128 == 0) ((float*)q_scale[0])[row * (WIDTH / 128) + column / 128] = s;
+#elif QUANT == 3
+  float top = fmaxf(fmaxf(fabsf(y[0]), fabsf(y[1])), fmaxf(fabsf(y[2]), fabsf(y[3])));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) {
+    float gain = 1.f / scales[i];
+    u8 code = to_e4m3(top / 6.f * gain);
+    float s = from_e4m3(code);
+    u32 bits = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) bits |= to_e2m1(s == 0.f ? 0.f : y[e] * gain, s) << (4 * e);
+    if (live) *(u16*)(q[i] + row * (WIDTH / 2) + column / 2) = (u16)bits;
+    if (live && column % 16 == 0) q_scale[i][row * (WIDTH / 16) + column / 16] = code;
+  }
+#endif
+}

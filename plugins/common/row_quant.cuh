@@ -1,0 +1,86 @@
+// The end of every op that quantises what it made: eight neighbouring columns a thread become bf16
+// and up to four quantised copies.
+//
+// KEEP 1: y itself is stored. QUANT 0 none, 1 fp8, 2 fp8_block, 3 nvfp4; COPIES of them, with a
+// scale each (fp8_block has none and one copy). K columns a row, K % 8 = 0 (nvfp4: 16).
+// Lanes of a warp hold neighbouring columns, from a multiple of 256: so a 128-wide block is half a
+// warp and a 16-wide one is two lanes. All lanes of a warp call together.
+#pragma once
+#include "common/numeric.cuh"
+
+#ifndef COPIES
+#define COPIES 1
+#endif
+
+#define QUANT_OUTPUTS                                                                      \
+  uint4* __restrict__ kept, u8* __restrict__ q0, u8* __restrict__ s0, u8* __restrict__ q1, \
+      u8* __restrict__ s1, u8* __restrict__ q2, u8* __restrict__ s2, u8* __restrict__ q3,  \
+      u8* __restrict__ s3
+#define QUANT_ARGS kept, q0, s0, q1, s1, q2, s2, q3, s3
+
+template <int LANES>
+DEVICE float lanes_max(float x) {
+#pragma unroll
+  for (int d = LANES / 2; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+DEVICE float largest(const float (&y)[8]) {
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(y[i]));
+  return top;
+}
+// Eight e4m3 codes of y / scale.
+DEVICE uint2 codes8(const float (&y)[8], float scale) {
+  const float r = 1.0f / scale;
+  u32 pair[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    pair[i] = to_e4m3x2(divide(y[2 * i], scale, r), divide(y[2 * i + 1], scale, r));
+  return make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+}
+
+DEVICE void emit_fp8(const float (&y)[8], i64 at, float scale, u8* q, bool live) {
+  uint2 codes = codes8(y, scale);
+  if (live) *(uint2*)(q + at) = codes;
+}
+DEVICE void emit_fp8_block(const float (&y)[8], i64 row, int column, u8* q, float* s, bool live) {
+  float scale = lanes_max<16>(live ? largest(y) : 0.0f) / 448.0f;
+  scale = scale == 0.0f ? 1.0f : scale;
+  uint2 codes = codes8(y, scale);
+  if (live) *(uint2*)(q + row * K + column) = codes;
+  if (live && column % 128 == 0) s[row * ((K + 127) / 128) + column / 128] = scale;
+}
+DEVICE void emit_nvfp4(const float (&y)[8], i64 at, float input_scale, u8* q, u8* s, bool live) {
+  float gain = 1.0f / input_scale;
+  u8 code = to_e4m3(lanes_max<2>(largest(y)) / 6.0f * gain);
+  float scale = from_e4m3(code);
+  u32 word = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) word |= to_e2m1(y[i] * gain, scale) << (4 * i);
+  if (live) *(u32*)(q + at / 2) = scale == 0.0f ? 0 : word;
+  if (live && at % 16 == 0) s[at / 16] = code;
+}
+
+// y is rounded to bf16 first, as if it had been stored and read again.
+DEVICE void emit(float (&y)[8], i64 row, int column, bool live, const float* scales,
+                 QUANT_OUTPUTS) {
+  const i64 at = row * K + column;
+  uint4 bits = pack8(y);
+  unpack8(bits, y);
+#if KEEP
+  if (live) kept[at / 8] = bits;
+#endif
+#if QUANT == 1
+  u8* const q[4] = {q0, q1, q2, q3};
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) emit_fp8(y, at, scales[i], q[i], live);
+#elif QUANT == 2
+  emit_fp8_block(y, row, column, q0, (float*)s0, live);
+#elif QUANT == 3
+  u8* const q[4] = {q0, q1, q2, q3};
+  u8* const s[4] = {s0, s1, s2, s3};
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) emit_nvfp4(y, at, scales[i], q[i], s[i], live);
+#endif
+}

@@ -1,0 +1,91 @@
+"""What the ops over sequences share: rows, tiles, and which tile continues which.
+
+The rules are those of docs/graph.md, "Rules of a prefill launch". Knows no op's maths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import expect
+from spark_engine.tensors import Array, Dim, DType, TensorSpec
+
+
+def tokens_of(op: str, rows: Dim, tile: int) -> Dim | None:
+    """The token dimension that belongs to `rows`; None while it cannot be known."""
+    if tile < 1:
+        raise GraphError(f"{op}: tile is {tile}; it must be at least 1")
+    return rows * tile if isinstance(rows, int) else None
+
+
+def expect_rows(op: str, *specs: TensorSpec) -> Dim:
+    """Checks that all are i32 [rows] and returns that dimension. Raises GraphError."""
+    for spec in specs:
+        expect(op, spec, (DType.I32,), (specs[0].shape[0],))
+    return specs[0].shape[0]
+
+
+def continues(slots: Array, row: int) -> bool:
+    """Whether tile `row` carries on where tile `row - 1` of the same launch stopped."""
+    return bool(row > 0 and slots[row] >= 0 and slots[row] == slots[row - 1])
+
+
+def ends(slots: Array, row: int) -> bool:
+    """Whether tile `row` is its sequence's last tile in this launch."""
+    return bool(slots[row] >= 0 and not (row + 1 < len(slots) and continues(slots, row + 1)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Names of per-row values in a body, all [rows]; integers are int64.
+
+    Attributes:
+        slots: −1 where inert. starts: never negative, 0 where inert. counts: 0 where inert.
+        live: bool. fresh: bool, the old state does not count (position 0, or inert).
+    """
+
+    slots: str
+    starts: str
+    counts: str
+    live: str
+    fresh: str
+
+
+def read_rows(f: Text, slots: str, starts: str, counts: str) -> Rows:
+    """Widens the step inputs and makes inert rows harmless whatever they hold."""
+    slot = f.long(slots)
+    live = f("GreaterOrEqual", slot, 0)
+    start = f("Where", live, f.long(starts), 0)
+    count = f("Where", live, f.long(counts), 0)
+    return Rows(slot, start, count, live, f("Equal", start, 0))
+
+
+def valid_tokens(f: Text, rows: Rows, tile: int) -> str:
+    """bool [rows, tile]: the token exists."""
+    return f("Less", np.arange(tile)[None], f("Unsqueeze", rows.counts, [1]))
+
+
+def positions(f: Text, rows: Rows, tile: int) -> str:
+    """int64 [rows, tile]: the position of each token in its sequence."""
+    return f("Add", f("Unsqueeze", rows.starts, [1]), np.arange(tile)[None])
+
+
+def continuing(f: Text, rows: Rows, count: int) -> str:
+    """bool [rows]: the tile carries on where the one before it stopped."""
+    before = f("Concat", [-1], f("Slice", rows.slots, [0], [count - 1], [0]), axis=0)
+    return f("And", rows.live, f("Equal", before, rows.slots))
+
+
+def final_slots(f: Text, rows: Rows, count: int) -> str:
+    """int64 [rows]: the slot where the tile ends its sequence's part of the launch, else −1."""
+    after = f("Concat", f("Slice", rows.slots, [1], [count], [0]), [-1], axis=0)
+    return f("Where", f("Equal", after, rows.slots), -1, rows.slots)
+
+
+def over(f: Text, flags: str, axes: list[int]) -> str:
+    """Per-row flags reshaped to broadcast over `axes`."""
+    return f("Unsqueeze", flags, axes)

@@ -1,0 +1,94 @@
+// wgmma with A in registers: D[64, N] += A[64, 32 bytes of k] · B, B in shared memory. sm_90a only.
+//
+// A: four registers a lane, as mma.sync's m16 fragment, one m16 tile a warp. B: N rows of 128
+// bytes, K-major, 128-byte swizzle (16-byte chunk ^= row & 7), named by a descriptor. D: f32, four
+// values for each 8 columns, as mma.sync's. Operand types: bf16 (k = 16) and e4m3 (k = 32).
+#pragma once
+#include "common/ptx.cuh"
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// A value that all lanes share, in a uniform register: a descriptor made of it costs no instruction
+// a step. (Of one in a plain register each wgmma wants two moves, and ptxas computes it anew.)
+DEVICE u32 uniform(u32 value) {
+  u32 same;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(same) : "r"(value));
+  return same;
+}
+
+// The descriptor of a K-major tile in 128-byte swizzle whose rows are 128 bytes (8 rows a KiB), at
+// a multiple of 1024 bytes; + 2 for each 32 bytes of k.
+template <class Place>
+DEVICE u64 wgmma_tile(Place tile) {
+  return (u64)((shared_address(tile) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 |
+         (u64)1 << 62;
+}
+
+// Wgmma<FP8, N>::run(d, a, b): d += a · b, b a descriptor.
+template <bool FP8, int N>
+struct Wgmma;
+
+// F8: 8 columns of D, four registers, from the i-th eight on; F16, F32, …: so many columns.
+#define F8(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define F16(i) F8(i), F8(i + 1)
+#define F32(i) F16(i), F16(i + 2)
+#define F64(i) F32(i), F32(i + 4)
+#define F128(i) F64(i), F64(i + 8)
+// `sums`: the places of D's registers in the instruction's text; `rest`: of A and the descriptor.
+// The ones after it: D is added to, A and B keep their signs; the 0: bf16's B is not transposed.
+#define ONE(fp8, N, kind, sums, rest, ...)                                              \
+  template <>                                                                           \
+  struct Wgmma<fp8, N> {                                                                \
+    static DEVICE void run(float (&d)[N / 8][4], const u32 (&a)[4], u64 b) {            \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N kind " {" sums "}, " rest ";" \
+                   : __VA_ARGS__                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));               \
+    }                                                                                   \
+  };
+#define BOTH(N, sums, rest, ...)                                             \
+  ONE(false, N, "k16.f32.bf16.bf16", sums, rest ", 1, 1, 1, 0", __VA_ARGS__) \
+  ONE(true, N, "k32.f32.e4m3.e4m3", sums, rest ", 1, 1, 1", __VA_ARGS__)
+
+#define R8 "%0,%1,%2,%3"
+#define R16 R8 ",%4,%5,%6,%7"
+#define R24 R16 ",%8,%9,%10,%11"
+#define R32 R24 ",%12,%13,%14,%15"
+#define R40 R32 ",%16,%17,%18,%19"
+#define R48 R40 ",%20,%21,%22,%23"
+#define R56 R48 ",%24,%25,%26,%27"
+#define R64 R56 ",%28,%29,%30,%31"
+#define R128                                                                         \
+  R64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50" \
+      ",%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+BOTH(8, R8, "{%4,%5,%6,%7}, %8", F8(0))
+BOTH(16, R16, "{%8,%9,%10,%11}, %12", F16(0))
+BOTH(24, R24, "{%12,%13,%14,%15}, %16", F16(0), F8(2))
+BOTH(32, R32, "{%16,%17,%18,%19}, %20", F32(0))
+BOTH(40, R40, "{%20,%21,%22,%23}, %24", F32(0), F8(4))
+BOTH(48, R48, "{%24,%25,%26,%27}, %28", F32(0), F16(4))
+BOTH(56, R56, "{%28,%29,%30,%31}, %32", F32(0), F16(4), F8(6))
+BOTH(64, R64, "{%32,%33,%34,%35}, %36", F64(0))
+BOTH(128, R128, "{%64,%65,%66,%67}, %68", F128(0))
+
+#undef F8
+#undef F16
+#undef F32
+#undef F64
+#undef F128
+#undef ONE
+#undef BOTH
+#undef R8
+#undef R16
+#undef R24
+#undef R32
+#undef R40
+#undef R48
+#undef R56
+#undef R64
+#undef R128

@@ -1,0 +1,1 @@
+"""Gated delta net: causal convolution, the recurrence and its replay ring, the gated norm."""

@@ -1,0 +1,91 @@
+// causal_conv: depthwise convolution over the first `channels` columns of x, then SiLU.
+//
+// A thread owns four neighbouring channels of SEGMENT tokens of a tile and slides over them; what
+// lies before a tile is read from the tile before it in x, or from the state. The state may be
+// updated in place: only a sequence's first tile reads it, and that tile's thread writes the new
+// one, which it takes from the sequence's last tile in x.
+// 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78 (benchmarks/log/causal_conv.md).
+// Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at four columns).
+#include "gdn/gdn.cuh"
+
+// Four neighbouring columns of x, whose rows start anywhere unless ALIGNED.
+DEVICE act4 columns(const act* p) {
+#if ALIGNED
+  return *(const act4*)p;
+#else
+  return {p[0], p[1], p[2], p[3]};
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
+    causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
+                act* state_out, const int* slots, const int* starts, const int* counts,
+                act* __restrict__ c, int rows) {
+  const int row = blockIdx.y, first = blockIdx.z * SEGMENT;
+  const int channel = (blockIdx.x * 128 + threadIdx.x) * 4;
+  wait_for_previous();
+  let_next_start();
+  if (channel >= channels) return;
+  const int slot = slots[row], count = slot < 0 ? 0 : counts[row];
+  const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
+  const bool fresh = slot < 0 || starts[row] == 0;
+  const act* tokens = x + (i64)row * TILE * x_width + channel;
+  const i64 state = (i64)slot * (TAPS - 1) * channels + channel;
+
+  act4 old[TAPS - 1];  // the columns before the tile
+#pragma unroll
+  for (int j = 0; j < TAPS - 1; j++) {
+    if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
+    else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (i64)j * channels);
+  }
+  act4 window[TAPS];
+#pragma unroll
+  for (int j = 0; j < TAPS - 1; j++)
+    window[j + 1] = first == 0      ? old[j]
+                    : first < count ? columns(tokens + (i64)(first + j - TAPS + 1) * x_width)
+                                    : act4{};
+  float w[4][TAPS];
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+#pragma unroll
+    for (int j = 0; j < TAPS; j++) w[e][j] = __ldg(weight + (channel + e) * TAPS + j);
+
+  act4 fetched[SEGMENT];
+#pragma unroll
+  for (int i = 0; i < SEGMENT; i++)
+    if (first + i < count) fetched[i] = columns(tokens + (i64)(first + i) * x_width);
+  act* to = c + (i64)row * TILE * channels + channel;
+#pragma unroll
+  for (int i = 0; i < SEGMENT; i++) {
+    const int t = first + i;
+    act4 result{};
+#pragma unroll
+    for (int j = 0; j < TAPS - 1; j++) window[j] = window[j + 1];
+    if (t < count) {
+      window[TAPS - 1] = fetched[i];
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float y = 0.f;
+#pragma unroll
+        for (int j = 0; j < TAPS; j++) y = fmaf(w[e][j], widen(window[j].v[e]), y);
+        result.v[e] = narrow(__fdividef(y, 1.f + __expf(-y)));
+      }
+    }
+    *(act4*)(to + (i64)t * channels) = result;
+  }
+
+  if (first > 0 || goes_on || slot < 0) return;
+  int last = row;
+  while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
+  const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
+#pragma unroll
+  for (int j = 0; j < TAPS - 1; j++) {
+    const int t = end - (TAPS - 1) + j;
+    act4 column{};
+    if (t >= 0) column = columns(tokens + (i64)t * x_width);
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++)
+      if (t == i - (TAPS - 1)) column = old[i];
+    *(act4*)(state_out + state + (i64)j * channels) = column;
+  }
+}

@@ -1,0 +1,203 @@
+"""Depthwise causal convolution over q|k|v, then SiLU (Qwen3.5 gated delta net).
+
+c[t,ch] = silu(Σ_j weight[ch,j] · x[t−K+1+j, ch]), j = 0…K−1: weight[:, K−1] multiplies the
+current token. Columns before the row's first token come from the tile before it in the launch if
+that tile is continued, else from `conv_state` (oldest first); they are zero before position 0.
+The new state is the last K−1 raw columns before position starts + counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.common.tiles import (
+    Rows,
+    continuing,
+    expect_rows,
+    final_slots,
+    over,
+    read_rows,
+    tokens_of,
+    valid_tokens,
+)
+from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
+from spark_engine.tensors import Array, DType, TensorSpec
+
+INPUTS = ("x", "weight", "conv_state", "slots", "starts", "counts")
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The operands of INPUTS -> (c A[tokens,C], state_out A[S+1,K−1,C])."""
+    count("causal_conv", specs, len(INPUTS))
+    x, weight, state, *steps = specs
+    rows = expect_rows("causal_conv", *steps)
+    expect("causal_conv", weight, (DType.F32,), (None, None))
+    channels, taps = weight.dims
+    tile = int(attrs["tile"])
+    if not (1 < taps and (tile == 1 or taps <= tile + 1)):
+        raise GraphError(f"causal_conv: {taps} taps do not fit a tile of {tile} tokens")
+    expect("causal_conv", x, ACTIVATIONS, (tokens_of("causal_conv", rows, tile), None))
+    expect("causal_conv", state, (x.dtype,), (None, taps - 1, channels))
+    return (
+        TensorSpec("c", x.dtype, (x.shape[0], channels)),
+        TensorSpec("state_out", state.dtype, state.shape),
+    )
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The arrays of INPUTS -> (c, state_out)."""
+    x, weight, state, slots, starts, counts = arrays
+    tile, (channels, taps) = int(attrs["tile"]), weight.shape
+    wide = weight.astype(np.float64)
+    c = np.zeros((len(x), channels))
+    new_state = state.copy()
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        if starts[row] == 0:
+            new_state[slot] = 0
+        fresh = x[row * tile : row * tile + counts[row], :channels]
+        columns = np.concatenate([new_state[slot], fresh]).astype(np.float64)
+        for t in range(counts[row]):
+            y = np.sum(columns[t : t + taps] * wide.T, axis=0)
+            c[row * tile + t] = y / (1 + np.exp(-y))
+        new_state[slot] = columns[counts[row] :].astype(state.dtype)
+    return c.astype(x.dtype), new_state
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """K shifted multiply-adds; the state is gathered before and scattered at the end."""
+    f = Text()
+    fragment(f, int(attrs["tile"]), specs, ("x", "weight"), ("c", "state_out"))
+    return f.function("causal_conv", INPUTS, ("c", "state_out"))
+
+
+def fragment(
+    f: Text,
+    tile: int,
+    specs: tuple[TensorSpec, ...],
+    names: tuple[str, str],
+    outs: tuple[str, str],
+) -> None:
+    """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
+    n = specs[3].dims[0]
+    channels, taps = specs[1].dims
+    rows = read_rows(f, "slots", "starts", "counts")
+    x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
+    x = f("Reshape", x, [n, tile, channels])
+    x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
+    columns = f("Concat", _history(f, rows, x, n, tile, taps), x, axis=1)
+    y = _convolve(f, names[1], columns, tile, taps)
+    silu = f("Mul", y, f("Sigmoid", y))
+    f.cast(f("Reshape", silu, [n * tile, channels]), specs[0].dtype, out=outs[0])
+    steps = f("Add", over(f, rows.counts, [1]), np.arange(taps - 1)[None])  # [rows, K-1]
+    newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
+    target = over(f, final_slots(f, rows, n) if tile > 1 else rows.slots, [1])
+    update = f.cast(newest, specs[2].dtype)
+    f("ScatterND", "conv_state", target, update, out=outs[1])
+
+
+def _history(f: Text, rows: Rows, x: str, n: int, tile: int, taps: int) -> str:
+    """f32 [rows, K−1, C]: the raw columns before each row's first token."""
+    stored = f.cast(f("Gather", "conv_state", rows.slots), DType.F32)
+    stored = f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
+    if tile == 1 or n == 1:
+        return stored
+    tails = f("Slice", x, [tile - taps + 1], [tile], [1])
+    first = f("Slice", stored, [0], [1], [0])  # no tile precedes the first
+    before = f("Concat", first, f("Slice", tails, [0], [n - 1], [0]), axis=0)
+    return f("Where", over(f, continuing(f, rows, n), [1, 2]), before, stored)
+
+
+def _convolve(f: Text, weight: str, columns: str, tile: int, taps: int) -> str:
+    """f32 [rows, tile, C]: the sum over taps, oldest first."""
+    by_tap = f("Transpose", weight, perm=[1, 0])  # [K, C]
+    total = ""
+    for j in range(taps):
+        term = f(
+            "Mul",
+            f("Slice", columns, [j], [j + tile], [1]),
+            f("Slice", by_tap, [j], [j + 1], [0]),
+        )
+        total = f("Add", total, term) if total else term
+    return total
+
+
+def _inputs(
+    slots: tuple[int, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    tile: int,
+    taps: int = 4,
+    dtype: DType = DType.F32,
+) -> Inputs:
+    channels, extra, units = 40, 7, 6
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = np.full((len(slots), tile, channels + extra), np.nan)
+        for row, n in enumerate(counts):
+            x[row, :n, :channels] = rng.standard_normal((n, channels))
+        weight = rng.standard_normal((channels, taps)) * 0.4
+        state = rng.standard_normal((units + 1, taps - 1, channels))
+        state[-1] = np.nan
+        for row, slot in enumerate(slots):
+            if slot >= 0 and starts[row] == 0:
+                state[slot] = np.nan  # stale
+        steps = tuple(np.asarray(s, np.int32) for s in (slots, starts, counts))
+        flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
+        return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
+
+    return make
+
+
+def _case(
+    label: str,
+    tile: int,
+    slots: tuple[int, ...],
+    starts: tuple[int, ...],
+    counts: tuple[int, ...],
+    taps: int = 4,
+    dtype: DType = DType.F32,
+) -> Case:
+    def ignore(outputs: tuple[Array, ...]) -> None:
+        c = outputs[0].reshape(len(slots), tile, -1)
+        assert np.isfinite(c.astype(np.float32)).all()
+        for row, n in enumerate(counts):
+            c[row, n:] = 0
+        outputs[1][-1] = 0
+
+    make = _inputs(slots, starts, counts, tile, taps, dtype)
+    rtol, atol = (1e-5, 1e-6) if dtype is DType.F32 else (1e-2, 1e-2)
+    return Case(label, {"tile": tile}, make, rtol, atol, ignore=ignore)
+
+
+_TILES = ((3, 3, -1, 1, 5, -1), (0, 64, 1 << 30, 0, 131, 0), (64, 2, 0, 1, 64, 0))
+
+CASES = (
+    _case("decode", 1, (3, -1, 0, 2), (69, 1 << 30, 0, 1), (1, 0, 1, 1)),
+    _case("decode alone", 1, (4,), (100,), (1,)),
+    _case("prefill", 64, *_TILES),
+    _case("one short tile", 64, (2,), (5,), (2,)),
+    _case("three tiles", 64, (2, 2, 2, 4), (7, 71, 135, 3), (64, 64, 1, 3)),
+    _case("all inert", 64, (-1, -1), (0, 7), (0, 0)),
+    _case("two taps", 64, *_TILES, taps=2),
+    _case("bf16", 64, *_TILES, dtype=DType.BF16),
+    _case("bf16 decode", 1, (3, -1, 0, 2), (69, 0, 0, 1), (1, 0, 1, 1), dtype=DType.BF16),
+)
+
+OP = Op(
+    name="causal_conv",
+    inputs=INPUTS,
+    outputs=("c", "state_out"),
+    attrs={"tile": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    aliases={1: 2},
+    cuda=CUDA,
+)

@@ -1,0 +1,323 @@
+// gated_delta_chunk (prefill): the delta rule over tiles of 64 tokens, in two launches.
+//
+// prepare (gated_delta_prepare.cuh), a block a (tile, key head), all tiles at once: for each value
+// head the decays' sums G, P = (Q K^T) . D and T = (I + A)^-1. scan, a block a (sequence, value
+// head, DS value columns), tile after tile, the state S^T in the accumulators of the last product:
+//   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
+//   S^T <- e^Gc S^T + K^T (tail V')
+// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between
+// the launches. q and k stay bf16; their norms are factors of rows.
+// RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
+// and the ring's `base` moves behind the last token.
+// Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
+// V'), and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (variants:
+// benchmarks/log/gated_delta.md).
+#include "gdn/gated_delta_prepare.cuh"
+
+constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
+struct Scan {
+  alignas(128) char k[KBUFFERS][TILE * KD * 2];
+  char q[TILE * KD * 2];
+  char t[2][TILE * TILE * 2];  // high, low
+  char p[2][TILE * TILE * 2];
+  char v[TILE * DS * 2];
+  char s[SPARE * DS * 2];    // S^T high, low; then tail V' in three parts
+  char r[2][TILE * DS * 2];  // R high, low; then V' high, low
+  float f[2][FACTORS * TILE];
+};
+
+#if STATE_BYTES == 4
+typedef float state_t;
+DEVICE float load_state(const state_t* p) { return *p; }
+DEVICE void store_state(state_t* p, float x) { *p = x; }
+#else
+typedef u16 state_t;
+DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
+DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
+#endif
+
+// Whether a sequence, or an inert row, begins at row i: so are the units of the scan cut.
+DEVICE bool begins(const int* slots, int i) {
+  return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
+}
+
+#if RING
+// Adds what the ring holds to a warp's part of S^T, as the last tile's product leaves it.
+DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, int lag, int row,
+                     int pair) {
+  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
+  auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
+#pragma unroll
+  for (int n = 0; n < DS / 16; n++) {
+    const int phase = (u32)(start + (column + n * 16) / FOLDS) % RECORDS, last = min(lag, phase);
+    float since = 0.f;
+    for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
+    const float decay = expf(since);
+#pragma unroll
+    for (int i = 0; i < 8; i++) acc[n][i / 4][i % 4] *= decay;
+    since = 0.f;
+#pragma unroll 1
+    for (int age = 1; age <= last; age++) {
+      const float *from = record(age), *d = from + column + n * 16 + pair, grown = expf(since);
+      const float* k = from + KEYS_AT + head / R * KD + row;
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        acc[n][i / 4][i % 4] =
+            fmaf(grown * d[i / 4 * 8 + i % 2], k[i % 4 / 2 * 8], acc[n][i / 4][i % 4]);
+      since += from[DECAYS_AT + head];
+    }
+  }
+}
+#endif
+
+// One unit, rows begin to end, of one value head's DS columns.
+DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
+                      const int* slots, const int* starts, const int* counts, const u16* t_in,
+                      const u16* p_in, const float* factors, u16* o, const float* ring_in,
+                      float* ring_out, const float* bases, int begin, int end) {
+  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
+  const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
+  auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
+  const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
+  float acc[DS / 16][2][4] = {};
+  const i64 state = ((i64)slot * HV * VD + column) * KD + warp * 16 + g;
+  if (holds && slot >= 0 && starts[begin] != 0)
+#pragma unroll
+    for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        acc[n / 2][n % 2][e] = load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
+#if RING
+  if (holds && slot >= 0 && starts[begin] != 0)
+    catch_up(acc, ring_in + (i64)slot * RECORDS * RECORD, starts[begin],
+             starts[begin] - (int)bases[begin], warp * 16 + g, p2);
+  if (slot >= 0 && head == 0 && blockIdx.x == 0 && threadIdx.x == 0)
+    ring_out[(i64)slot * RECORDS * RECORD + RECORD - 1] =
+        (float)(starts[end - 1] + counts[end - 1]);
+#endif
+
+  auto fetch_k = [&](int row) {
+    const int valid = valid_in(row);
+    fetch<KP>(s.k[row % KBUFFERS], c + (i64)row * TILE * WIDTH + (HK + head / R) * KD, WIDTH,
+              valid);
+  };
+  auto fetch_qvf = [&](int row) {
+    const int valid = valid_in(row);
+    const float* f = factors + ((i64)row * HV + head) * FACTORS * TILE;
+    if (threadIdx.x < FACTORS * TILE / 4)
+      copy_async(s.f[row % 2] + threadIdx.x * 4, f + threadIdx.x * 4);
+    const u16* tokens = c + (i64)row * TILE * WIDTH;
+    fetch<KP>(s.q, tokens + head / R * KD, WIDTH, valid);
+    fetch<DP>(s.v, tokens + 2 * HK * KD + column, WIDTH, valid);
+  };
+  auto fetch_t = [&](int row) {
+    const u16* from = t_in + ((i64)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.t[0], from, TILE, TILE);
+    fetch<8>(s.t[1], from + TILE * TILE, TILE, TILE);
+  };
+  auto fetch_p = [&](int row) {
+    const u16* from = p_in + ((i64)row * HV + head) * 2 * TILE * TILE;
+    fetch<8>(s.p[0], from, TILE, TILE);
+    fetch<8>(s.p[1], from + TILE * TILE, TILE, TILE);
+  };
+  // Three groups of copies a tile, waited for one by one: (k, q, v, factors), T, P.
+  if (valid_in(begin) > 0) fetch_k(begin), fetch_qvf(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_t(begin);
+  commit_copies();
+  if (valid_in(begin) > 0) fetch_p(begin);
+  commit_copies();
+
+#pragma unroll 1
+  for (int row = begin; row < end; row++) {
+    const bool more = row + 1 < end && valid_in(row + 1) > 0;
+    const float* f = s.f[row % 2];
+    u16* out = o + (i64)row * TILE * HV * VD + column;
+    if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
+      for (int i = threadIdx.x; i < TILE * DP; i += 256)
+        *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
+      continue;
+    }
+    if (holds)
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          u32 high, low;
+          split(acc[n / 2][n % 2][half * 2], acc[n / 2][n % 2][half * 2 + 1], high, low);
+          u32 to = at<DP>(warp * 16 + g + half * 8, n) + p2 * 2;
+          *(u32*)(s.s + to) = high, *(u32*)(s.s + KD * DS * 2 + to) = low;
+        }
+    wait_copies<KBUFFERS == 1 ? 0 : 2>();
+    __syncthreads();
+    const char* keys = s.k[row % KBUFFERS];
+    const int first = warp % 4 * 16;
+    float d[DS / 16][2][4] = {};  // warps 0-3: Q S^T, 4-7: K S^T
+    product<KD>(
+        [&](Fragments<1>& x, int i) {
+          load_a<KP>(x.a[0], warp < 4 ? s.q : keys, first, i, lane);
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++) {
+            load_b_inner<DP>(x.b[0][n], s.s, i, n * 16, lane);
+            load_b_inner<DP>(x.b[1][n], s.s + KD * DS * 2, i, n * 16, lane);
+          }
+        },
+        [&](Fragments<1>& x) {
+#pragma unroll
+          for (int n = 0; n < DS / 16; n++)
+            mma_pair(d[n], x.a[0], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+        });
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int i = first + g + half * 8;
+      const float factor = f[(warp < 4 ? QUERY : KEY) * TILE + i], beta = f[BETA * TILE + i];
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++) {
+        float* x = &d[n / 2][n % 2][half * 2];
+        x[0] *= factor, x[1] *= factor;
+        if (warp >= 4) {
+          const u32 to = at<DP>(i, n) + p2 * 2, v = *(u32*)(s.v + to);
+          u32 high, low;
+          split(beta * low_bf16(v) - x[0], beta * high_bf16(v) - x[1], high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+        }
+      }
+    }
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_qvf(row + 1);
+    if (more && KBUFFERS > 1) fetch_k(row + 1);
+    commit_copies();
+    const int pair = warp / 4;  // this warp's 16 columns of V'
+    float made[2][4] = {};
+    if (pair < DS / 16)
+      product<TILE, 2>(  // T's upper blocks are zeros; leaving them out costs more than it saves
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.t[0], first, i, lane), load_a<8>(x.a[1], s.t[1], first, i, lane);
+            load_b_inner<DP>(x.b[0][0], s.r[0], i, pair * 16, lane);
+            load_b_inner<DP>(x.b[1][0], s.r[1], i, pair * 16, lane);
+          },
+          [&](Fragments<2>& x) {
+            mma_pair(made, x.a[0], x.b[0][0]), mma_pair(made, x.a[1], x.b[0][0]);
+            mma_pair(made, x.a[0], x.b[1][0]), mma_pair(made, x.a[1], x.b[1][0]);
+          });
+    __syncthreads();
+    if (pair < DS / 16)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int i = first + g + half * 8;
+        const float tail = f[TAIL * TILE + i];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+          const u32 to = at<DP>(i, pair * 2 + n) + p2 * 2;
+          float x = made[n][half * 2], y = made[n][half * 2 + 1];
+          u32 high, low;
+          split(x, y, high, low);
+          *(u32*)(s.r[0] + to) = high, *(u32*)(s.r[1] + to) = low;
+          x *= tail, y *= tail, high = pack_bf16(x, y);
+          *(u32*)(s.s + to) = high, x -= low_bf16(high), y -= high_bf16(high);
+          split(x, y, high, low);
+          *(u32*)(s.s + TAILS + to) = high, *(u32*)(s.s + 2 * TAILS + to) = low;
+        }
+      }
+    const float last = f[LAST * TILE];
+    wait_copies<1>();
+    __syncthreads();
+    if (more) fetch_t(row + 1);
+    commit_copies();
+    if (holds) {
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n / 2][n % 2][e] *= last;
+      product<TILE, 1, 3>(
+          [&](Fragments<1, 3>& x, int i) {
+            load_a_transposed<KP>(x.a[0], keys, warp * 16, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+#pragma unroll
+              for (int part = 0; part < 3; part++)
+                load_b_inner<DP>(x.b[part][n], s.s + part * TAILS, i, n * 16, lane);
+          },
+          [&](Fragments<1, 3>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++)
+#pragma unroll
+              for (int part = 2; part >= 0; part--) mma_pair(acc[n], x.a[0], x.b[part][n]);
+          });
+    }
+    if (warp < 4) {
+      product<TILE, 2>(
+          [&](Fragments<2>& x, int i) {
+            load_a<8>(x.a[0], s.p[0], first, i, lane), load_a<8>(x.a[1], s.p[1], first, i, lane);
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) {
+              load_b_inner<DP>(x.b[0][n], s.r[0], i, n * 16, lane);
+              load_b_inner<DP>(x.b[1][n], s.r[1], i, n * 16, lane);
+            }
+          },
+          [&](Fragments<2>& x) {
+#pragma unroll
+            for (int n = 0; n < DS / 16; n++) {
+              mma_pair(d[n], x.a[1], x.b[0][n]), mma_pair(d[n], x.a[0], x.b[1][n]);
+              mma_pair(d[n], x.a[0], x.b[0][n]);
+            }
+          });
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          *(u32*)(out + (i64)(first + g + half * 8) * HV * VD + n * 8 + p2) =
+              pack_bf16(d[n / 2][n % 2][half * 2], d[n / 2][n % 2][half * 2 + 1]);
+    }
+    __syncthreads();
+    if (more) fetch_p(row + 1);
+    if (more && KBUFFERS == 1) fetch_k(row + 1);
+    commit_copies();
+  }
+  wait_copies<0>();
+  if (holds && slot >= 0)
+#pragma unroll
+    for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        store_state(state_out + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8,
+                    acc[n / 2][n % 2][e]);
+}
+
+// The first row of unit number `unit`, or `rows` beyond the last unit.
+DEVICE int unit_begin(const int* slots, int rows, int unit) {
+  for (int base = 0; base < rows; base += 32) {
+    const int i = base + threadIdx.x % 32;
+    u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
+    const int here = __popc(cuts);
+    if (unit < here) {
+      while (unit--) cuts &= cuts - 1;
+      return base + __ffs(cuts) - 1;
+    }
+    unit -= here;
+  }
+  return rows;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
+                     const int* starts, const int* counts, const u16* t_in, const u16* p_in,
+                     const float* factors, u16* o, const float* ring_in, float* ring_out,
+                     const float* bases, int rows) {
+  extern __shared__ __align__(128) char memory[];
+  Scan& s = *(Scan*)memory;
+  wait_for_previous();
+  let_next_start();
+#pragma unroll 1
+  for (int unit = blockIdx.z;; unit += gridDim.z) {
+    const int begin = unit_begin(slots, rows, unit);
+    if (begin == rows) return;
+    const int end = unit_begin(slots, rows, unit + 1);
+    scan_unit(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, ring_in,
+              ring_out, bases, begin, end);
+    __syncthreads();
+  }
+}

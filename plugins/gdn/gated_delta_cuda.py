@@ -1,0 +1,131 @@
+"""The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan.
+
+And of `gated_delta_ring_chunk`, whose scan begins from a state caught up: the same two kernels.
+Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import (
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Scratch,
+    Specs,
+    Tactic,
+    Target,
+)
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
+from spark_engine.tensors import DType
+
+TILE = 64
+FACTORS = 5  # rows of 64 floats a tile and value head
+ALIGNMENT = 128
+SEQUENCES = 16  # that are scanned side by side; a block does every 16th
+MOST_HEADS = 8  # value heads a key head: warps of a block
+NULL = Scalar("i64", 0)
+
+
+def columns(h: Heads) -> int:
+    """Value columns of one block of the scan."""
+    return 32 if h.value_dim % 32 == 0 else 16
+
+
+def prepare_bytes(h: Heads) -> int:
+    """Shared memory of `Prepare`."""
+    floats = h.repeat * TILE * (TILE + 4 + 3) + 2 * TILE
+    return 2 * TILE * h.key_dim * 2 + 4 * floats + 2 * ALIGNMENT
+
+
+def scan_bytes(h: Heads, buffers: int) -> int:
+    """Shared memory of `Scan` with so many buffers for k."""
+    ds = columns(h)
+    halves = (buffers + 1) * TILE * h.key_dim + 4 * TILE * TILE
+    halves += 3 * TILE * ds + max(2 * h.key_dim, 3 * TILE) * ds
+    return 2 * halves + 8 * FACTORS * TILE + 2 * ALIGNMENT
+
+
+def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Says which size or dtype the kernels have no shape for."""
+    h = heads_of(attrs)
+    if specs[0].dtype is not DType.BF16:
+        return f"{specs[0].name} is {specs[0].dtype}; only bf16 is served"
+    if h.tile != TILE or h.key_dim not in (16, 32, 64, 128) or h.value_dim % 16:
+        return f"tiles of {h.tile}, heads of {h.key_dim} and {h.value_dim}: no such kernel"
+    needed = max(prepare_bytes(h), scan_bytes(h, 1))
+    if h.repeat > MOST_HEADS or needed > target.shared_bytes:
+        return f"{h.repeat} value heads a key head need {needed} bytes of shared memory"
+    return None
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """Two launches; between them T, P and the factors of every tile and value head."""
+    h, ring = heads_of(attrs), int("ring" in attrs)
+    rows = specs[5 + ring].dims[0]  # operands behind the state stand one further
+    ds, units = columns(h), rows * h.values
+    buffers = 2 if target.hopper else 1
+    defines = tuple(
+        (name, str(value))
+        for name, value in (
+            ("ACT_F32", 0),
+            ("DS", ds),
+            ("HK", h.keys),
+            ("KBUFFERS", buffers),
+            ("KD", h.key_dim),
+            ("R", h.repeat),
+            ("RING", attrs.get("ring", 0)),
+            ("STATE_BYTES", specs[4].dtype.itemsize),
+            ("VD", h.value_dim),
+        )
+    )
+    between = tuple(Pointer("scratch", i) for i in range(3))
+    prepare = Launch(
+        symbol="gated_delta_prepare",
+        grid=(h.keys, rows, 1),
+        block=(256, 1, 1),
+        args=(
+            *(Pointer("input", i) for i in (0, 1, 2, 3, 5 + ring, 7 + ring)),
+            *((Pointer("input", 5), Pointer("scratch", 3)) if ring else (NULL, NULL)),
+            *between,
+        ),
+        shared=prepare_bytes(h),
+        defines=defines,
+        overlaps=True,
+    )
+    scan = Launch(
+        symbol="gated_delta_scan",
+        grid=(h.value_dim // ds, h.values, min(rows, SEQUENCES)),
+        block=(256, 1, 1),
+        args=(
+            Pointer("input", 0),
+            Pointer("input", 4),
+            Pointer("output", 1),
+            *(Pointer("input", i + ring) for i in (5, 6, 7)),
+            *between,
+            Pointer("output", 0),
+            *((Pointer("input", 5), Pointer("output", 2), Pointer("scratch", 3)) if ring else ()),
+            *(() if ring else [NULL] * 3),
+            Scalar("i32", rows),
+        ),
+        shared=scan_bytes(h, buffers),
+        defines=defines,
+        overlaps=True,
+    )
+    sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
+    bases = (Scratch(4 * rows),) * ring
+    return Plan((prepare, scan), (*(Scratch(units * size) for size in sizes), *bases))
+
+
+def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The products at a third of the tensor cores' rate, what lies between once out and in."""
+    h, rows = heads_of(attrs), specs[5 + ("ring" in attrs)].dims[0]
+    units = rows * h.values
+    wide = TILE * h.key_dim * h.value_dim
+    flops = 2 * units * (7 * wide + 7 * TILE * TILE * h.value_dim + 2 * TILE * TILE * h.key_dim)
+    return 3 * flops / target.bf16_flops + 2 * units * 34_000 / target.bandwidth + 6e-6
+
+
+CUDA = Cuda(tactics=(Tactic("two launches", "gdn/gated_delta.cu", refuse, plan, cost),))

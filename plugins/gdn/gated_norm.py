@@ -1,0 +1,119 @@
+"""Gated RMSNorm of the gated delta net: y = o/sqrt(mean(o²) + eps) · weight · silu(z).
+
+Per head of width Dv, one weight (plain, no +1) for all heads; norm before gate; all in f32
+with one cast at the end, as flash-linear-attention and vLLM do. z stands in `packed`, a
+merged projection, from column `offset` on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect, width
+from spark_engine.plugins.gdn import gated_norm_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(o A[tokens,heads·Dv], packed A[tokens,X], weight f32[Dv]) -> y A[tokens,heads·Dv]."""
+    count("gated_norm", specs, 3)
+    o, packed, weight = specs
+    heads = int(attrs["heads"])
+    expect("gated_norm", o, ACTIVATIONS, (None, None))
+    columns = width("gated_norm", o, heads)
+    expect("gated_norm", packed, (o.dtype,), (o.shape[0], None))
+    at_least("gated_norm", packed, int(attrs["offset"]) + columns)
+    expect("gated_norm", weight, (DType.F32,), (columns // heads,))
+    return (TensorSpec("y", o.dtype, o.shape),)
+
+
+def evaluate(attrs: Attrs, o: Array, packed: Array, weight: Array) -> Array:
+    """y in float64, cast once to the dtype of `o`."""
+    heads, offset = int(attrs["heads"]), int(attrs["offset"])
+    wide = o.astype(np.float64).reshape(o.shape[0], heads, -1)
+    z = packed[:, offset : offset + o.shape[1]].astype(np.float64).reshape(wide.shape)
+    root = np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + float(attrs["eps"]))
+    gate = z / (1 + np.exp(-z))
+    y: Array = (wide / root * weight.astype(np.float64) * gate).reshape(o.shape).astype(o.dtype)
+    return y
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(o, packed, weight) -> (y,)."""
+    return (evaluate(attrs, *arrays),)
+
+
+def fragment(
+    f: Text,
+    attrs: Attrs,
+    spec: TensorSpec,
+    out: str = "",
+    packed: str = "packed",
+    weight: str = "weight",
+) -> str:
+    """y of the values o, `packed`, `weight`, cast to the dtype of `spec` (o's)."""
+    offset, columns = int(attrs["offset"]), width("gated_norm", spec)
+    heads = int(attrs["heads"])
+    split = [0, heads, columns // heads]
+    z = fr.widen(f, fr.columns(f, packed, offset, offset + columns))
+    o = f("Reshape", fr.widen(f, "o"), split)
+    normed = fr.rms_norm(f, o, weight, columns // heads, float(attrs["eps"]))
+    gated = f("Mul", normed, fr.silu(f, f("Reshape", z, split)))
+    return f.cast(f("Reshape", gated, [0, columns]), spec.dtype, out)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Slice z, normalise per head, scale, gate."""
+    f = Text()
+    fragment(f, attrs, specs[0], "y")
+    return f.function("gated_norm", ("o", "packed", "weight"), ("y",))
+
+
+def arrays(
+    rng: np.random.Generator, rows: int, heads: int, dim: int, offset: int, dtype: DType
+) -> tuple[Array, ...]:
+    """o with a row of zeros, packed with NaN in every column that is not z's, weight."""
+    o = samples.normal(rng, rows, heads * dim, dtype=dtype)
+    o[rows // 2] = 0
+    packed = np.full((rows, offset + heads * dim + 3), np.nan, dtype.numpy)
+    z = samples.normal(rng, rows, heads * dim, scale=4.0, dtype=dtype)
+    z[0, :2] = (-200.0, 200.0)
+    packed[:, offset:-3] = z
+    return o, packed, samples.positive(rng, dim)
+
+
+def _case(
+    rows: int, heads: int, dim: int, offset: int, dtype: DType = DType.F32, bench: bool = False
+) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        return arrays(rng, rows, heads, dim, offset, dtype)
+
+    inputs: Inputs = make
+    attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": offset}
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    label = f"{rows} rows, {heads}x{dim} at {offset} {dtype}"
+    return Case(label, attrs, inputs, rtol=rtol, bench=bench)
+
+
+CASES = (
+    _case(1, 3, 32, 0),
+    _case(3, 2, 24, 7),
+    _case(65, 4, 128, 1024, bench=True),
+    _case(3, 4, 64, 5, DType.BF16),
+)
+
+OP = Op(
+    name="gated_norm",
+    inputs=("o", "packed", "weight"),
+    outputs=("y",),
+    attrs={"eps": None, "heads": None, "offset": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=gated_norm_quant_cuda.GATED_NORM,
+)

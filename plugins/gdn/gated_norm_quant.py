@@ -1,0 +1,88 @@
+"""Gated RMSNorm -> quantisation, the fusion of gated_norm and *_quant (see those)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count, width
+from spark_engine.plugins.gdn import gated_norm, gated_norm_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(o, packed, weight, [scales f32[n]]) -> [y A[tokens,heads·Dv]], quantised…"""
+    quantised.check("gated_norm_quant", attrs)
+    count("gated_norm_quant", specs, 3 + quantised.takes_scales(attrs))
+    (y,) = gated_norm.infer(attrs, specs[:3])
+    for spec in specs[3:]:
+        quantised.check_scales("gated_norm_quant", attrs, spec)
+    outs = [y] * bool(attrs["keep"]) + quantised.infer("gated_norm_quant", attrs, y)
+    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(o, packed, weight, [scales]) -> [y], quantised…"""
+    y = gated_norm.evaluate(attrs, *arrays[:3])
+    kept = [y] if attrs["keep"] else []
+    return (*kept, *quantised.reference(attrs, y, arrays[3] if len(arrays) > 3 else None))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """gated_norm's body, then the quantisers'."""
+    f = Text()
+    outs = [s.name for s in infer(attrs, specs)]
+    free = iter(outs)
+    y = gated_norm.fragment(f, attrs, specs[0], next(free) if attrs["keep"] else "")
+    k = width("gated_norm_quant", specs[0])
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
+    names = ["o", "packed", "weight", "scales0"][: len(specs)]
+    return f.function("gated_norm_quant", names, outs)
+
+
+def _case(
+    rows: int,
+    heads: int,
+    dim: int,
+    quant: str,
+    n: int = 1,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": 9, "keep": keep, "quant": quant, "n": n}
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
+        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        return (*operands, scales) if quantised.takes_scales(attrs) else operands
+
+    label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    return Case(label, attrs, make, rtol=rtol, bench=bench)
+
+
+CASES = (
+    _case(1, 2, 32, "fp8"),
+    _case(7, 3, 24, "fp8", n=2, keep=1, bench=True),
+    _case(3, 3, 64, "fp8_block"),
+    _case(7, 1, 48, "nvfp4", bench=True),
+    _case(1, 4, 32, "nvfp4", n=2, keep=1),
+    _case(3, 2, 64, "fp8", keep=1, dtype=DType.BF16),
+    _case(3, 2, 64, "nvfp4", dtype=DType.BF16),
+)
+
+OP = Op(
+    name="gated_norm_quant",
+    inputs=("o", "packed", "weight", "scales*"),
+    outputs=("result*",),
+    attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=gated_norm_quant_cuda.GATED_NORM_QUANT,
+)

@@ -1,0 +1,30 @@
+// What the kernels of the gated delta net share: activation types (bf16 in engines, f32 in tests of
+// exactness), softplus, sums over groups of lanes.
+#pragma once
+#include "common/numeric.cuh"
+
+// --- Activations: bf16 in engines, f32 in tests of exactness -------------------------------
+#if ACT_F32
+typedef float act;
+DEVICE float widen(act x) { return x; }
+DEVICE act narrow(float x) { return x; }
+#else
+typedef u16 act;
+DEVICE float widen(act x) { return from_bf16(x); }
+DEVICE act narrow(float x) { return to_bf16(x); }
+#endif
+DEVICE float rounded(float x) { return widen(narrow(x)); }
+
+struct alignas(4 * sizeof(act)) act4 {
+  act v[4];
+};
+
+DEVICE float softplus(float x) { return fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))); }
+
+// Sum over groups of LANES neighbouring lanes; every lane gets it.
+template <int LANES>
+DEVICE float lane_sum(float x) {
+#pragma unroll
+  for (int off = LANES / 2; off; off /= 2) x += __shfl_xor_sync(~0u, x, off);
+  return x;
+}

@@ -1,0 +1,123 @@
+"""The whole gated delta net of one decode token: the fusion of causal_conv, gated_delta_step and
+gated_norm[_quant] (see those for the maths).
+
+c = causal_conv(qkvz), o = gated_delta_step(c, ba), y = gated_norm(o, qkvz), then the quantised
+copies of y. Each intermediate is rounded to the activation dtype as if it were stored. Written
+with the fragments of the ops it replaces, so that the CPU's bits do not change. The states are
+the first outputs, since the number of the others depends on the format.
+"""
+
+from __future__ import annotations
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import quantised
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count
+from spark_engine.plugins.gdn import (
+    causal_conv,
+    gated_delta,
+    gated_norm,
+)
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.plugins.gdn.gdn_decode_cases import CASES
+from spark_engine.plugins.gdn.gdn_decode_cuda import CUDA
+from spark_engine.tensors import Array, TensorSpec
+
+NAME = "gdn_decode"
+OPERANDS = (
+    "qkvz",
+    "ba",
+    "conv_weight",
+    "conv_state",
+    "a_log",
+    "dt_bias",
+    "gdn_state",
+    "norm_weight",
+    "slots",
+    "starts",
+    "counts",
+)
+STATES = ("conv_state_out", "gdn_state_out")
+SIZES = ("key_heads", "value_heads", "key_dim", "value_dim")
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The operands, [scales f32[n]] -> conv_state', gdn_state', [y A[tokens,Hv·Dv]], quantised…"""
+    quantised.check(NAME, attrs)
+    count(NAME, specs, len(OPERANDS) + quantised.takes_scales(attrs))
+    try:
+        conv, delta, state, y = _inferred(attrs, specs)
+    except GraphError as error:
+        raise GraphError(f"{NAME}: {error}") from error
+    for spec in specs[len(OPERANDS) :]:
+        quantised.check_scales(NAME, attrs, spec)
+    outs = [y] * bool(attrs["keep"]) + quantised.infer(NAME, attrs, y)
+    states = (TensorSpec(n, s.dtype, s.shape) for n, s in zip(STATES, (conv, state), strict=True))
+    named = (TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
+    return (*states, *named)
+
+
+def _inferred(
+    attrs: Attrs, specs: tuple[TensorSpec, ...]
+) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
+    """(conv_state', o, gdn_state', y) by the parts' own inference."""
+    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rows = specs[:11]
+    c, conv = causal_conv.infer({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
+    delta, state = gated_delta.infer(_delta(attrs), (c, ba, a_log, dt_bias, gdn_state, *rows))
+    (y,) = gated_norm.infer(_norm(attrs), (delta, qkvz, norm_weight))
+    return conv, delta, state, y
+
+
+def _delta(attrs: Attrs) -> Attrs:
+    return {"tile": 1, **{n: attrs[n] for n in SIZES}}
+
+
+def _norm(attrs: Attrs) -> Attrs:
+    return {"eps": attrs["eps"], "heads": attrs["value_heads"], "offset": attrs["offset"]}
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands, [scales] -> conv_state', gdn_state', [y], quantised…"""
+    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rest = arrays
+    rows, scales = rest[:3], rest[3:]
+    c, conv = causal_conv.reference({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
+    o, state = gated_delta.reference(_delta(attrs), (c, ba, a_log, dt_bias, gdn_state, *rows))
+    y = gated_norm.evaluate(_norm(attrs), o, qkvz, norm_weight)
+    kept = [y] if attrs["keep"] else []
+    return (conv, state, *kept, *quantised.reference(attrs, y, scales[0] if scales else None))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The bodies of the parts, one after the other."""
+    f = Text()
+    outs = [s.name for s in infer(attrs, specs)]
+    free = iter(outs[2:])
+    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rows = specs[:11]
+    c, _ = causal_conv.infer({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
+    operands = (qkvz, conv_weight, conv_state, *rows)
+    causal_conv.fragment(f, 1, operands, ("qkvz", "conv_weight"), ("c", STATES[0]))
+    heads = Heads(1, *(int(attrs[n]) for n in SIZES))
+    operands = (c, ba, a_log, dt_bias, gdn_state, *rows)
+    gated_delta.step_fragment(f, heads, operands, STATES[1])
+    _, o, _, _ = _inferred(attrs, specs)
+    y_out = next(free) if attrs["keep"] else ""
+    y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
+    k = heads.values * heads.value_dim
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
+    return f.function(NAME, [*OPERANDS, "scales0"][: len(specs)], outs)
+
+
+OP = Op(
+    name=NAME,
+    inputs=(*OPERANDS, "scales*"),
+    outputs=(*STATES, "result*"),
+    attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    aliases={0: 3, 1: 6},
+    cuda=CUDA,
+)

@@ -1,0 +1,90 @@
+"""FP8 linear with 128×128 weight blocks and activations scaled per token and 128 columns.
+
+y[t,n] = Σ_kb x_scale[t,kb] · w_scale[⌊n/128⌋,kb] · Σ_{k in kb} xq·w (DeepSeek-V3, section 3.3).
+N and K need not be multiples of 128. The CPU body dequantises both sides and multiplies once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.linear import fp8_block_linear_cuda, linear_cases
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(xq f8[tokens,K], x_scale f32[tokens,⌈K/128⌉], w f8[N,K], w_scale) -> y dtype[tokens,N]."""
+    op = "fp8_block_linear"
+    count(op, specs, 4)
+    xq, x_scale, w, w_scale = specs
+    k = width(op, xq)
+    expect(op, xq, (DType.F8E4M3,), (None, None))
+    expect(op, x_scale, (DType.F32,), (xq.shape[0], -(-k // formats.FP8_BLOCK)))
+    expect(op, w, (DType.F8E4M3,), (None, k))
+    n = w.dims[0]
+    expect(op, w_scale, (DType.F32,), (-(-n // formats.FP8_BLOCK), -(-k // formats.FP8_BLOCK)))
+    return (TensorSpec("y", activation(op, attrs), (xq.shape[0], n)),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(xq, x_scale, w, w_scale) -> (y,)."""
+    xq, x_scale, w, w_scale = arrays
+    k = xq.shape[1]
+    columns = x_scale.astype(np.float64).repeat(formats.FP8_BLOCK, axis=1)[:, :k]
+    weight = w.astype(np.float64) * formats.fp8_block_expand(w_scale.astype(np.float32), w.shape)
+    y = (xq.astype(np.float64) * columns) @ weight.T
+    return (y.astype(activation("fp8_block_linear", attrs).numpy),)
+
+
+def fragment(f: Text, xq: str, x_scale: str, w: str, w_scale: str, shape: tuple[int, int]) -> str:
+    """y, f32, of f32 codes xq [tokens,K] and w [N,K] = `shape`."""
+    x = ff.fp8_block_decode(f, xq, x_scale, shape[1])
+    return ff.times(f, x, ff.fp8_block_weight(f, w, w_scale, shape))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Dequantise both sides, one MatMul."""
+    f = Text()
+    n, k = specs[2].dims
+    y = fragment(f, fr.widen(f, "xq"), "x_scale", fr.widen(f, "w"), "w_scale", (n, k))
+    f.cast(y, activation("fp8_block_linear", attrs), "y")
+    return f.function("fp8_block_linear", ("xq", "x_scale", "w", "w_scale"), ("y",))
+
+
+def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        xq, x_scale = formats.fp8_block_quantise(linear_cases.activations(rng, m, k))
+        spread = np.exp(rng.standard_normal((n, k))).astype(np.float32)
+        w = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
+        return xq, x_scale, *formats.fp8_block_weight(w)
+
+    return linear_cases.case((m, n, k), make, dtype, bench)
+
+
+CASES = (
+    _case(1, 128, 128),
+    _case(3, 37, 200),
+    _case(1, 130, 48),
+    _case(65, 256, 256, bench=True),
+    _case(3, 32, 384, DType.BF16),
+    _case(9, 144, 1232),
+    _case(33, 16, 2064, DType.BF16),
+)
+
+OP = Op(
+    name="fp8_block_linear",
+    inputs=("xq", "x_scale", "w", "w_scale"),
+    outputs=("y",),
+    attrs={"dtype": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=fp8_block_linear_cuda.CUDA,
+)

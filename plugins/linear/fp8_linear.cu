@@ -1,0 +1,34 @@
+// FP8 linear layer: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k], both sides e4m3. The
+// format alone; the kernels are stream-K (stream_gemm.cuh) and, with FEW_ROWS, the skinny GEMM.
+//
+// A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is dequantised. H200, 16384
+// x 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile
+// (benchmarks/log/stream_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
+// mma.sync exactly.
+constexpr int ELEMENT_BITS = 8;
+constexpr int SCALE_BYTES = 0;
+constexpr int X_BYTES = 1;
+constexpr bool FP8_MMA = true;
+#include "linear/stream_plain.cuh"
+
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
+
+#ifdef FEW_ROWS
+#include "linear/few_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    fp8_linear_few(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
+                   int m, int n, int k, int each) {
+  const Problem p = {x, w, nullptr, m, n, k};
+  few_rows(p, y, each, [=](int row) { return *x_scale * w_scale[row]; });
+}
+#else
+#include "linear/stream_gemm.cuh"
+
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
+    fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
+               float* partial, u32* arrived, int m, int n, int k) {
+  const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
+  stream_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
+}
+#endif

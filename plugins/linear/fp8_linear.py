@@ -1,0 +1,79 @@
+"""FP8 W8A8 linear with static scales: y[t,n] = (Σ_k xq·w) · (x_scale · w_scale[n]).
+
+Codes multiply and accumulate in f32, the scales come once at the end (TensorRT Model
+Optimizer's FP8). w_scale is per output column, so that merged projections keep their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.linear import fp8_linear_cuda, linear_cases
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(xq f8[tokens,K], w f8[N,K], x_scale f32[], w_scale f32[N]) -> y dtype[tokens,N]."""
+    count("fp8_linear", specs, 4)
+    xq, w, x_scale, w_scale = specs
+    expect("fp8_linear", xq, (DType.F8E4M3,), (None, None))
+    expect("fp8_linear", w, (DType.F8E4M3,), (None, width("fp8_linear", xq)))
+    expect("fp8_linear", x_scale, (DType.F32,), ())
+    expect("fp8_linear", w_scale, (DType.F32,), (w.shape[0],))
+    return (TensorSpec("y", activation("fp8_linear", attrs), (xq.shape[0], w.shape[0])),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(xq, w, x_scale, w_scale) -> (y,)."""
+    xq, w, x_scale, w_scale = (a.astype(np.float64) for a in arrays)
+    return ((xq @ w.T * (x_scale * w_scale)).astype(activation("fp8_linear", attrs).numpy),)
+
+
+def fragment(f: Text, xq: str, w: str, x_scale: str, w_scale: str) -> str:
+    """y, f32, of f32 codes xq [tokens,K] and w [N,K]."""
+    return f("Mul", ff.times(f, xq, w), f("Mul", x_scale, w_scale))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One MatMul of widened codes and a scale per column."""
+    f = Text()
+    y = fragment(f, fr.widen(f, "xq"), fr.widen(f, "w"), "x_scale", "w_scale")
+    f.cast(y, activation("fp8_linear", attrs), "y")
+    return f.function("fp8_linear", ("xq", "w", "x_scale", "w_scale"), ("y",))
+
+
+def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x_scale = samples.positive(rng, low=0.005, high=0.01)
+        w_scale = samples.positive(rng, n, low=0.0005, high=0.001)
+        xq = formats.e4m3(linear_cases.activations(rng, m, k, scale=100.0))
+        w = formats.e4m3(samples.normal(rng, n, k, scale=200.0).astype(np.float32))
+        return xq, w, x_scale, w_scale
+
+    return linear_cases.case((m, n, k), make, dtype, bench)
+
+
+CASES = (
+    _case(1, 64, 48),
+    _case(3, 37, 35),
+    _case(65, 96, 256, bench=True),
+    _case(3, 32, 64, DType.BF16),
+)
+
+OP = Op(
+    name="fp8_linear",
+    inputs=("xq", "w", "x_scale", "w_scale"),
+    outputs=("y",),
+    attrs={"dtype": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=fp8_linear_cuda.CUDA,
+)

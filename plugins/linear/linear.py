@@ -1,0 +1,82 @@
+"""An unquantised linear layer: y = x · wᵀ, accumulated in f32, cast once.
+
+The weight keeps the checkpoint's dtype; the CPU body widens it to f32 at load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import (
+    ACTIVATIONS,
+    WEIGHTS,
+    activation,
+    count,
+    expect,
+    width,
+)
+from spark_engine.plugins.linear import linear_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K], w[N,K] bf16/f16/f32) -> y dtype[tokens,N]."""
+    count("linear", specs, 2)
+    x, w = specs
+    expect("linear", x, ACTIVATIONS, (None, None))
+    expect("linear", w, WEIGHTS, (None, width("linear", x)))
+    return (TensorSpec("y", activation("linear", attrs), (x.shape[0], w.shape[0])),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, w) -> (y,)."""
+    x, w = (a.astype(np.float64) for a in arrays)
+    return ((x @ w.T).astype(activation("linear", attrs).numpy),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One MatMul."""
+    f = Text()
+    y = ff.times(f, fr.widen(f, "x"), fr.widen(f, "w"))
+    f.cast(y, activation("linear", attrs), "y")
+    return f.function("linear", ("x", "w"), ("y",))
+
+
+def _case(
+    m: int, n: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False
+) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.normal(rng, m, k, dtype=dtype)
+        if m > 2:
+            x[1], x[2] = 0, np.nan  # the NaN row must poison itself and no other
+        return x, samples.normal(rng, n, k, scale=k**-0.5, dtype=weight)
+
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    label = f"{m}x{n}x{k} {weight} {dtype}"
+    return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=rtol, bench=bench)
+
+
+CASES = (
+    _case(1, 64, 48, DType.F32),
+    _case(3, 37, 33, DType.F16),
+    _case(65, 96, 256, DType.BF16, bench=True),
+    _case(1, 5, 256, DType.BF16, DType.BF16, bench=True),
+    _case(3, 32, 64, DType.BF16, DType.BF16),
+)
+
+OP = Op(
+    name="linear",
+    inputs=("x", "w"),
+    outputs=("y",),
+    attrs={"dtype": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=linear_cuda.CUDA,
+)

@@ -1,0 +1,94 @@
+"""NVFP4 weights, unquantised activations (W4A16): y[t,n] = w_scale2[n] · Σ_k x · (code·w_scale).
+
+code·w_scale is exact in bf16 and f32; the global scale comes once at the end, per output
+column so that merged projections keep their own (TensorRT Model Optimizer's W4A16_NVFP4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, activation, count, expect, width
+from spark_engine.plugins.linear import nvfp4_linear_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K], w u8[N,K/2], w_scale f8[N,K/16], w_scale2 f32[N]) -> y dtype[tokens,N]."""
+    op = "nvfp4_linear"
+    count(op, specs, 4)
+    x, w, w_scale, w_scale2 = specs
+    expect(op, x, ACTIVATIONS, (None, None))
+    k = width(op, x, formats.NVFP4_BLOCK)
+    expect(op, w, (DType.U8,), (None, k // 2))
+    expect(op, w_scale, (DType.F8E4M3,), (w.shape[0], k // formats.NVFP4_BLOCK))
+    expect(op, w_scale2, (DType.F32,), (w.shape[0],))
+    return (TensorSpec("y", activation(op, attrs), (x.shape[0], w.shape[0])),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, w, w_scale, w_scale2) -> (y,)."""
+    x, w, w_scale, w_scale2 = arrays
+    weight = formats.nvfp4_decode(w.astype(np.uint8), w_scale).astype(np.float64)
+    y = x.astype(np.float64) @ weight.T * w_scale2.astype(np.float64)
+    return (y.astype(activation("nvfp4_linear", attrs).numpy),)
+
+
+def fragment(f: Text, x: str, w: str, w_scale: str, w_scale2: str, k: int) -> str:
+    """y, f32, of f32 x [tokens,k], u8 w, f32 w_scale, f32 w_scale2."""
+    return f("Mul", ff.times(f, x, ff.nvfp4_decode(f, w, w_scale, k)), w_scale2)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Dequantise the weight (folded at load), one MatMul, a scale per column."""
+    f = Text()
+    k = width("nvfp4_linear", specs[0])
+    y = fragment(f, fr.widen(f, "x"), "w", fr.widen(f, "w_scale"), "w_scale2", k)
+    f.cast(y, activation("nvfp4_linear", attrs), "y")
+    return f.function("nvfp4_linear", ("x", "w", "w_scale", "w_scale2"), ("y",))
+
+
+def weight(rng: np.random.Generator, n: int, k: int) -> tuple[Array, ...]:
+    """(w, w_scale, w_scale2 f32[n]) of a random weight with a block of zeros."""
+    dense = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32)
+    dense[n // 2, :16] = 0
+    packed, scale, scale2 = formats.nvfp4_weight(dense)
+    return packed, scale, scale2 * samples.positive(rng, n)
+
+
+def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.normal(rng, m, k, dtype=dtype)
+        if m > 2:
+            x[1], x[2] = 0, np.nan
+        return x, *weight(rng, n, k)
+
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    label = f"{m}x{n}x{k} {dtype}"
+    return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=rtol, bench=bench)
+
+
+CASES = (
+    _case(1, 64, 64),
+    _case(3, 37, 48),
+    _case(65, 96, 256, bench=True),
+    _case(1, 33, 16),
+    _case(3, 32, 80, DType.BF16, bench=True),
+)
+
+OP = Op(
+    name="nvfp4_linear",
+    inputs=("x", "w", "w_scale", "w_scale2"),
+    outputs=("y",),
+    attrs={"dtype": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=nvfp4_linear_cuda.CUDA,
+)

@@ -1,0 +1,98 @@
+"""NVFP4 weights and activations (W4A4): y[t,n] = alpha[n] · Σ_k (xq·x_scale)·(w·w_scale).
+
+alpha = input_scale · w_scale2[n], one f32 product made once, when the graph is lowered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import activation, count, expect, width
+from spark_engine.plugins.linear import (
+    linear_cases,
+    nvfp4_linear,
+    nvfp4_linear_a4_cuda,
+)
+from spark_engine.tensors import Array, DType, TensorSpec
+
+NAMES = ("xq", "x_scale", "w", "w_scale", "alpha")
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(xq u8[tokens,K/2], x_scale f8[tokens,K/16], w, w_scale, alpha f32[N]) -> y [tokens,N]."""
+    op = "nvfp4_linear_a4"
+    count(op, specs, 5)
+    xq, x_scale, w, w_scale, alpha = specs
+    expect(op, xq, (DType.U8,), (None, None))
+    half = width(op, xq, formats.NVFP4_BLOCK // 2)
+    blocks = half // (formats.NVFP4_BLOCK // 2)
+    expect(op, x_scale, (DType.F8E4M3,), (xq.shape[0], blocks))
+    expect(op, w, (DType.U8,), (None, half))
+    expect(op, w_scale, (DType.F8E4M3,), (w.shape[0], blocks))
+    expect(op, alpha, (DType.F32,), (w.shape[0],))
+    return (TensorSpec("y", activation(op, attrs), (xq.shape[0], w.shape[0])),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(xq, x_scale, w, w_scale, alpha) -> (y,)."""
+    xq, x_scale, w, w_scale, alpha = arrays
+    x = formats.nvfp4_decode(xq.astype(np.uint8), x_scale).astype(np.float64)
+    weight = formats.nvfp4_decode(w.astype(np.uint8), w_scale).astype(np.float64)
+    y = x @ weight.T * alpha.astype(np.float64)
+    return (y.astype(activation("nvfp4_linear_a4", attrs).numpy),)
+
+
+def fragment(f: Text, x: tuple[str, str], w: tuple[str, str], alpha: str, k: int) -> str:
+    """y, f32, of (packed u8, f32 block scales) of both sides."""
+    return nvfp4_linear.fragment(f, ff.nvfp4_decode(f, *x, k), *w, alpha, k)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Dequantise both sides, one MatMul, a scale per column."""
+    f = Text()
+    k = 2 * width("nvfp4_linear_a4", specs[0])
+    x, w = ("xq", fr.widen(f, "x_scale")), ("w", fr.widen(f, "w_scale"))
+    f.cast(fragment(f, x, w, "alpha", k), activation("nvfp4_linear_a4", attrs), "y")
+    return f.function("nvfp4_linear_a4", NAMES, ("y",))
+
+
+def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.normal(rng, m, k).astype(np.float32)
+        if m > 2:
+            x[1] = 0
+        input_scale = np.float32(np.abs(x).max() / 2688)
+        w, w_scale, w_scale2 = nvfp4_linear.weight(rng, n, k)
+        xq, x_scale = formats.nvfp4_quantise(x, input_scale)
+        if m > 2:
+            xq[2], x_scale[2] = 0x7B, np.nan
+        return xq, x_scale, w, w_scale, w_scale2.astype(np.float32) * input_scale
+
+    return linear_cases.case((m, n, k), make, dtype, bench, slack=1.0)
+
+
+CASES = (
+    _case(1, 64, 64),
+    _case(3, 37, 48),
+    _case(65, 96, 256, bench=True),
+    _case(3, 32, 80, DType.BF16),
+    _case(9, 144, 624),
+    _case(33, 16, 1088, DType.BF16),
+)
+
+OP = Op(
+    name="nvfp4_linear_a4",
+    inputs=NAMES,
+    outputs=("y",),
+    attrs={"dtype": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=nvfp4_linear_a4_cuda.CUDA,
+)

@@ -1,0 +1,131 @@
+// What the kernels of the experts share: sizes, weights to fragments, SiLU·mul, the order of the
+// sum, and moe_combine, the sum over a token's experts.
+//
+// Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: expert_tiles.py.
+// CHUNKED, if given: a node's tokens run in chunks of as many pairs as shared memory holds, and
+// each kernel takes its chunk's first token last. What the node reads and writes is indexed from
+// there, scratch memory from the chunk.
+#pragma once
+#include "common/nvfp4.cuh"
+
+#ifdef CHUNKED
+#define CHUNK_ARG , int chunk_start
+#else
+#define CHUNK_ARG
+enum { chunk_start = 0 };  // no symbol: plans of one chunk keep their cubins
+#endif
+
+constexpr int WARPS = 8;
+constexpr int THREADS = WARPS * 32;
+constexpr int STRIP = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes of a k-slab
+constexpr int SCALES = WEIGHTS == 1 ? 64 : 0;
+constexpr float REST = WEIGHTS == 1 ? NVFP4_REST : 1.0f;
+
+// One of the two products. A dot product is always the sum of KU k-slabs in order of k, then the WK
+// parts in order, so that every path gives the same bits.
+template <bool UP>
+struct Side {
+  static constexpr int K = UP ? HIDDEN : INNER;
+  static constexpr int UNITS = (K + 63) / 64;
+  static constexpr int WK = UP ? UP_WK : DOWN_WK;
+  static constexpr int WN = WARPS / WK;
+  static constexpr int KU = UNITS / WK;
+  static constexpr int GROUPS = UP ? (INNER + 31) / 32 : (HIDDEN + 63) / 64;
+  static constexpr int STEPS = (GROUPS + WN - 1) / WN;
+};
+
+DEVICE float silu_mul(float gate, float up) {
+  return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up);
+}
+DEVICE float scaled(float dot, float scale2) { return __fmul_rn(dot, scale2 * REST); }
+
+// Two steps of k against a lane's eight activations.
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4][4], int half, const uint4& x) {
+  mma_bf16(d, a[2 * half], x.x, x.y);
+  mma_bf16(d, a[2 * half + 1], x.z, x.w);
+}
+
+// Four e4m3 codes (k 0 … 3) as bf16 pairs, exactly: the code's bits are the value · 2^-120.
+DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
+  const u32 gain = 0x7B807B80;  // 2^120
+  const u32 low = __byte_perm(codes, 0, 0x1404), high = __byte_perm(codes, 0, 0x3424);
+  p0 = mul_bf16x2((low & 0x80008000) | ((low & 0x7F007F00) >> 4), gain);
+  p1 = mul_bf16x2((high & 0x80008000) | ((high & 0x7F007F00) >> 4), gain);
+}
+
+// A lane's share of one m16 tile of a k-slab, as it lies. `scales`: also those of its neighbour.
+struct Raw {
+  uint4 words[STRIP / 512];
+  u32 scales;
+};
+// `scales`: of the two m16 tiles.
+DEVICE Raw load_raw(const u8* strip, const u8* scales) {
+  Raw raw;
+#pragma unroll
+  for (int i = 0; i < STRIP / 512; ++i)
+    raw.words[i] = *(const uint4*)(strip + i * 512 + lane_id() * 16);
+  if (SCALES) raw.scales = *(const u32*)(scales + lane_id() * 4);
+  return raw;
+}
+// The fragments a[step][register] of it.
+DEVICE void fragments(const Raw& raw, int strip, u32 (&a)[4][4]) {
+#if WEIGHTS == 0
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 v = raw.words[i];
+    a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
+  }
+#elif WEIGHTS == 1
+  fp4_fragments(raw.words[0], raw.scales, strip & 1, a);
+#else
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 v = raw.words[half];  // eight k of row g, then of row g + 8
+    fp8_pairs(v.x, a[2 * half][0], a[2 * half][2]);
+    fp8_pairs(v.y, a[2 * half + 1][0], a[2 * half + 1][2]);
+    fp8_pairs(v.z, a[2 * half][1], a[2 * half][3]);
+    fp8_pairs(v.w, a[2 * half + 1][1], a[2 * half + 1][3]);
+  }
+#endif
+}
+
+// The places 0…K1-1 of a token's experts in ascending order of index.
+DEVICE void sort_experts(const int* ids, int* order) {
+  if (threadIdx.x < K1) {
+    const int id = ids[threadIdx.x];
+    int rank = 0;
+    for (int j = 0; j < K1; ++j) rank += ids[j] < id || (ids[j] == id && j < (int)threadIdx.x);
+    order[rank] = threadIdx.x;
+  }
+}
+
+// A block a token: the weighted sum of its experts.
+extern "C" __global__ void __launch_bounds__(256)
+    moe_combine(const int* ids, const float* weights, const float* parts, u32* y CHUNK_ARG) {
+  __shared__ int order[K1];
+  ids += (u64)chunk_start * K1, weights += (u64)chunk_start * K1;
+  y += (u64)chunk_start * (HIDDEN / 2);
+  const u64 pair = (u64)blockIdx.x * K1;
+  sort_experts(ids + pair, order);
+  __syncthreads();
+  float share[K1];
+#pragma unroll
+  for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
+  wait_for_previous();
+  let_next_start();
+  for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
+    float4 v[K1];
+#pragma unroll
+    for (int j = 0; j < K1; ++j)
+      v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int j = 0; j < K1; ++j) {
+      sum.x = __fmaf_rn(share[j], v[j].x, sum.x), sum.y = __fmaf_rn(share[j], v[j].y, sum.y);
+      sum.z = __fmaf_rn(share[j], v[j].z, sum.z), sum.w = __fmaf_rn(share[j], v[j].w, sum.w);
+    }
+    ((uint2*)y)[((u64)blockIdx.x * HIDDEN + i) / 4] =
+        make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+  }
+}

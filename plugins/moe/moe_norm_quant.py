@@ -1,0 +1,135 @@
+"""The experts and the norm that follows: the fusion of grouped_moe and norm_quant (see those).
+
+y = grouped_moe(x, …), s = y + residual, then the norm of s and its quantised copies. Each
+intermediate is rounded to the activation dtype as if it were stored. Written with the fragments of
+the ops it replaces, so that the CPU's bits do not change. The norm's operands stand before the
+experts', whose number depends on the format.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count
+from spark_engine.plugins.moe import grouped_moe, moe_norm_cuda
+from spark_engine.plugins.rowwise import norm_quant
+from spark_engine.tensors import Array, DType, TensorSpec
+
+NAME = "moe_norm_quant"
+EXPERTS, NORM = ("format", "dtype"), ("eps", "keep", "quant", "n")
+FIRST = moe_norm_cuda.FIRST  # operands before the experts' params
+
+
+def _experts(attrs: Attrs) -> Attrs:
+    return {name: attrs[name] for name in EXPERTS}
+
+
+def _norm(attrs: Attrs) -> Attrs:
+    return {"add": 1, **{name: attrs[name] for name in NORM}}
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,H], ids, weights, residual A[tokens,H], norm_weight f32[H], params…,
+    [scales f32[n]]) -> [y A], sum A, quantised…"""
+    quantised.check(NAME, attrs)
+    kind = str(attrs["format"])
+    known = len(grouped_moe.PARAMS.get(kind, specs[FIRST:]))
+    count(NAME, specs, FIRST + known + quantised.takes_scales(attrs))
+    x, ids, weights, residual, weight = specs[:FIRST]
+    try:
+        (y,) = grouped_moe.infer(attrs, (x, ids, weights, *specs[FIRST : FIRST + known]))
+        outs = norm_quant.infer(_norm(attrs), (y, weight, residual, *specs[FIRST + known :]))
+    except GraphError as error:
+        raise GraphError(f"{NAME}: {error}") from error
+    return outs
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands -> [y], sum, quantised…"""
+    inner, residual, weight, scales = _split(attrs, arrays)
+    (y,) = grouped_moe.reference(_experts(attrs), inner)
+    return norm_quant.reference(_norm(attrs), (y, weight, residual, *scales))
+
+
+def _split(
+    attrs: Attrs, arrays: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Array, Array, tuple[Array, ...]]:
+    """grouped_moe's operands, residual, the norm's weight, scales if there are any."""
+    end = FIRST + len(grouped_moe.PARAMS[str(attrs["format"])])
+    return (*arrays[:3], *arrays[FIRST:end]), arrays[3], arrays[4], arrays[end:]
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The bodies of the parts, one after the other."""
+    f = Text()
+    outs = [s.name for s in infer(attrs, specs)]
+    params = [f"params{i}" for i in range(len(specs) - FIRST)]
+    mine = len(params) - quantised.takes_scales(attrs)
+    inner = (*specs[:3], *specs[FIRST : FIRST + mine])
+    routed = grouped_moe.fragment(f, _experts(attrs), inner, params[:mine])
+    y = f.cast(routed, DType(str(attrs["dtype"])))
+    total = f("Add", fr.widen(f, y), fr.widen(f, "residual"))
+    norm_quant.fragment(f, _norm(attrs), specs[3], (total, "norm_weight", params[-1]), outs)
+    inputs = ("x", "ids", "weights", "residual", "norm_weight", *params)
+    return f.function(NAME, inputs, outs)
+
+
+def _case(
+    kind: str,
+    rows: int,
+    sizes: tuple[int, int, int, int],
+    quant: str = "none",
+    n: int = 1,
+    keep: int = 0,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {"format": kind, "dtype": dtype.value, "eps": 1e-6}
+    attrs = {**attrs, "keep": keep, "quant": quant, "n": n}
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x, ids, weights, *params = grouped_moe.arrays(rng, kind, rows, sizes)
+        residual = samples.normal(rng, rows, sizes[2], scale=3.0)
+        if rows > 5:
+            x[1], x[5], residual[3] = 0, np.nan, 0
+        norm_weight = samples.positive(rng, sizes[2])
+        scales = [samples.positive(rng, n, low=1e-3, high=3e-2)]
+        narrow = dtype.numpy
+        operands = (x.astype(narrow), ids, weights, residual.astype(narrow), norm_weight, *params)
+        return (*operands, *scales[: quantised.takes_scales(attrs)])
+
+    label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {quant} n{n}"
+    ignore = samples.ignore_rows(5) if rows > 5 else None
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    bench = rows > 5
+    return Case(f"{label} keep{keep} {dtype}", attrs, make, rtol, rtol, bench, ignore)
+
+
+CASES = (
+    _case("dense", 1, (8, 2, 64, 48), keep=1),
+    _case("dense", 7, (4, 1, 48, 19), "fp8", keep=1),
+    _case("nvfp4", 1, (8, 3, 64, 32), "fp8"),
+    _case("nvfp4", 33, (16, 4, 128, 48), "fp8", n=2, keep=1),
+    _case("nvfp4", 7, (4, 4, 64, 32), "nvfp4"),
+    _case("nvfp4_a4", 7, (4, 2, 48, 16), "nvfp4", n=2, keep=1),
+    _case("fp8", 7, (5, 3, 48, 32), "fp8"),
+    _case("fp8_block", 7, (3, 2, 256, 128), "fp8_block", keep=1),
+    _case("fp8_block", 1, (4, 2, 128, 128), "fp8_block"),
+    _case("nvfp4", 3, (4, 2, 64, 32), "fp8", keep=1, dtype=DType.BF16),
+)
+
+OP = Op(
+    name=NAME,
+    inputs=("x", "ids", "weights", "residual", "norm_weight", "params*"),
+    outputs=("result*",),
+    attrs=dict.fromkeys((*EXPERTS, *NORM)),
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=moe_norm_cuda.CUDA,
+)

@@ -1,0 +1,125 @@
+"""The MoE router: softmax over all experts, the top k, renormalised to sum 1.
+
+logits = x·wᵀ in f32; softmax over all E renormalised over the chosen k equals the softmax of
+the k chosen logits, which is what is computed (transformers, Qwen3.5 MoE: renormalisation is
+unconditional). Chosen in descending order of logit, ties to the lowest index. With a shared
+gate, one more column: id E, weight sigmoid(x·gateᵀ).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
+from spark_engine.plugins.moe import moe_router_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,H], w[E,H], [gate w[1,H]]) -> ids i32[tokens,k(+1)], weights f32 likewise."""
+    count("moe_router", specs, 2, 3)
+    x, w = specs[:2]
+    expect("moe_router", x, ACTIVATIONS, (None, None))
+    expect("moe_router", w, WEIGHTS, (None, width("moe_router", x)))
+    for gate in specs[2:]:
+        expect("moe_router", gate, WEIGHTS, (1, width("moe_router", x)))
+    top_k, experts = int(attrs["top_k"]), w.dims[0]
+    if not 1 <= top_k <= experts:
+        raise GraphError(f"moe_router: top_k is {top_k}, expected 1 to {experts} (experts)")
+    shape = (x.shape[0], top_k + len(specs) - 2)
+    return TensorSpec("ids", DType.I32, shape), TensorSpec("weights", DType.F32, shape)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, w, [gate]) -> (ids, weights)."""
+    x, w, *gate = (a.astype(np.float64) for a in arrays)
+    logits = x @ w.T
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, : int(attrs["top_k"])]
+    chosen = np.take_along_axis(logits, ids, axis=1)
+    weights = np.exp(chosen - chosen[:, :1])
+    weights /= weights.sum(axis=1, keepdims=True)
+    if gate:
+        ids = np.concatenate([ids, np.full((len(x), 1), len(w))], axis=1)
+        weights = np.concatenate([weights, 1 / (1 + np.exp(-(x @ gate[0].T)))], axis=1)
+    return ids.astype(np.int32), weights.astype(np.float32)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One MatMul for experts and gate, TopK, exponentials."""
+    f = Text()
+    experts, gated = specs[1].dims[0], len(specs) == 3
+    w = fr.widen(f, "w")
+    if gated:
+        w = f("Concat", w, fr.widen(f, "gate0"), axis=0)
+    logits = ff.times(f, fr.widen(f, "x"), w)
+    routed = fr.columns(f, logits, 0, experts) if gated else logits
+    values, ids = f.many(2, "TopK", routed, [int(attrs["top_k"])], axis=-1, largest=1, sorted=1)
+    powers = f("Exp", f("Sub", values, fr.columns(f, values, 0, 1)))
+    total = fr.row_sum(f, powers, int(attrs["top_k"]))
+    if not gated:
+        f("Div", powers, total, out="weights")
+        f.cast(ids, DType.I32, "ids")
+        return f.function("moe_router", ("x", "w"), ("ids", "weights"))
+    gate = fr.sigmoid(f, fr.columns(f, logits, experts, experts + 1))
+    f("Concat", f("Div", powers, total), gate, axis=-1, out="weights")
+    f("Pad", f.cast(ids, DType.I32), [0, 0, 0, 1], np.int32(experts), out="ids")
+    return f.function("moe_router", ("x", "w", "gate0"), ("ids", "weights"))
+
+
+def _case(
+    m: int,
+    experts: int,
+    k: int,
+    top_k: int,
+    gate: bool = False,
+    weight: DType = DType.F32,
+    dtype: DType = DType.F32,
+    bench: bool = False,
+) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.normal(rng, m, k, dtype=dtype)
+        if m > 5:
+            x[1], x[5] = 0, np.nan  # a row of ties, a row of NaN
+            x[2] *= np.asarray(60.0, x.dtype)  # logits far apart: exponentials underflow
+        w = samples.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
+        return (x, w, samples.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
+
+    ignore = samples.ignore_rows(5) if m > 5 else None
+    label = f"{m} rows, {top_k} of {experts}, {k} wide {weight} {dtype}{' gate' if gate else ''}"
+    # weights are at most 1 and an error of 1e-6 in a logit moves them by as much
+    return Case(label, {"top_k": top_k}, make, 1e-4, 1e-6, bench=bench, ignore=ignore)
+
+
+def _ties(rng: np.random.Generator) -> tuple[Array, ...]:
+    """Small integers: equal logits are exactly equal in every precision."""
+    x = rng.integers(-1, 2, (9, 8)).astype(np.float32)
+    return x, rng.integers(-1, 2, (12, 8)).astype(np.float32)
+
+
+CASES = (
+    _case(1, 16, 64, 4),
+    _case(1, 16, 64, 4, gate=True),
+    _case(7, 8, 37, 1),
+    _case(7, 6, 48, 6, gate=True),
+    _case(65, 64, 256, 8, gate=True, weight=DType.BF16, bench=True),
+    _case(3, 8, 64, 3, weight=DType.BF16, dtype=DType.BF16),
+    Case("ties go to the lowest index", {"top_k": 5}, _ties),
+)
+
+OP = Op(
+    name="moe_router",
+    inputs=("x", "w", "gate*"),
+    outputs=("ids", "weights"),
+    attrs={"top_k": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=moe_router_cuda.CUDA,
+)

@@ -1,0 +1,136 @@
+"""The CUDA side of `moe_router`: one launch for eight tokens at a time.
+
+`cluster`: eight blocks that exchange logits through their shared memory. `last`: any number of
+blocks; the one that arrives last at its tokens chooses for them.
+"""
+
+from __future__ import annotations
+
+from spark_engine.kernel import (
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Scratch,
+    Specs,
+    Tactic,
+    Target,
+)
+from spark_engine.tensors import DType
+
+ROWS, TOKENS = 16, 8  # of a block
+HELD = 4  # units of 64 k that a warp holds
+ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
+CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
+
+
+def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses anything but bf16, and rows that do not fit in registers."""
+    for spec in specs:
+        if spec.dtype is not DType.BF16:
+            return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
+    hidden, experts = specs[0].dims[1], specs[1].dims[0]
+    if hidden % 8 or hidden > 8 * 64 * HELD:
+        return f"H = {hidden}; multiples of 8 up to {8 * 64 * HELD} are served"
+    if experts > 1024:
+        return f"{experts} experts; up to 1024 are served"
+    return None
+
+
+def refuse_cluster(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses what does not fit in a cluster, and targets that have none of eight blocks."""
+    reason = refuse(attrs, specs, target)
+    if reason:
+        return reason
+    if not target.clusters:
+        return f"clusters of {target.name} are not relied on"
+    hidden, experts = specs[0].dims[1], specs[1].dims[0]
+    if hidden % 64 or experts % ROWS or experts > 2 * ROWS * CLUSTER:
+        return (
+            f"H = {hidden}, {experts} experts; multiples of 64 and of {ROWS} "
+            f"up to {2 * ROWS * CLUSTER} are served"
+        )
+    gated = len(specs) == 3
+    if int(attrs["top_k"]) + gated > 32:
+        return f"{attrs['top_k']} experts a token; a lane each is served, 32 with the gate"
+    return None
+
+
+def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """One launch, a cluster for eight tokens or twice as many."""
+    (tokens, hidden), experts = specs[0].dims, specs[1].dims[0]
+    gated, strips = len(specs) == 3, -(-experts // (ROWS * CLUSTER))
+    columns = 1 if tokens <= ONE_WAVE else 2
+    sizes = {
+        "HIDDEN": hidden,
+        "EXPERTS": experts,
+        "TOP_K": int(attrs["top_k"]),
+        "GATE": int(gated),
+        "STRIPS": strips,
+        "COLUMNS": columns,
+    }
+    launch = Launch(
+        "moe_router_cluster",
+        (-(-tokens // (TOKENS * columns)) * CLUSTER, 1, 1),
+        (256 * strips, 1, 1),
+        (
+            *(Pointer("input", i) for i in (0, 1, 2 if gated else 1)),
+            *(Pointer("output", i) for i in range(2)),
+            Scalar("i32", tokens),
+        ),
+        cluster=(CLUSTER, 1, 1),
+        defines=tuple((name, str(value)) for name, value in sizes.items()),
+        overlaps=True,
+    )
+    return Plan((launch,))
+
+
+def cost_cluster(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The latency; a wave for every 128 tokens."""
+    tokens = specs[0].dims[0]
+    waves = -(-tokens // 128)
+    return specs[1].nbytes / target.bandwidth + (0.5 + 2.5 * waves) * 1e-6 + 1e-8 * tokens
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """One launch."""
+    (tokens, hidden), experts = specs[0].dims, specs[1].dims[0]
+    gated = len(specs) == 3
+    sizes = {
+        "HIDDEN": hidden,
+        "EXPERTS": experts,
+        "TOP_K": int(attrs["top_k"]),
+        "GATE": int(gated),
+    }
+    rows, groups = -(-(experts + gated) // ROWS), -(-tokens // TOKENS)
+    launch = Launch(
+        "moe_router",
+        (rows, groups, 1),
+        (256, 1, 1),
+        (
+            *(Pointer("input", i) for i in (0, 1, 2 if gated else 1)),
+            *(Pointer("output", i) for i in range(2)),
+            *(Pointer("scratch", i) for i in range(2)),
+            Scalar("i32", tokens),
+        ),
+        defines=tuple((name, str(value)) for name, value in sizes.items()),
+        overlaps=True,
+    )
+    logits = Scratch(4 * groups * TOKENS * rows * ROWS)
+    return Plan((launch,), (logits, Scratch(4 * groups, zeroed=True)))
+
+
+def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The weights once from memory, then from cache for every eight tokens; the latency."""
+    groups = -(-specs[0].dims[0] // TOKENS)
+    return specs[1].nbytes * (1 + 0.3 * (groups - 1)) / target.bandwidth + 4e-6
+
+
+CUDA = Cuda(
+    tactics=(
+        Tactic("cluster", "moe/moe_router_cluster.cu", refuse_cluster, plan_cluster, cost_cluster),
+        Tactic("last", "moe/moe_router.cu", refuse, plan, cost),
+    )
+)

@@ -1,0 +1,102 @@
+// The pairs (token, expert) sorted by expert and cut into tiles of tokens, and the activations with
+// k in the order of the fragments: the first launch of moe_wide.cu.
+//
+// `order`: pairs by expert. `tiles`: [0].x their number, then (expert, first place in `order`,
+// count).
+// The places of an expert's pairs depend on the race of a few threads; nothing else does, since a
+// token's column of a product does not depend on its neighbours.
+#pragma once
+#include "moe/moe_common.cuh"
+
+constexpr int SORT_THREADS = 1024;
+constexpr int SORT_BLOCKS = 8;  // a cluster: atomics of one SM take a clock a pair
+constexpr int TOGETHER = 4;     // ids in flight for a thread
+
+// Calls `each(pair)` for this block's pairs, TOGETHER at a time.
+template <class Each>
+DEVICE void for_pairs(int pairs, const Each& each) {
+  const int share = (pairs + SORT_BLOCKS - 1) / SORT_BLOCKS, from = blockIdx.x * share;
+  const int end = min(from + share, pairs);
+#pragma unroll TOGETHER
+  for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
+}
+
+// The first SORT_BLOCKS blocks, a cluster. `ranks`: a pair's place among its expert's of its block.
+DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* tiles) {
+  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
+  __syncthreads();
+  for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
+  cluster_meet();
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    int sum = 0, before = 0;
+#pragma unroll
+    for (int block = 0; block < SORT_BLOCKS; ++block) {
+      if (block == blockIdx.x) before = sum;
+      sum += load_of_block(count + e, block);
+    }
+    all[e] = sum, begin[e] = before;
+  }
+  cluster_meet();          // nobody reads here any more
+  if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
+    constexpr int EACH = (EXPERTS + 31) / 32;
+    const int from = threadIdx.x * EACH;
+    int own = 0, cut = 0;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e)
+      own += all[e], cut += (all[e] + TILE - 1) / TILE;
+    int before = own, tiles_before = cut;
+    for (int d = 1; d < 32; d *= 2) {
+      const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
+      if (threadIdx.x >= d) before += a, tiles_before += b;
+    }
+    if (threadIdx.x == 31 && blockIdx.x == 0) tiles[0].x = tiles_before;
+    before -= own, tiles_before -= cut;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
+      count[e] = before, tile[e] = tiles_before;
+      before += all[e], tiles_before += (all[e] + TILE - 1) / TILE;
+    }
+  }
+  __syncthreads();
+  for_pairs(pairs, [&](int i) {
+    const int e = __ldcg(ids + i);
+    order[count[e] + begin[e] + ranks[i]] = i;
+  });
+  if (blockIdx.x) return;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
+    const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
+    for (int i = 0; i < n; ++i)
+      tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
+  }
+}
+
+// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
+DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
+  constexpr int HALVES = Side<true>::UNITS * 2;
+  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
+  for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
+    const int half = (int)(i % HALVES);
+    const int k = half / 2 * 64 + half % 2 * 8;
+    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
+    uint4 v[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      v[t] = make_uint4(0, 0, 0, 0);
+      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
+    }
+    uint4* to = (uint4*)(out + i * 64);
+    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+  }
+}
+
+// The first cluster sorts, the others reorder.
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
+             int tokens) {
+  wait_for_previous();
+  let_next_start();
+  if (blockIdx.x < SORT_BLOCKS) sort_pairs(ids, tokens * K1, ranks, order, tiles);
+  else reorder_rows(x, reordered, tokens);
+}

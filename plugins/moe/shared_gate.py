@@ -1,0 +1,69 @@
+"""The shared expert's sum: y = routed + sigmoid(x · wᵀ) · shared (transformers, Qwen3.5 MoE)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import format_fragments as ff
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
+from spark_engine.plugins.moe import shared_gate_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(routed, shared, x: A[tokens,H]; w[1,H] bf16/f16/f32) -> y A[tokens,H]."""
+    count("shared_gate", specs, 4)
+    routed, shared, x, w = specs
+    expect("shared_gate", routed, ACTIVATIONS, (None, None))
+    for spec in (shared, x):
+        expect("shared_gate", spec, (routed.dtype,), routed.shape)
+    expect("shared_gate", w, WEIGHTS, (1, width("shared_gate", x)))
+    return (TensorSpec("y", routed.dtype, routed.shape),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(routed, shared, x, w) -> (y,)."""
+    routed, shared, x, w = (a.astype(np.float64) for a in arrays)
+    return ((routed + shared / (1 + np.exp(-(x @ w.T)))).astype(arrays[0].dtype),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One column of a MatMul, sigmoid, multiply, add."""
+    f = Text()
+    weight = fr.sigmoid(f, ff.times(f, fr.widen(f, "x"), fr.widen(f, "w")))
+    scaled = f("Mul", weight, fr.widen(f, "shared"))
+    f.cast(f("Add", fr.widen(f, "routed"), scaled), specs[0].dtype, "y")
+    return f.function("shared_gate", ("routed", "shared", "x", "w"), ("y",))
+
+
+def _case(rows: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        three = [samples.normal(rng, rows, k, dtype=dtype) for _ in range(3)]
+        return (*three, samples.normal(rng, 1, k, dtype=weight))
+
+    rtol, atol = (1e-5, 1e-5) if dtype is DType.F32 else (1e-2, 1e-2)
+    return Case(f"{rows}x{k} {weight} {dtype}", {}, make, rtol=rtol, atol=atol, bench=bench)
+
+
+CASES = (
+    _case(1, 64, DType.F32),
+    _case(3, 37, DType.BF16),
+    _case(65, 256, DType.BF16, bench=True),
+    _case(3, 64, DType.BF16, DType.BF16),
+)
+
+OP = Op(
+    name="shared_gate",
+    inputs=("routed", "shared", "x", "w"),
+    outputs=("y",),
+    attrs={},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=shared_gate_cuda.CUDA,
+)

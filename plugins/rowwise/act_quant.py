@@ -1,0 +1,124 @@
+"""Activation -> quantisation, the fusion of silu_mul or sigmoid_gate with *_quant (see those).
+
+`act` says which; `heads` and `head_dim` matter to sigmoid_gate alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count, width
+from spark_engine.plugins.rowwise import (
+    act_quant_cuda,
+    sigmoid_gate,
+    silu_mul,
+)
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _activation(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, int]:
+    """The spec of y and how many operands the activation takes."""
+    act = attrs["act"]
+    if act not in ("silu_mul", "sigmoid_gate"):
+        raise GraphError(f"act_quant: act is {act!r}, expected silu_mul or sigmoid_gate")
+    used = 1 if act == "silu_mul" else 2
+    count("act_quant", specs, used + quantised.takes_scales(attrs))
+    infer_act = silu_mul.infer if act == "silu_mul" else sigmoid_gate.infer
+    return infer_act(attrs, specs[:used])[0], used
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x, [qkv], [scales f32[n]]) -> [y A[tokens,K]], quantised…"""
+    quantised.check("act_quant", attrs)
+    y, used = _activation(attrs, specs)
+    for spec in specs[used:]:
+        quantised.check_scales("act_quant", attrs, spec)
+    outs = [y] * bool(attrs["keep"]) + quantised.infer("act_quant", attrs, y)
+    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, [qkv], [scales]) -> [y], quantised…"""
+    if attrs["act"] == "silu_mul":
+        y = silu_mul.evaluate(arrays[0])
+    else:
+        y = sigmoid_gate.evaluate(attrs, *arrays[:2])
+    return (*([y] if attrs["keep"] else []), *quantised.reference(attrs, y, arrays[-1]))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The activation's body, then the quantisers'."""
+    f = Text()
+    spec, _ = _activation(attrs, specs)
+    inputs = ["x", *(f"extra{i}" for i in range(len(specs) - 1))]
+    outs = [s.name for s in infer(attrs, specs)]
+    free = iter(outs)
+    if attrs["act"] == "silu_mul":
+        y = silu_mul.fragment(f, fr.widen(f, "x"), width("act_quant", spec))
+    else:
+        y = sigmoid_gate.fragment(f, attrs, fr.widen(f, "x"), fr.widen(f, "extra0"))
+    rounded = f.cast(y, spec.dtype, next(free) if attrs["keep"] else "")
+    k = width("act_quant", spec)
+    quantised.body(f, attrs, fr.widen(f, rounded), k, inputs[-1], list(free))
+    return f.function("act_quant", inputs, outs)
+
+
+def _case(
+    act: str,
+    rows: int,
+    k: int,
+    quant: str,
+    n: int = 1,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {
+        "act": act,
+        "heads": 2,
+        "head_dim": k // 2,
+        "keep": keep,
+        "quant": quant,
+        "n": n,
+    }
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        operands: tuple[Array, ...] = (samples.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),)
+        if act == "sigmoid_gate":
+            operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
+        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        return (*operands, scales) if quantised.takes_scales(attrs) else operands
+
+    label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    return Case(label, attrs, make, rtol=rtol, bench=bench)
+
+
+CASES = (
+    _case("silu_mul", 1, 64, "fp8"),
+    _case("silu_mul", 7, 38, "fp8", n=2, keep=1),
+    _case("silu_mul", 3, 200, "fp8_block"),
+    _case("silu_mul", 7, 48, "nvfp4", keep=1, bench=True),
+    _case("sigmoid_gate", 1, 64, "fp8", bench=True),
+    _case("sigmoid_gate", 7, 200, "fp8_block", keep=1),
+    _case("sigmoid_gate", 3, 48, "nvfp4", n=2),
+    _case("silu_mul", 3, 64, "fp8", keep=1, dtype=DType.BF16),
+    _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
+)
+
+OP = Op(
+    name="act_quant",
+    inputs=("x", "extra*"),
+    outputs=("result*",),
+    attrs={"act": None, "heads": 0, "head_dim": 0, "keep": None, "quant": None, "n": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=act_quant_cuda.ACT_QUANT,
+)

@@ -1,0 +1,71 @@
+"""Dynamic FP8 quantisation per token and 128 columns: s = amax/448 (1 if 0), f8 = e4m3(x/s).
+
+The activation side of the official 128×128-block FP8 checkpoints (DeepSeek-V3, section 3.3).
+A last block narrower than 128 is legal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common.format_fragments import fp8_block_quantise
+from spark_engine.plugins.common.fragments import widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.quantised import fp8_block_specs
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.rowwise import act_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K]) -> codes f8[tokens,K], scale f32[tokens,⌈K/128⌉]."""
+    count("fp8_block_quant", specs, 1)
+    expect("fp8_block_quant", specs[0], ACTIVATIONS, (None, None))
+    return fp8_block_specs("fp8_block_quant", specs[0])
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x,) -> (codes, scale)."""
+    return formats.fp8_block_quantise(arrays[0].astype(np.float32))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Pad, block maxima, divide, clamp, cast."""
+    f = Text()
+    k = width("fp8_block_quant", specs[0])
+    fp8_block_quantise(f, widen(f, "x"), k, ("codes", "scale"))
+    return f.function("fp8_block_quant", ("x",), ("codes", "scale"))
+
+
+def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.awkward(rng, rows, width, dtype)
+        x[0, width // 2 :] = 0  # a block of zeros in a row that is not
+        return (x,)
+
+    return make
+
+
+NAN_ROW = samples.ignore_rows(5)
+CASES = (
+    Case("one row", {}, _inputs(1, 256)),
+    Case("narrow last block", {}, _inputs(7, 200), ignore=NAN_ROW),
+    Case("narrower than a block", {}, _inputs(3, 48)),
+    Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
+    Case("bf16", {}, _inputs(6, 384, DType.BF16), ignore=NAN_ROW),
+)
+
+OP = Op(
+    name="fp8_block_quant",
+    inputs=("x",),
+    outputs=("codes", "scale"),
+    attrs={},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    quantises=True,
+    cuda=act_quant_cuda.FP8_BLOCK_QUANT,
+)

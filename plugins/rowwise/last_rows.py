@@ -1,0 +1,74 @@
+"""The last valid token of each row: y[r] = x[r·tile + counts[r] − 1].
+
+A row without tokens yields its first token's value: finite and unspecified.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.common.tiles import tokens_of
+from spark_engine.plugins.rowwise import rows_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,H], counts i32[rows]) -> y A[rows,H]."""
+    count("last_rows", specs, 2)
+    x, counts = specs
+    expect("last_rows", counts, (DType.I32,), (None,))
+    tokens = tokens_of("last_rows", counts.shape[0], int(attrs["tile"]))
+    expect("last_rows", x, FLOATS, (tokens, None))
+    return (TensorSpec("y", x.dtype, (counts.shape[0], width("last_rows", x))),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, counts) -> (y,)."""
+    x, counts = arrays
+    tile = int(attrs["tile"])
+    picked = [row * tile + min(max(int(n), 1), tile) - 1 for row, n in enumerate(counts)]
+    return (x[picked],)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """One gather."""
+    f = Text()
+    tile, rows = int(attrs["tile"]), specs[1].dims[0]
+    inside = f("Clip", f("Sub", f.long("counts"), 1), 0, tile - 1)
+    f("Gather", "x", f("Add", inside, np.arange(rows) * tile), out="y")
+    return f.function("last_rows", ("x", "counts"), ("y",))
+
+
+def _inputs(counts: tuple[int, ...], tile: int, dtype: DType = DType.F32) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = np.full((len(counts), tile, 24), np.nan)
+        for row, n in enumerate(counts):
+            x[row, max(n, 1) - 1] = rng.standard_normal(24)
+        return x.reshape(-1, 24).astype(dtype.numpy), np.asarray(counts, np.int32)
+
+    return make
+
+
+CASES = (
+    Case("decode", {"tile": 1}, _inputs((1, 0, 1, 1), 1)),
+    Case("one tile", {"tile": 64}, _inputs((64,), 64)),
+    Case("ragged", {"tile": 64}, _inputs((64, 1, 0, 63, 17), 64)),
+    Case("bf16", {"tile": 64}, _inputs((2, 64), 64, DType.BF16)),
+)
+
+OP = Op(
+    name="last_rows",
+    inputs=("x", "counts"),
+    outputs=("y",),
+    attrs={"tile": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=rows_cuda.LAST_ROWS,
+)

@@ -1,0 +1,140 @@
+"""[x + residual ->] RMSNorm -> quantisation, the fusion of Add, rms_norm and *_quant.
+
+s = x + residual (if `add`), y = rms_norm(s), then `n` quantised copies of y (quantised.py).
+Written with the fragments of the ops it replaces, so that the CPU's bits do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.rowwise import norm_quant_cuda, rms_norm
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def _operands(attrs: Attrs) -> list[str]:
+    """The meaning of the operands after x and weight."""
+    residual = ["residual"] if attrs["add"] else []
+    return residual + (["scales"] if quantised.takes_scales(attrs) else [])
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K], weight f32[K], …) -> [y A], [sum A], quantised…"""
+    quantised.check("norm_quant", attrs)
+    extra = _operands(attrs)
+    count("norm_quant", specs, 2 + len(extra))
+    x, weight = specs[:2]
+    expect("norm_quant", x, ACTIVATIONS, (None, None))
+    expect("norm_quant", weight, (DType.F32,), (width("norm_quant", x),))
+    for kind, spec in zip(extra, specs[2:], strict=True):
+        if kind == "residual":
+            expect("norm_quant", spec, (x.dtype,), x.shape)
+        else:
+            quantised.check_scales("norm_quant", attrs, spec)
+    kept = [x] * (bool(attrs["keep"]) + bool(attrs["add"]))
+    outs = kept + quantised.infer("norm_quant", attrs, x)
+    return tuple(TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, weight, …) -> [y], [sum], quantised…"""
+    named = dict(zip(["x", "weight", *_operands(attrs)], arrays, strict=True))
+    total = named["x"]
+    if attrs["add"]:
+        wide = total.astype(np.float32) + named["residual"].astype(np.float32)
+        total = wide.astype(total.dtype)
+    y = rms_norm.normalise(total, named["weight"], float(attrs["eps"]))
+    kept = ([y] if attrs["keep"] else []) + ([total] if attrs["add"] else [])
+    return (*kept, *quantised.reference(attrs, y, named.get("scales")))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Add, then rms_norm's body, then the quantisers'."""
+    f = Text()
+    inputs = ["x", "weight", *(f"extra{i}" for i in range(len(specs) - 2))]
+    outs = [s.name for s in infer(attrs, specs)]
+    total = f("Add", fr.widen(f, "x"), fr.widen(f, "extra0")) if attrs["add"] else "x"
+    fragment(f, attrs, specs[0], (total, "weight", inputs[-1]), outs)
+    return f.function("norm_quant", inputs, outs)
+
+
+def fragment(
+    f: Text, attrs: Attrs, x: TensorSpec, given: tuple[str, str, str], outs: Sequence[str]
+) -> None:
+    """What comes after the addition: writes `outs`, in the op's order.
+
+    `given`: the f32 sum (x itself where nothing is added), the norm's weight, the scales.
+    """
+    total, weight, scales = given
+    free = iter(outs)
+    y_out = next(free) if attrs["keep"] else ""
+    if attrs["add"]:
+        total = f.cast(total, x.dtype, next(free))
+    k = width("norm_quant", x)
+    scaled = fr.rms_norm(f, fr.widen(f, total), weight, k, float(attrs["eps"]))
+    y = fr.widen(f, f.cast(scaled, x.dtype, y_out))
+    quantised.body(f, attrs, y, k, scales, list(free))
+
+
+def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.awkward(rng, rows, width, dtype)
+        operands = [x, samples.positive(rng, width)]
+        if attrs["add"]:
+            operands.append(samples.normal(rng, rows, width, dtype=dtype))
+        if quantised.takes_scales(attrs):
+            operands.append(samples.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
+        return tuple(operands)
+
+    return make
+
+
+def _case(
+    rows: int,
+    width: int,
+    quant: str,
+    n: int = 1,
+    add: int = 0,
+    keep: int = 0,
+    bench: bool = False,
+    dtype: DType = DType.F32,
+) -> Case:
+    attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
+    nan = samples.ignore_rows(5) if rows > 5 else None
+    label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    inputs = _inputs(attrs, rows, width, dtype)
+    return Case(label, attrs, inputs, rtol=rtol, ignore=nan, bench=bench)
+
+
+CASES = (
+    _case(1, 64, "fp8", add=1),
+    _case(7, 48, "fp8", n=3, add=1, keep=1, bench=True),
+    _case(3, 37, "fp8"),
+    _case(7, 200, "fp8_block", add=1, keep=1),
+    _case(1, 256, "fp8_block"),
+    _case(7, 48, "nvfp4", n=2, add=1, bench=True),
+    _case(1, 16, "nvfp4", keep=1),
+    _case(3, 64, "none", add=1, keep=1),
+    _case(3, 128, "fp8", add=1, keep=1, dtype=DType.BF16),
+    _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
+)
+
+OP = Op(
+    name="norm_quant",
+    inputs=("x", "weight", "extra*"),
+    outputs=("result*",),
+    attrs={"eps": None, "add": None, "keep": None, "quant": None, "n": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=norm_quant_cuda.NORM_QUANT,
+)

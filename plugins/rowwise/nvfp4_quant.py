@@ -1,0 +1,73 @@
+"""Dynamic NVFP4 quantisation of activations, per token and 16 columns, under a static global.
+
+G = 1/input_scale; s = e4m3(clamp((blockamax/6)·G, ±448)); code = e2m1(x·G/s), 0 where s is 0
+(TensorRT Model Optimizer; vLLM's NVFP4 emulation agrees).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common.format_fragments import nvfp4_quantise
+from spark_engine.plugins.common.fragments import widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.quantised import nvfp4_specs
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.rowwise import act_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K], input_scale f32[]) -> packed u8[tokens,K/2], scale f8[tokens,K/16]."""
+    count("nvfp4_quant", specs, 2)
+    expect("nvfp4_quant", specs[0], ACTIVATIONS, (None, None))
+    expect("nvfp4_quant", specs[1], (DType.F32,), ())
+    return nvfp4_specs("nvfp4_quant", specs[0])
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, input_scale) -> (packed, scale)."""
+    x, input_scale = (a.astype(np.float32) for a in arrays)
+    return formats.nvfp4_quantise(x, input_scale)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Block maxima, scales, codes, nibbles packed."""
+    f = Text()
+    k = width("nvfp4_quant", specs[0])
+    nvfp4_quantise(f, widen(f, "x"), "input_scale", k, ("packed", "scale"))
+    return f.function("nvfp4_quant", ("x", "input_scale"), ("packed", "scale"))
+
+
+def _inputs(rows: int, width: int, dtype: DType = DType.F32, scale: float = 1e-3) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = samples.awkward(rng, rows, width, dtype)
+        return x, np.asarray(scale, np.float32)
+
+    return make
+
+
+NAN_ROW = samples.ignore_rows(5)
+CASES = (
+    Case("one row", {}, _inputs(1, 64)),
+    Case("odd number of blocks", {}, _inputs(7, 48), ignore=NAN_ROW),
+    Case("exact ties", {}, _inputs(7, 176, scale=1.0), ignore=NAN_ROW),
+    Case("scales that round to zero", {}, _inputs(3, 32, scale=1e5)),
+    Case("many rows", {}, _inputs(65, 256), ignore=NAN_ROW, bench=True),
+    Case("bf16", {}, _inputs(6, 64, DType.BF16), ignore=NAN_ROW),
+)
+
+OP = Op(
+    name="nvfp4_quant",
+    inputs=("x", "input_scale"),
+    outputs=("packed", "scale"),
+    attrs={},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    quantises=True,
+    cuda=act_quant_cuda.NVFP4_QUANT,
+)

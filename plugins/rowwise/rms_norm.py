@@ -1,0 +1,80 @@
+"""RMSNorm: y = x · weight / sqrt(mean(x²) + eps), over the last axis.
+
+All of it in f32 with one cast at the end (Zhang & Sennrich, 2019). The zero-centred norms of
+Qwen3.5 arrive with their 1 already added to `weight`; this module knows nothing of that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common.fragments import rms_norm, widen
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
+from spark_engine.plugins.rowwise import norm_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(x A[tokens,K], weight f32[K]) -> y A[tokens,K]."""
+    count("rms_norm", specs, 2)
+    x, weight = specs
+    expect("rms_norm", x, ACTIVATIONS, (None, None))
+    expect("rms_norm", weight, (DType.F32,), (width("rms_norm", x),))
+    return (TensorSpec("y", x.dtype, x.shape),)
+
+
+def normalise(x: Array, weight: Array, eps: float) -> Array:
+    """The formula in float64, cast once to the dtype of `x`."""
+    wide = x.astype(np.float64)
+    root = np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    y: Array = (wide / root * weight.astype(np.float64)).astype(x.dtype)
+    return y
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x, weight) -> (y,)."""
+    x, weight = arrays
+    return (normalise(x, weight, float(attrs["eps"])),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Cast, normalise, scale, cast."""
+    f = Text()
+    k = width("rms_norm", specs[0])
+    y = rms_norm(f, widen(f, "x"), "weight", k, float(attrs["eps"]))
+    f.cast(y, specs[0].dtype, out="y")
+    return f.function("rms_norm", ("x", "weight"), ("y",))
+
+
+def _inputs(rows: int, width: int, dtype: DType = DType.F32, scale: float = 1.0) -> Inputs:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        x = rng.standard_normal((rows, width)) * scale
+        x[rows // 2] = 0.0  # a row of zeros divides by sqrt(eps), not by zero
+        weight = 1.0 + 0.1 * rng.standard_normal(width)
+        return x.astype(dtype.numpy), weight.astype(np.float32)
+
+    return make
+
+
+CASES = (
+    Case("one row", {"eps": 1e-6}, _inputs(1, 64)),
+    Case("odd width", {"eps": 1e-6}, _inputs(3, 37)),
+    Case("many rows", {"eps": 1e-6}, _inputs(65, 256), bench=True),
+    Case("tiny values", {"eps": 1e-6}, _inputs(3, 64, scale=1e-5)),
+    Case("huge values", {"eps": 1e-5}, _inputs(3, 64, scale=1e8)),
+    Case("bf16", {"eps": 1e-6}, _inputs(5, 128, DType.BF16), rtol=1e-2),
+)
+
+OP = Op(
+    name="rms_norm",
+    inputs=("x", "weight"),
+    outputs=("y",),
+    attrs={"eps": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=norm_quant_cuda.RMS_NORM,
+)

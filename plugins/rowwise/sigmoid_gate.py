@@ -1,0 +1,98 @@
+"""The attention output gate: y = o · sigmoid(gate), element by element.
+
+The gates stand inside the merged projection `qkv` [tokens, 2·nq·D + 2·nkv·D], where each query
+head holds its D queries and then its D gates (transformers, `Qwen3_5Attention`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import fragments as fr
+from spark_engine.plugins.common import samples
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect
+from spark_engine.plugins.rowwise import act_quant_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(o A[tokens,heads·D], qkv A[tokens,X]) -> y A[tokens,heads·D]."""
+    count("sigmoid_gate", specs, 2)
+    o, qkv = specs
+    columns = int(attrs["heads"]) * int(attrs["head_dim"])
+    expect("sigmoid_gate", o, ACTIVATIONS, (None, columns))
+    expect("sigmoid_gate", qkv, (o.dtype,), (o.shape[0], None))
+    at_least("sigmoid_gate", qkv, 2 * columns)
+    return (TensorSpec("y", o.dtype, o.shape),)
+
+
+def evaluate(attrs: Attrs, o: Array, qkv: Array) -> Array:
+    """y in float64, cast once to the dtype of `o`."""
+    heads, dim = int(attrs["heads"]), int(attrs["head_dim"])
+    pairs = qkv[:, : 2 * heads * dim].astype(np.float64).reshape(-1, heads, 2, dim)
+    gate = pairs[:, :, 1].reshape(o.shape)
+    y: Array = (o.astype(np.float64) / (1 + np.exp(-gate))).astype(o.dtype)
+    return y
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(o, qkv) -> (y,)."""
+    return (evaluate(attrs, *arrays),)
+
+
+def fragment(f: Text, attrs: Attrs, o: str, qkv: str) -> str:
+    """y, f32, of the f32 values o and qkv."""
+    heads, dim = int(attrs["heads"]), int(attrs["head_dim"])
+    pairs = f("Reshape", fr.columns(f, qkv, 0, 2 * heads * dim), [0, heads, 2 * dim])
+    gate = f("Reshape", fr.columns(f, pairs, dim, 2 * dim), [0, heads * dim])
+    return f("Mul", o, fr.sigmoid(f, gate))
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Slice the gates, sigmoid, multiply."""
+    f = Text()
+    y = fragment(f, attrs, fr.widen(f, "o"), fr.widen(f, "qkv"))
+    f.cast(y, specs[0].dtype, "y")
+    return f.function("sigmoid_gate", ("o", "qkv"), ("y",))
+
+
+def arrays(
+    rng: np.random.Generator, rows: int, heads: int, dim: int, dtype: DType
+) -> tuple[Array, ...]:
+    """o and qkv, NaN in every column of qkv that is not a gate."""
+    o = samples.normal(rng, rows, heads * dim, dtype=dtype)
+    gates = samples.normal(rng, rows, heads, dim, scale=4.0, dtype=dtype)
+    gates[0, 0, :2] = (-200.0, 200.0)
+    pairs = np.stack([np.full_like(gates, np.nan), gates], axis=2).reshape(rows, -1)
+    return o, np.concatenate([pairs, np.full((rows, 2 * dim), np.nan, dtype.numpy)], axis=1)
+
+
+def _case(rows: int, heads: int, dim: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        return arrays(rng, rows, heads, dim, dtype)
+
+    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    attrs: Attrs = {"heads": heads, "head_dim": dim}
+    return Case(f"{rows} rows {heads}x{dim} {dtype}", attrs, make, rtol=rtol, bench=bench)
+
+
+CASES = (
+    _case(1, 2, 32),
+    _case(3, 3, 20),
+    _case(65, 4, 64, bench=True),
+    _case(3, 2, 32, DType.BF16),
+)
+
+OP = Op(
+    name="sigmoid_gate",
+    inputs=("o", "qkv"),
+    outputs=("y",),
+    attrs={"heads": None, "head_dim": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=act_quant_cuda.SIGMOID_GATE,
+)

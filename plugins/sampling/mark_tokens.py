@@ -1,0 +1,175 @@
+"""Counts the launch's tokens into `seen`, for the sampling penalties.
+
+seen[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
+`prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first, whatever
+it held.
+
+The body rewrites whole rows, once per sequence, so that the state is written by one scatter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count, expect
+from spark_engine.plugins.common.tiles import (
+    Rows,
+    expect_rows,
+    final_slots,
+    positions,
+    read_rows,
+    tokens_of,
+    valid_tokens,
+)
+from spark_engine.plugins.rowwise.embed import resolved_ids, tile_of
+from spark_engine.plugins.sampling import mark_tokens_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+INPUTS = ("seen", "token_ids", "last_tokens", "slots", "starts", "counts", "prompt_lens")
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The seven operands of INPUTS, all i32 -> seen_out i32 [S+1,V]."""
+    count("mark_tokens", specs, len(INPUTS))
+    seen, tokens, last, *steps, lens = specs
+    rows = expect_rows("mark_tokens", *steps)
+    expect("mark_tokens", seen, (DType.I32,), (None, None))
+    expect("mark_tokens", tokens, (DType.I32,), (tokens_of("mark_tokens", rows, tile_of(attrs)),))
+    for spec in (last, lens):
+        expect("mark_tokens", spec, (DType.I32,), (seen.shape[0],))
+    return (TensorSpec("seen_out", DType.I32, seen.shape),)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(seen, token_ids, last_tokens, slots, starts, counts, prompt_lens) -> (seen_out,)."""
+    seen, tokens, last, slots, starts, counts, lens = arrays
+    seen = seen.copy()
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        if starts[row] == 0:
+            seen[slot] = 0
+        for t in range(counts[row]):
+            token = tokens[row * tile_of(attrs) + t]
+            token = last[slot] if token < 0 else token
+            if starts[row] + t < lens[slot]:
+                seen[slot, token] |= 1
+            else:
+                seen[slot, token] += 2
+    return (seen,)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """Gathers each sequence's row, adds its tokens, scatters the rows back."""
+    f = Text()
+    tile, n, vocab = tile_of(attrs), specs[3].dims[0], specs[0].dims[1]
+    rows = read_rows(f, "slots", "starts", "counts")
+    home = _home_rows(f, rows, n) if tile > 1 else np.arange(n)
+    clears = f("Equal", rows.starts, 0)
+    if tile > 1:  # a later tile's row belongs to a fresh sequence if an earlier tile starts it
+        hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", home, [1]),
+                 f.long(clears), reduction="max")  # fmt: skip
+        clears = f("Equal", hits, 1)
+    old = f("Gather", "seen", "slots")  # [rows, V]
+    base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
+    ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
+    at = _indices(f, home, ids, n, tile)
+    prompt, generated = _kinds(f, rows, tile)
+    new = _add_tokens(f, base, at, prompt, generated)
+    target = final_slots(f, rows, n) if tile > 1 else rows.slots
+    f("ScatterND", "seen", f("Unsqueeze", target, [1]), new, out="seen_out")
+    return f.function("mark_tokens", INPUTS, ("seen_out",))
+
+
+def _home_rows(f: Text, rows: Rows, n: int) -> str:
+    """int64 [rows]: the last tile of the same sequence, where all its tokens are counted."""
+    same = f("Equal", f("Unsqueeze", rows.slots, [1]), f("Unsqueeze", rows.slots, [0]))
+    own = np.eye(n, dtype=np.bool_)
+    both = f("Or", f("And", same, f("Unsqueeze", rows.live, [1])), own)
+    candidates = f("Where", both, np.arange(n)[None], -1)
+    return f("ReduceMax", candidates, [1], keepdims=0)
+
+
+def _indices(f: Text, home: str | Array, ids: str, n: int, tile: int) -> str:
+    """int64 [rows, tile, 2]: (home row, id)."""
+    column = f("Reshape", home, [n, 1, 1])
+    wide = f("Expand", column, [n, tile, 1])
+    return f("Concat", wide, f("Unsqueeze", ids, [2]), axis=2)
+
+
+def _kinds(f: Text, rows: Rows, tile: int) -> tuple[str, str]:
+    """bool [rows, tile] twice: a valid prompt token, a valid generated token."""
+    valid = valid_tokens(f, rows, tile)
+    lens = f("Unsqueeze", f.long(f("Gather", "prompt_lens", "slots")), [1])
+    before = f("Less", positions(f, rows, tile), lens)
+    return f("And", valid, before), f("And", valid, f("Not", before))
+
+
+def _add_tokens(f: Text, base: str, at: str, prompt: str, generated: str) -> str:
+    """The rows with bit 0 set by prompt tokens and 2 added by each generated one."""
+    now = f("GatherND", base, at)
+    odd = f("Mod", now, np.int32(2))
+    raised = f("Where", prompt, f("Add", f("Sub", now, odd), np.int32(1)), now)
+    marked = f("ScatterND", base, at, raised, reduction="max")
+    twos = f("Where", generated, np.int32(2), np.int32(0))
+    return f("ScatterND", marked, at, twos, reduction="add")
+
+
+def _inputs(
+    slots: tuple[int, ...], starts: tuple[int, ...], counts: tuple[int, ...], tile: int
+) -> Inputs:
+    vocab, units = 12, 6  # few ids, so that they repeat
+
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        seen = rng.integers(0, 9, (units + 1, vocab))
+        lens = np.asarray([0, 1, 5, 70, 100, 1000, -7])
+        seen[-1] = -(1 << 31) + 5
+        for slot, start in zip(slots, starts, strict=True):
+            if slot >= 0 and start == 0:
+                seen[slot] = 1 << 30  # stale: whatever the slot held before
+        tokens = np.full((len(slots), tile), 1 << 30)
+        for row, n in enumerate(counts):
+            tokens[row, :n] = rng.integers(-1 if tile == 1 else 0, vocab, n)
+        last = rng.integers(0, vocab, units + 1)
+        last[-1] = 1 << 29
+        columns = (seen, tokens.reshape(-1), last, slots, starts, counts, lens)
+        return tuple(np.asarray(c, np.int32) for c in columns)
+
+    return make
+
+
+def _without_scratch(outputs: tuple[Array, ...]) -> None:
+    outputs[0][-1] = 0
+
+
+def _case(
+    label: str, tile: int, slots: tuple[int, ...], starts: tuple[int, ...], counts: tuple[int, ...]
+) -> Case:
+    return Case(
+        label, {"tile": tile}, _inputs(slots, starts, counts, tile), ignore=_without_scratch
+    )
+
+
+CASES = (
+    _case("decode", 1, (3, -1, 0, 2, 5), (69, 99, 7, 5, 0), (1, 0, 1, 1, 1)),
+    _case("decode alone", 1, (4,), (100,), (1,)),
+    _case("all inert", 1, (-1, -1), (0, 1 << 30), (0, 0)),
+    _case("prefill", 64, (3, 3, -1, 1, 5), (0, 64, 0, 0, 131), (64, 9, 0, 20, 64)),
+    _case("several tiles", 64, (2, 5, 5, 5, -1), (0, 31, 95, 159, 0), (1, 64, 64, 3, 0)),
+    _case("prompt and generated", 64, (3, 3, 4), (10, 74, 90), (64, 64, 30)),
+)
+
+OP = Op(
+    name="mark_tokens",
+    inputs=INPUTS,
+    outputs=("seen_out",),
+    attrs={"tile": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    aliases={0: 0},
+    cuda=mark_tokens_cuda.CUDA,
+)

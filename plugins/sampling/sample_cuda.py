@@ -1,0 +1,94 @@
+"""The CUDA side of `sample`: one pass over the logits, one block a row over what it left."""
+
+from __future__ import annotations
+
+from spark_engine.kernel import (
+    Attrs,
+    Cuda,
+    Launch,
+    Plan,
+    Pointer,
+    Scratch,
+    Specs,
+    Tactic,
+    Target,
+)
+
+CELL = 256
+WARPS = 8  # of the first kernel's block
+THREADS = 512  # of the second's
+SMALL, FEW, ROOM, BINS = 64, 1024, 4096, 2048
+
+
+def _cells(specs: Specs) -> int:
+    return -(-specs[0].dims[1] // CELL)
+
+
+def _per(specs: Specs, target: Target) -> int:
+    """Cells a warp: few where few rows must fill the GPU."""
+    blocks = specs[0].dims[0] * -(-_cells(specs) // WARPS)
+    return 4 if blocks >= 16 * target.sms else 1
+
+
+def _shared(specs: Specs) -> int:
+    """Bytes of the second kernel's `Work` (sample_work.cuh), which checks them."""
+    cells, biases = _cells(specs), specs[4].dims[1]
+    fixed = 8 * (ROOM + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
+    return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
+
+
+def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses rows that 16-byte loads do not divide, and those beyond shared memory."""
+    width, top = specs[0].dims[1], int(attrs["top"])
+    if width % 4:
+        return f"a row of {width} logits; pad the vocabulary to a multiple of 4"
+    if top > min(SMALL, width):
+        return f"top is {top}; up to {min(SMALL, width)} is served"
+    if _shared(specs) > target.shared_bytes - 1024:
+        return f"{width} logits a row need {_shared(specs)} bytes of shared memory"
+    return None
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """sample_cells, sample_rows."""
+    rows, width = specs[0].dims
+    cells, per = _cells(specs), _per(specs, target)
+    sizes = {
+        "WIDTH": width,
+        "VOCAB": int(attrs["vocab"]),
+        "TOP": int(attrs["top"]),
+        "NB": specs[4].dims[1],
+        "PER": per,
+        "SHARED": _shared(specs),
+    }
+    defines = tuple((name, str(value)) for name, value in sizes.items())
+    given = [Pointer("input", i) for i in range(11)]
+    left = tuple(Pointer("scratch", i) for i in range(4))
+    logits, seen, floats, integers, bias_ids, bias_values, *steps, last = given
+    first = Launch(
+        "sample_cells",
+        (-(-cells // (WARPS * per)), rows, 1),
+        (32 * WARPS, 1, 1),
+        (logits, seen, floats, integers, bias_ids, bias_values, steps[0], *left),
+        defines=defines,
+        overlaps=True,
+    )
+    outputs = tuple(Pointer("output", i) for i in range(6))
+    second = Launch(
+        "sample_rows",
+        (rows, 1, 1),
+        (THREADS, 1, 1),
+        (logits, seen, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
+        _shared(specs),
+        defines=defines,
+        overlaps=True,
+    )
+    return Plan((first, second), tuple(Scratch(4 * rows * cells) for _ in left))
+
+
+def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The logits once, and the latency of the second kernel."""
+    return 1.1 * specs[0].nbytes / target.bandwidth + 12e-6
+
+
+CUDA = Cuda(tactics=(Tactic("cells", "sampling/sample.cu", refuse, plan, cost),))

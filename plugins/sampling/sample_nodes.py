@@ -1,0 +1,177 @@
+"""Pieces of the sampling body: parameters, penalties, raw log-probabilities, the draw.
+
+Sums that choose a token run in float64, one after the other along the vocabulary, so that they
+depend neither on the rows beside nor on how many entries a sort was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
+from spark_engine.plugins.common.tiles import Rows, over
+from spark_engine.plugins.sampling import philox
+from spark_engine.tensors import DType
+
+FLOOR = 3.0e38  # z is kept within ±FLOOR; ids that do not exist have −FLOOR and so no weight
+FIRST_SORT, GROWTH, SORTS = 64, 8, 16  # entries sorted for top_p without top_k, then ×8 each time
+_NEUTRAL = np.asarray([[0, 1, 0, 1, 0, 0, 0, 0]], np.float32)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Names of one parameter per row, [rows,1]; neutral where the row is inert.
+
+    `samples` is bool: the row draws. `emits` is bool [rows]. `seed` is int64 [rows,2].
+    """
+
+    temperature: str
+    top_p: str
+    min_p: str
+    repetition: str
+    presence: str
+    frequency: str
+    top_k: str
+    seed: str
+    position: str
+    samples: str
+    emits: str
+    live: str
+    slots: str
+
+
+def parameters(f: Text, rows: Rows) -> Parameters:
+    """Gathers the slots' parameters."""
+    live = over(f, rows.live, [1])
+    floats = f("Where", live, f("Gather", "sampling_f", rows.slots), _NEUTRAL)
+    heat, top_p, min_p, repetition, presence, frequency = f.many(
+        6, "Split", f("Slice", floats, [0], [6], [1]), axis=1, num_outputs=6
+    )
+    integers = f("Where", live, f.long(f("Gather", "sampling_i", rows.slots)), 0)
+    emits = f("And", rows.live, f("Greater", "emit", np.int32(0)))
+    hot = f("Greater", heat, 0.0)
+    return Parameters(
+        temperature=heat,
+        top_p=top_p,
+        min_p=min_p,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+        top_k=f("Slice", integers, [0], [1], [1]),
+        seed=f("Slice", integers, [1], [3], [1]),
+        position=over(f, f("Add", rows.starts, rows.counts), [1]),
+        samples=f("And", hot, over(f, emits, [1])),
+        emits=emits,
+        live=live,
+        slots=rows.slots,
+    )
+
+
+@dataclass(frozen=True)
+class Top:
+    """Names: ids int64 and logprobs f32 [rows,top]; largest logit and log of the sum [rows,1]."""
+
+    ids: str
+    logprobs: str
+    largest: str
+    log_sum: str
+
+
+def log_probabilities(f: Text, logits: str, top: int) -> Top:
+    """The raw log-softmax, of which only the top entries are made."""
+    values, ids = f.many(2, "TopK", logits, [top])
+    largest = f("Slice", values, [0], [1], [1])
+    weights = f.double(f("Exp", f("Sub", logits, largest)))
+    log_sum = f.cast(f("Log", f("ReduceSum", weights, [1], keepdims=1)), DType.F32)
+    return Top(ids, f("Sub", f("Sub", values, largest), log_sum), largest, log_sum)
+
+
+def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> str:
+    """f32 [rows,V]: logits after bias and penalties, within ±FLOOR."""
+    z = _biased(f, p, logits, width)
+    seen = f("Gather", "seen", p.slots)
+    known = f("And", p.live, f("Greater", seen, np.int32(0)))
+    scaled = f("Where", f("Greater", z, 0.0), f("Div", z, p.repetition), f("Mul", z, p.repetition))
+    z = f("Where", known, scaled, z)
+    generated = f.cast(f("Div", f("Where", p.live, seen, np.int32(0)), np.int32(2)), DType.F32)
+    z = f("Sub", z, f("Mul", generated, p.frequency))
+    z = f("Sub", z, f("Mul", f("Min", generated, 1.0), p.presence))
+    z = f("Clip", z, -FLOOR, FLOOR)
+    if vocab < width:
+        z = f("Where", (np.arange(width) < vocab)[None], z, -FLOOR)
+    return z
+
+
+def _biased(f: Text, p: Parameters, logits: str, width: int) -> str:
+    ids = f.long(f("Gather", "bias_ids", p.slots))  # [rows, NB]
+    inside = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, width))
+    used = f("And", p.live, inside)
+    values = f("Where", used, f("Gather", "bias_values", p.slots), 0.0)
+    target = f("Where", used, ids, 0)
+    return f("ScatterElements", logits, target, values, axis=1, reduction="add")
+
+
+def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:
+    """int64 [rows,1]: one id per row; meaningless where the row does not sample."""
+    heat = f("Where", p.samples, p.temperature, 1.0)
+    weights = f("Exp", f("Div", f("Sub", z, greatest), heat))
+    weights = f("Where", f("Less", weights, p.min_p), 0.0, weights)
+    least, last = _limits(f, p, weights, width)
+    ids = np.arange(width)[None]
+    tie = f("And", f("Equal", weights, least), f("LessOrEqual", ids, last))
+    kept = f("Where", f("Or", f("Greater", weights, least), tie), weights, 0.0)
+    sums = f("CumSum", f.double(kept), 1)
+    total = f("Slice", sums, [width - 1], [width], [1])
+    target = f("Mul", total, philox.uniform_text(f, p.position, p.seed))
+    below = f.long(f("LessOrEqual", sums, target))
+    return f("Clip", f("ReduceSum", below, [1], keepdims=1), 0, width - 1)
+
+
+def _limits(f: Text, p: Parameters, weights: str, width: int) -> tuple[str, str]:
+    """(weight f32, id int64) [rows,1] of the last entry that top_k and top_p keep.
+
+    Sorts only as many entries as the rows need: top_k of them, or growing numbers until the
+    prefix holds top_p. (−1, 0) keeps everything.
+    """
+    by_count = f("And", p.samples, f("Greater", p.top_k, 0))
+    by_mass = f("And", p.samples, f("Less", p.top_p, 1.0))
+    needed = f("Or", by_count, by_mass)
+    total = f("ReduceSum", f.double(weights), [1], keepdims=1)
+    only_mass = f("Where", needed, FIRST_SORT, 1)
+    wanted = f("Where", by_count, p.top_k, only_mass)
+    first = f("Min", f("ReduceMax", wanted, [0], keepdims=0), width)
+    nothing = f("Where", needed, -1.0, -1.0)
+    zero = f("Sub", p.top_k, p.top_k)
+    start = f.cast(f("ReduceMax", f.cast(needed, DType.I32), [0, 1], keepdims=0), DType.BOOL)
+
+    def step(g: Text, _: str, __: str, size: str, least: str, last: str) -> tuple[str, ...]:
+        values, ids = g.many(2, "TopK", weights, size)
+        allowed = g("Or", g("Not", by_count), g("Less", _ranks(g, size), p.top_k))
+        exact = g("Where", allowed, g.double(values), np.float64(0))
+        sums = g("CumSum", exact, 1)
+        end = g("Slice", sums, [-1], [np.iinfo(np.int64).max], [1])
+        mass = g("Mul", g("Where", by_count, end, total), g.double(p.top_p))
+        inside = g("Less", g("Sub", sums, exact), mass)
+        keep = g("And", allowed, g("Or", g("Not", by_mass), inside))
+        at = g("Sub", g("Max", g("ReduceSum", g.long(keep), [1], keepdims=1), 1), 1)
+        enough = g("Or", g("Or", g("Not", needed), by_count), g("GreaterOrEqual", end, mass))
+        enough = g.cast(g("ReduceMin", g.cast(enough, DType.I32), [0, 1], keepdims=0), DType.BOOL)
+        more = g("And", g("Not", enough), g("Less", g("Squeeze", size, [0]), width))
+        new = g("Where", needed, g("GatherElements", values, at, axis=1), least)
+        return (
+            more,
+            g("Min", g("Mul", size, GROWTH), width),
+            new,
+            g("Where", needed, g("GatherElements", ids, at, axis=1), last),
+        )
+
+    loop = f.graph(5, step, LOOP_TYPES)
+    _, least, last = f.many(3, "Loop", SORTS, start, first, nothing, zero, body=loop)
+    return least, last
+
+
+def _ranks(f: Text, size: str) -> str:
+    """int64 [1,size]: 0, 1, 2, …"""
+    return over(f, f("Range", 0, f("Squeeze", size, [0]), 1), [0])

@@ -1,0 +1,160 @@
+// A row of logits as sampling sees it: cells of 256 ids, a lane's eight of a cell, bias and
+// penalties, and floats as whole numbers in the same order. Knows no rule of drawing.
+#pragma once
+#include "common/numeric.cuh"
+
+constexpr int CELL = 256;
+constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
+
+struct Row {
+  const float* logits;
+  const int* seen;
+  const int* bias_ids;
+  const float* bias_values;
+  int biases;  // entries to look at
+  float repetition, inverse, presence, frequency;
+  bool penalised;
+};
+
+DEVICE u32 order(float x) {
+  const u32 bits = __float_as_uint(x + 0.0f);  // -0 becomes 0
+  return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
+}
+DEVICE float unorder(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
+
+DEVICE float penalise(const Row& r, int id, float z, int seen) {
+#pragma unroll 1  // inlined in many places
+  for (int i = 0; i < r.biases; ++i)
+    if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
+  if (!r.penalised) return z;
+  if (seen > 0) z = __fmul_rn(z, z > 0.0f ? r.inverse : r.repetition);
+  const int generated = seen >> 1;
+  z = __fsub_rn(z, __fmul_rn(r.frequency, (float)generated));
+  return generated > 0 ? __fsub_rn(z, r.presence) : z;
+}
+
+DEVICE Row row_of(const float* logits, const int* seen, const float* sampling_f, int row,
+                  int slot) {
+  const float* f = sampling_f + (u64)slot * 8;
+  Row r;
+  r.logits = logits + (u64)row * WIDTH;
+  r.seen = seen + (u64)slot * WIDTH;
+  r.repetition = f[3], r.presence = f[4], r.frequency = f[5];
+  r.inverse = __fdiv_rn(1.0f, r.repetition);
+  r.penalised = r.repetition != 1.0f || r.presence != 0.0f || r.frequency != 0.0f;
+  r.biases = 0;
+  return r;
+}
+
+// The biases of ids in [begin, end), in order, into shared memory. The whole block calls it.
+DEVICE void find_biases(Row& r, const int* ids, const float* values, int slot, int begin, int end,
+                        int* found_ids, float* found_values, int* found) {
+  if (threadIdx.x < 32) {
+    int n = 0;
+    for (int i = threadIdx.x; i - (int)threadIdx.x < NB; i += 32) {
+      const int id = i < NB ? ids[(u64)slot * NB + i] : -1;
+      const bool mine = id >= 0 && id >= begin && id < end;
+      const u32 all = __ballot_sync(~0u, mine);
+      if (mine) {
+        const int at = n + __popc(all & ((1u << threadIdx.x) - 1));
+        found_ids[at] = id;
+        found_values[at] = values[(u64)slot * NB + i];
+      }
+      n += __popc(all);
+    }
+    if (threadIdx.x == 0) *found = n;
+  }
+  __syncthreads();
+  r.bias_ids = found_ids, r.bias_values = found_values, r.biases = *found;
+}
+
+DEVICE void load8(const float* from, int cell, float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int id = cell * CELL + i * 128 + lane_id() * 4;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (id < WIDTH) v = __ldcg((const float4*)(from + id));
+    x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+  }
+}
+DEVICE void load8(const int* from, int cell, int (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int id = cell * CELL + i * 128 + lane_id() * 4;
+    int4 v = make_int4(0, 0, 0, 0);
+    if (id < WIDTH) v = *(const int4*)(from + id);
+    x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+  }
+}
+DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id() * 4 + (i & 3); }
+
+// Raw logits of a cell, clean, to those that are chosen from: -infinity where there is none.
+DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
+  if (r.penalised || r.biases) {
+    int seen[8] = {};
+    if (r.penalised) load8(r.seen, cell, seen);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], seen[i]);
+  }
+  if ((cell + 1) * CELL > VOCAB)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : minus_infinity();
+}
+
+// The ordered bits of a lane's eight logits of a cell, 0 where there is none to choose.
+template <bool RAW>
+DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = clean(x[i]);
+  if (!RAW) values8(r, cell, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) key[i] = id8(cell, i) < (RAW ? WIDTH : VOCAB) ? order(x[i]) : 0u;
+}
+template <bool RAW>
+DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {
+  float x[8];
+  load8(r.logits, cell, x);
+  keys8<RAW>(r, cell, x, key);
+}
+
+// What is kept: keys above `key`, and equal ones up to `id`.
+struct Kept {
+  u32 key;
+  int id;
+  DEVICE bool has(u32 k, int i) const { return k > key || (k == key && i <= id); }
+};
+
+DEVICE float power(float x) {  // e^x of x <= 0
+  return exp2_fast(x * 1.4426950408889634f);
+}
+
+// The weight of a logit, e^((z - greatest) / temperature), also as a whole number: 2^40 is the
+// greatest's, so that sums of any order are equal. 0 where min_p drops it.
+struct Scale {
+  static constexpr float ONE = 1099511627776.0f, DEPTH = 29.0f;  // e^-29 · ONE rounds to 0
+  float greatest, temperature, reciprocal, min_p;
+  DEVICE float share(float z) const {
+    const float d = z - greatest, q = d * reciprocal;
+    return power(q > -1e4f ? fmaf(fmaf(-q, temperature, d), reciprocal, q) : q);
+  }
+  DEVICE u64 weight(u32 key) const {
+    const float e = share(unorder(key));
+    return e < min_p ? 0 : __float2ull_rn(e * ONE);
+  }
+  // No key below it has a weight.
+  DEVICE u32 least() const {
+    const float depth = min_p > 0.0f ? fminf(DEPTH, 1e-3f + fmaxf(0.0f, -logf(min_p))) : DEPTH;
+    return order(greatest - depth * temperature);
+  }
+};
+DEVICE Scale scale_of(float greatest, float temperature, float min_p) {
+  return {greatest, temperature, fminf(__fdiv_rn(1.0f, temperature), 1e30f), min_p};
+}
+
+// The temperature of a row that draws by the cells' weights (all ids, or top_p alone), 0 of others.
+DEVICE float plain_heat(const float* f, int top_k) {
+  const bool all = (top_k <= 0 || top_k >= VOCAB) && f[2] <= 0.0f;
+  return all && f[0] > 0.0f ? f[0] : 0.0f;
+}

@@ -1,0 +1,1 @@
+"""The engine's loop: requests, scheduling, what a step is fed, loading."""

@@ -1,0 +1,201 @@
+"""The engine as its caller sees it: submit, cancel, step, and what it is doing.
+
+Knows no text, no HTTP and no op. One thread owns an engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from spark_engine.errors import InternalError
+from spark_engine.interface import TILE
+from spark_engine.progress import Progress
+from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
+from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.step import Loop
+from spark_engine.runtime.executors.memory import Memory
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine is run; nothing here changes a token.
+
+    Attributes:
+        policy: how prefill is paced beside decode.
+        depth: steps launched ahead of the one whose results are read: 0 or 1; None is 1 for an
+            engine whose states are a device's, which works while the host plans, and else 0.
+        max_waiting: requests that may queue for admission.
+        swap_bytes: budget for the states of preempted sequences; beyond it they are recomputed.
+            No more than all slots and pages together is ever used.
+        threads: of a CPU executor; 0 for one per core. One is fastest for small models.
+        seed: of the seeds drawn for requests that name none; None draws from the system.
+    """
+
+    policy: PrefillPolicy = THROUGHPUT
+    depth: int | None = None
+    max_waiting: int = 1024
+    swap_bytes: int = 512 << 20
+    threads: int = 1
+    seed: int | None = None
+
+
+class Engine:
+    """Runs requests over one engine, many at a time.
+
+    Every submitted request ends with exactly one event that has a finish reason.
+    """
+
+    def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
+        self.options = options or EngineOptions()
+        given = self.options.depth
+        self.depth = int(loaded.store is not None) if given is None else given
+        self.loaded = loaded
+        specs = {key: executor.specs for key, executor in loaded.executors.items()}
+        own = (loaded.store, loaded.sink)
+        self.memory = Memory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
+        self.scheduler = Scheduler(self._sizes(), self.options.policy)
+        self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
+        self._live: dict[int, Sequence] = {}
+        self._events: list[Event] = []  # ends that no step brought
+        self._next_id = 0
+        self._random = random.Random(self.options.seed)
+        self._last_step = time.monotonic()
+
+    @classmethod
+    def open(
+        cls, folder: Path, options: EngineOptions | None = None, shown: Progress | None = None
+    ) -> Engine:
+        """Opens an engine folder and shows how far that is.
+
+        Raises EngineError or CapacityError (see `load`).
+        """
+        options = options or EngineOptions()
+        return cls(load(folder, options.swap_bytes, options.threads, shown=shown), options)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is live, and every event was handed out."""
+        return not (self._live or self._events or self._loop.in_flight)
+
+    def submit(self, request: Request) -> int:
+        """Queues a request; its id grows with every call.
+
+        Raises RequestError when this engine can never run it, CapacityError when the queue is
+        full.
+        """
+        limits, eos = self.loaded.limits, self.loaded.eos
+        request.check(limits, eos)
+        params = request.params
+        room = capacity(limits)
+        limit = min(room, len(request.prompt) + (params.max_tokens or room))
+        seed = self._random.getrandbits(64) if params.seed is None else params.seed
+        seq = Sequence(self._next_id, request, limit, params.ends(eos), seed)
+        self.scheduler.add(seq)
+        self._next_id += 1
+        self._live[seq.id] = seq
+        return seq.id
+
+    def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
+        """Ends a request; its last event comes with the next `step`.
+
+        The frontend gives the reason STOP when it saw a stop string. False, and nothing is
+        done, when the request has ended already or never was.
+        """
+        seq = self._live.pop(request_id, None)
+        if seq is None:
+            return False
+        self.scheduler.finish(seq, reason)
+        self._events.append(Event(request_id, finish=reason))
+        return True
+
+    def step(self) -> list[Event]:
+        """Does one step and returns what happened, in order for each request."""
+        events, self._events = self._events, []
+        if self._live or self._loop.in_flight:
+            events += self._loop.step()
+        for event in events:
+            if event.finish:
+                self._live.pop(event.request_id, None)
+        self._last_step = time.monotonic()
+        return events
+
+    def fail(self, message: str) -> list[Event]:
+        """Ends every live request with ERROR and returns all their last events.
+
+        For the case that `step` raised: the engine is to be closed then.
+        """
+        events, self._events = self._events, []
+        for seq in self._live.values():
+            # The step may have stopped anywhere, so that the queues know it no more.
+            with contextlib.suppress(InternalError, ValueError):
+                self.scheduler.finish(seq, FinishReason.ERROR)
+            events.append(Event(seq.id, finish=FinishReason.ERROR, message=message))
+        self._live.clear()
+        return events
+
+    def stats(self) -> dict[str, object]:
+        """What the engine is doing, for metrics and a watchdog; plain numbers by name.
+
+        `last_step_age` is seconds since the last step ended; with live requests it must stay
+        small. `buckets` counts launches by "family_rows". The others count since the start.
+        """
+        scheduler, counts = self.scheduler, self._loop.counts
+        swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
+        counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
+        counted["buckets"] = {f"{f}_{rows}": n for (f, rows), n in counts.buckets.items()}
+        return {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting) - swapped,
+            "swapped": swapped,
+            "free_pages": scheduler.pages.free,
+            "free_slots": scheduler.slots.free,
+            "pages": scheduler.pages.size,
+            "slots": scheduler.slots.size,
+            "swap_bytes": scheduler.swap_used,
+            "preempted_swap": scheduler.preemptions["swap"],
+            "preempted_recompute": scheduler.preemptions["recompute"],
+            "last_step_age": time.monotonic() - self._last_step,
+            **counted,
+        }
+
+    def check_idle(self) -> None:
+        """Raises InternalError unless everything is back where it was at the start."""
+        self.scheduler.check()
+        free: Mapping[str, bool] = {
+            "requests": not self._live,
+            "launched steps": not self._loop.in_flight,
+            "slots": self.scheduler.slots.free == self.scheduler.slots.size,
+            "pages": self.scheduler.pages.free == self.scheduler.pages.size,
+            "snapshots": self.scheduler.swap_used == 0,
+            "queue": not (self.scheduler.waiting or self.scheduler.running),
+        }
+        left = [name for name, ok in free.items() if not ok]
+        if left:
+            raise InternalError(f"the idle engine still holds {', '.join(left)}")
+
+    def close(self) -> None:
+        """Closes every executor. May be called twice."""
+        self.loaded.close()
+
+    def _sizes(self) -> Sizes:
+        loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
+        most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
+        return Sizes(
+            slots=limits.max_seqs,
+            pages=limits.pages,
+            page_size=limits.page_size,
+            decode=loaded.rows("decode"),
+            prefill=loaded.rows("prefill"),
+            tile=TILE["prefill"],
+            slot_bytes=memory.slot_bytes,
+            page_bytes=memory.page_bytes,
+            swap_bytes=min(self.options.swap_bytes, most),
+            max_waiting=self.options.max_waiting,
+        )

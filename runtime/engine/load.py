@@ -1,0 +1,219 @@
+"""From an engine folder to executors that are ready to run.
+
+Knows the table of executors and what must hold before anything is allocated: the folder is
+intact, made for this machine, and fits its memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from spark_engine.device_buffers import Buffers
+from spark_engine.engine_file import (
+    WEIGHTS,
+    EngineFolder,
+    EngineHeader,
+    open_folder,
+    read_manifest,
+)
+from spark_engine.errors import CapacityError, EngineError
+from spark_engine.hints import EXTRA, driver_present
+from spark_engine.host_memory import available_memory
+from spark_engine.interface import Limits
+from spark_engine.manifest import Bucket, Manifest, Memory, StateInfo
+from spark_engine.progress import Progress
+from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
+from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.tensors import TensorSpec
+
+GIB = 1 << 30
+
+
+class OpenExecutor(Protocol):
+    """Makes an executor from a `.engine` file; `folder` holds the weights."""
+
+    def __call__(
+        self, header: EngineHeader, payload: bytes, folder: Path, threads: int
+    ) -> Executor: ...
+
+
+NATIVE = "native"  # one device for all buckets: opened by `load`, where a driver is
+EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine whose executors are open.
+
+    `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
+    tables when the executors bring their own. `opener` opens one more payload beside the
+    executors, over the same weights, states and tables; whoever calls it closes what it opened.
+    """
+
+    limits: Limits
+    eos: tuple[int, ...]
+    states: tuple[StateInfo, ...]
+    tables: tuple[TensorSpec, ...]
+    executors: Mapping[BucketKey, Executor]
+    folder: EngineFolder | None = None
+    store: States | None = None
+    sink: TableSink | None = None
+    opener: OpenExecutor | None = None
+
+    def rows(self, family: str) -> tuple[int, ...]:
+        """The family's buckets, ascending. Raises EngineError when it has none."""
+        found = tuple(sorted(rows for name, rows in self.executors if name == family))
+        if not found:
+            raise EngineError(f"the engine has no {family} bucket; rebuild it with spark-build")
+        return found
+
+    def close(self) -> None:
+        """Closes every executor, the last of which takes the device's memory with it."""
+        for executor in self.executors.values():
+            executor.close()
+
+
+def load(
+    path: Path,
+    swap_bytes: int = 0,
+    threads: int = 0,
+    mark: Callable[[str], None] | None = None,
+    shown: Progress | None = None,
+) -> Loaded:
+    """Verifies the engine folder `path` and opens every bucket.
+
+    `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
+    states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
+    has ended, and `shown` what begins and how far it is. Raises EngineError when the folder is
+    damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
+    does not fit the free memory.
+    """
+    mark, shown = mark or _ignore, shown or Progress(None)
+    manifest = read_manifest(path)
+    memory = manifest.memory
+    held = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
+    shown.say(f"loading {path}: {held}")
+    swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
+    if manifest.executor != NATIVE:  # the device's owner looks at its own memory
+        check_capacity(manifest, swap_bytes, free)
+    targets = runnable_targets()
+    target = manifest.target if manifest.target in targets else targets[0]
+    if target != manifest.target and find_spec("cuda") is None:
+        _name_the_extra(path, manifest.target)
+    # A device verifies the weights while it reads them.
+    deferred = (WEIGHTS,) if manifest.executor == NATIVE else ()
+    folder = open_folder(path, target, deferred, shown.advance)
+    mark("files")
+    if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
+        return _load_native(folder, threads, mark, shown)
+    manifest = folder.manifest  # from here on the verified one
+    shown.say(f"opening {len(manifest.buckets)} buckets")
+    executors: dict[BucketKey, Executor] = {}
+    with ThreadPoolExecutor(_lanes(memory, swap_bytes, free)) as pool:
+        opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
+        for bucket, executor in zip(manifest.buckets, opened, strict=True):
+            executors[bucket.family, bucket.rows] = executor
+            shown.advance(len(executors), len(manifest.buckets))
+    mark("buckets")
+    opener = EXECUTORS[manifest.executor]
+    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
+    return Loaded(*common, executors, folder, opener=opener)
+
+
+def _lanes(memory: Memory, swap_bytes: int, free: int | None) -> int:
+    """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
+    each beyond it as much again."""
+    most = os.cpu_count() or 1
+    if free is None:
+        return most
+    room = (free - memory.total - swap_bytes) // max(memory.arena, 1)
+    return min(most, 1 + max(room, 0))
+
+
+def _name_the_extra(path: Path, target: str) -> NoReturn:
+    """For a GPU's engine where NVIDIA's packages are missing, so that no GPU can be seen."""
+    driver = "" if driver_present() else " (and NVIDIA's driver, which is not loaded here either)"
+    raise EngineError(
+        f"{path} was built for the GPU {target}, which needs the extra `cuda`{driver}: {EXTRA}"
+    )
+
+
+def _load_native(
+    folder: EngineFolder, threads: int, mark: Callable[[str], None], shown: Progress
+) -> Loaded:
+    """The engine on the first GPU, which one owner opens bucket by bucket."""
+    from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
+
+    manifest = folder.manifest
+    engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark)
+    table = {**EXECUTORS, NATIVE: engine.open}
+    executors: dict[BucketKey, Executor] = {}
+    shown.say(f"preparing {len(manifest.buckets)} buckets")
+    with ExitStack() as undo:
+        undo.callback(engine.close)
+        for bucket in manifest.buckets:
+            executor = _open(folder, bucket, threads, table)
+            undo.callback(executor.close)
+            executors[bucket.family, bucket.rows] = executor
+            mark(f"{bucket.family} {bucket.rows}")
+            shown.advance(len(executors), len(manifest.buckets))
+        undo.pop_all()
+    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
+    store, sink = engine.states, engine.tables
+    return Loaded(*common, executors, folder, store, sink, engine.open)
+
+
+def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
+    """Raises CapacityError, with the numbers, when the engine needs more than `available`."""
+    need = manifest.memory.total + swap_bytes
+    if available is not None and need > available:
+        m = manifest.memory
+        parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
+        parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
+        parts += f"buffers {m.buffers / GIB:.2f}, "
+        raise CapacityError(
+            f"engine {manifest.name} needs {need / GIB:.2f} GiB ({parts}swap "
+            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
+            "programs, or rebuild with a smaller --kv-tokens, --max-context or --max-seqs"
+        )
+
+
+def _ignore(stage: str) -> None:
+    """The end of a stage that nobody times."""
+
+
+def _open(
+    folder: EngineFolder, bucket: Bucket, threads: int, table: Mapping[str, OpenExecutor]
+) -> Executor:
+    file = folder.engine(bucket)
+    header = file.header
+    found = (header.family, header.rows, header.tile, header.target)
+    if found != (bucket.family, bucket.rows, bucket.tile, folder.manifest.target):
+        raise EngineError(
+            f"{folder.path / bucket.file} holds {header.family} {header.rows} for "
+            f"{header.target}, not what the manifest says; rebuild the engine with spark-build"
+        )
+    if header.executor == NATIVE:
+        buffers = Buffers.of(header, (t.name for t in folder.manifest.tables))
+        needs = buffers.own_bytes, buffers.wide.nbytes
+        if needs != (bucket.buffer_bytes, bucket.wide_bytes):
+            raise EngineError(
+                f"{folder.path / bucket.file} has buffers of {needs} bytes, not the manifest's "
+                f"{(bucket.buffer_bytes, bucket.wide_bytes)}; rebuild the engine with spark-build"
+            )
+    if header.executor not in table:
+        known = ", ".join((*EXECUTORS, NATIVE))
+        raise EngineError(
+            f"{folder.path / bucket.file} needs the executor {header.executor!r}; this version "
+            f"has {known}: upgrade spark-engine or rebuild the engine"
+        )
+    return table[header.executor](header, file.payload, folder.path, threads)

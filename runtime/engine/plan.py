@@ -1,0 +1,81 @@
+"""What one step does: the scheduler's words to the loop.
+
+Plain values; whoever reads them changes the arrays, whoever wrote them has already changed the
+sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_engine.runtime.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`count` tokens of one sequence from position `start`; `emit`: sample after the last."""
+
+    seq: Sequence
+    start: int
+    count: int
+    emit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of the bucket (`family`, `bucket`); live rows first to last, column by column.
+
+    Columns, because a decode step has a hundred rows and a few microseconds for each column.
+    """
+
+    family: str
+    bucket: int
+    seqs: list[Sequence]
+    starts: list[int]
+    counts: list[int]
+    emits: list[bool]
+
+    @property
+    def live(self) -> int:
+        """How many rows carry a sequence."""
+        return len(self.seqs)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The live rows one by one."""
+        columns = zip(self.seqs, self.starts, self.counts, self.emits, strict=True)
+        return tuple(Row(*row) for row in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A sequence's slot and the pages that hold its tokens, as they were when planned."""
+
+    seq: Sequence
+    slot: int
+    pages: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: saves, restores, tables, launches, in this order.
+
+    Attributes:
+        step: its number, growing by one.
+        saves: snapshots to take before anything is overwritten.
+        restores: snapshots to write back.
+        admitted: sequences whose table rows are to be written whole.
+        grown: sequences that got a page, with the page's index in their list.
+        launches: at most one decode and one prefill run.
+        preempted: sequences that lost their slot; they hold nothing any more.
+        drain: the next step can only be planned when no launched step is uncollected.
+    """
+
+    step: int
+    saves: list[Move] = field(default_factory=list)
+    restores: list[Move] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    drain: bool = False

@@ -1,0 +1,304 @@
+"""Decides, for each step, who prefills which tiles, who decodes, who is admitted and who yields.
+
+Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
+a token but to know that one was added. The rules:
+
+- Order is priority, then arrival. The head of the queue is never passed over.
+- A request is admitted when a slot is free and pages for all it knows plus one decode row.
+- Every running sequence that can decode does so in every step, whatever prefill there is.
+- A page that is not there is taken from the last in order, which is swapped out (exact) while
+  the byte budget lasts, and otherwise forgets its cache and prefills again later. A waiting
+  request of strictly higher priority may do the same to those below it.
+- So the first in order always moves, and nothing can go round in circles.
+- Preemption happens only while no launched step is uncollected; what a finished sequence held
+  is free again once the last launched step that touches it was collected.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, replace
+
+from spark_engine.errors import CapacityError, InternalError
+from spark_engine.runtime.engine.pages import Pool
+from spark_engine.runtime.engine.plan import Launch, Move, Plan
+from spark_engine.runtime.engine.request import FinishReason, Status
+from spark_engine.runtime.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class PrefillPolicy:
+    """How prefill is paced while other sequences decode; alone it takes the largest bucket.
+
+    Attributes:
+        tiles: most tiles of one step (0: the largest bucket's).
+        interval: waiting prefill runs at the latest in every `interval`-th step.
+    """
+
+    tiles: int = 0
+    interval: int = 1
+
+
+THROUGHPUT = PrefillPolicy()
+LATENCY = PrefillPolicy(tiles=1, interval=4)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
+
+    `swap_bytes` is the budget of all snapshots, `max_waiting` the most requests not yet
+    admitted for the first time.
+    """
+
+    slots: int
+    pages: int
+    page_size: int
+    decode: tuple[int, ...]
+    prefill: tuple[int, ...]
+    tile: int
+    slot_bytes: int
+    page_bytes: int
+    swap_bytes: int
+    max_waiting: int
+
+
+class Scheduler:
+    """The queue, the pools, and `plan`. See the module's rules."""
+
+    def __init__(self, sizes: Sizes, policy: PrefillPolicy = THROUGHPUT) -> None:
+        self.sizes = sizes
+        self.policy = policy
+        # One decode launch must hold every running sequence.
+        self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
+        self.pages = Pool("page", sizes.pages)
+        self.running: list[Sequence] = []  # most urgent first
+        self.waiting: list[Sequence] = []  # most urgent first; new, swapped and restarted ones
+        self.swap_used = 0  # bytes
+        self.preemptions = {"swap": 0, "recompute": 0}
+        self._fence: deque[tuple[int, int, list[int]]] = deque()  # step, slot, pages
+        self._next_step = 0
+        self._collected = -1
+        self._since_prefill = 0
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a new sequence. Raises CapacityError when the queue is full."""
+        fresh = sum(s.last_step < 0 for s in self.waiting)
+        if fresh >= self.sizes.max_waiting:
+            raise CapacityError(
+                f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
+                "try again later"
+            )
+        insort(self.waiting, seq, key=_rank)
+
+    def plan(self, in_flight: int) -> Plan:
+        """The next step, `in_flight` being the number of launched, uncollected ones."""
+        plan = Plan(self._next_step)
+        self._next_step += 1
+        grown = self._grow(plan, in_flight)
+        if not plan.drain and not plan.preempted:
+            self._admit(plan, in_flight)
+        plan.grown = [(s, len(s.pages) - 1) for s in grown if s.status is Status.RUNNING]
+        size = self.sizes.page_size
+        # `decodable` and its page written out: a property costs more than all of this
+        decode = [
+            s
+            for s in self.running
+            if s.goal <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
+        ]
+        tiles = self._tiles(bool(decode))
+        self._launch_decode(plan, decode)
+        self._launch_prefill(plan, tiles)
+        return plan
+
+    def collected(self, step: int) -> None:
+        """Says that the results of `step`, and of all before it, were read."""
+        self._collected = step
+        while self._fence and self._fence[0][0] <= step:
+            _, slot, pages = self._fence.popleft()
+            self._free(slot, pages)
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence wherever it is; what it holds returns when nothing can touch it."""
+        (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
+        self._drop_snapshot(seq)
+        if seq.slot >= 0:
+            if seq.last_step > self._collected:
+                # Not `last_step`: the fence must ascend, and no later step is launched yet.
+                self._fence.append((self._next_step - 1, seq.slot, seq.pages))
+            else:
+                self._free(seq.slot, seq.pages)
+        seq.slot, seq.pages = -1, []
+        seq.status, seq.finish = Status.FINISHED, reason
+
+    def check(self) -> None:
+        """Raises InternalError unless every slot, page and swapped byte has one holder."""
+        self.slots.check([*(s.slot for s in self.running), *(f[1] for f in self._fence)])
+        held = [page for s in self.running for page in s.pages]
+        self.pages.check(held + [page for f in self._fence for page in f[2]])
+        swapped = sum(s.swap_bytes for s in self.waiting)
+        if swapped != self.swap_used:
+            raise InternalError(f"snapshots hold {swapped} bytes, accounted {self.swap_used}")
+
+    # A page for every decode row.
+
+    def _grow(self, plan: Plan, in_flight: int) -> list[Sequence]:
+        """Takes a page for whoever needs one to decode; returns who got one."""
+        size, got = self.sizes.page_size, []
+        full = [s for s in self.running if s.launched >= len(s.pages) * size and s.decodable]
+        for seq in full:  # making a page may preempt those after it
+            if seq.status is Status.RUNNING and self._make_page(seq, plan, in_flight):
+                seq.pages += self.pages.take()
+                got.append(seq)
+        return got
+
+    def _make_page(self, seq: Sequence, plan: Plan, in_flight: int) -> bool:
+        """Sees to it that a page is free for `seq`; False when it must wait, or had to yield."""
+        while not self.pages.free:
+            if in_flight:
+                plan.drain = True
+                return False
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is seq:
+                return False
+        return True
+
+    # Admission.
+
+    def _admit(self, plan: Plan, in_flight: int) -> None:
+        while self.waiting and self._make_room(self.waiting[0], plan, in_flight):
+            seq = self.waiting.pop(0)
+            seq.slot = self.slots.take()[0]
+            seq.pages = self.pages.take(self._need(seq))
+            if seq.status is Status.SWAPPED:
+                held = self._pages_for(seq.launched)
+                plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
+                self.swap_used -= seq.swap_bytes
+                seq.swap_bytes = 0
+            seq.status = Status.RUNNING
+            insort(self.running, seq, key=_rank)
+            plan.admitted.append(seq)
+
+    def _make_room(self, seq: Sequence, plan: Plan, in_flight: int) -> bool:
+        """Whether `seq` can be admitted now, after preempting those below it if that helps."""
+        # A spare page beside others, lest it be preempted for their next one at once.
+        need = self._need(seq) + bool(self.running)
+        if seq in plan.preempted:
+            return False
+        if self.slots.free and self.pages.free >= need:
+            return True
+        victims = self._victims(seq, need)
+        if not victims:
+            return False
+        if in_flight:
+            plan.drain = True
+            return False
+        for victim in victims:
+            self._preempt(victim, plan)
+        return True
+
+    def _victims(self, seq: Sequence, need: int) -> list[Sequence]:
+        """The fewest of lower priority, last in order first, whose leaving makes room.
+
+        Empty when it would not, or when what is behind the fence suffices.
+        """
+        slots = self.slots.free + len(self._fence)
+        pages = self.pages.free + sum(len(f[2]) for f in self._fence)
+        victims: list[Sequence] = []
+        for victim in reversed(self.running):
+            if slots and pages >= need:
+                return victims
+            if victim.request.priority >= seq.request.priority:
+                return []
+            victims.append(victim)
+            slots, pages = slots + 1, pages + len(victim.pages)
+        alone = self._need(seq)
+        return victims if slots and pages >= alone else []
+
+    def _need(self, seq: Sequence) -> int:
+        return self._pages_for(seq.horizon)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.sizes.page_size)
+
+    # Preemption.
+
+    def _preempt(self, seq: Sequence, plan: Plan) -> None:
+        self.running.remove(seq)
+        plan.preempted.append(seq)
+        held = self._pages_for(seq.launched)
+        size = self.sizes.slot_bytes + held * self.sizes.page_bytes
+        if seq.launched and self.swap_used + size <= self.sizes.swap_bytes:
+            plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
+            self.swap_used += size
+            seq.status, seq.swap_bytes = Status.SWAPPED, size
+            self.preemptions["swap"] += 1
+        else:
+            seq.restart()
+            seq.status = Status.WAITING
+            self.preemptions["recompute"] += 1
+        self._free(seq.slot, seq.pages)
+        seq.slot, seq.pages = -1, []
+        insort(self.waiting, seq, key=_rank)
+
+    def _free(self, slot: int, pages: list[int]) -> None:
+        self.slots.give([slot])
+        self.pages.give(pages)
+
+    def _drop_snapshot(self, seq: Sequence) -> None:
+        self.swap_used -= seq.swap_bytes
+        seq.swap_bytes, seq.snapshot = 0, None
+
+    # Prefill.
+
+    def _tiles(self, decoding: bool) -> int:
+        """Tiles that this step may prefill."""
+        most = self.sizes.prefill[-1]
+        if not [s for s in self.running if s.launched < s.goal]:
+            self._since_prefill = 0
+            return 0
+        self._since_prefill += 1
+        if decoding and self._since_prefill < self.policy.interval:
+            return 0
+        self._since_prefill = 0
+        if not decoding:
+            return most
+        return min(self.policy.tiles or most, most)
+
+    def _launch_decode(self, plan: Plan, seqs: list[Sequence]) -> None:
+        """Adds a launch of one token for each, in the smallest bucket that holds them."""
+        if not seqs:
+            return
+        live, step = len(seqs), plan.step
+        bucket = next(b for b in self.sizes.decode if b >= live)
+        starts = [s.launched for s in seqs]
+        for seq in seqs:
+            seq.launched += 1
+            seq.last_step = step
+        plan.launches.append(Launch("decode", bucket, seqs, starts, [1] * live, [True] * live))
+
+    def _launch_prefill(self, plan: Plan, tiles: int) -> None:
+        """Adds a launch of up to `tiles` tiles, on each sequence's own grid, first in order first.
+
+        Only a sequence's last tile may be short.
+        """
+        if not tiles:
+            return
+        launch = Launch("prefill", 0, [], [], [], [])
+        for seq in self.running:
+            while launch.live < tiles and seq.launched < seq.goal:
+                start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.goal)
+                launch.seqs.append(seq)
+                launch.starts.append(start)
+                launch.counts.append(end - start)
+                launch.emits.append(end == seq.goal)
+                seq.launched, seq.last_step = end, plan.step
+        if launch.live:
+            bucket = next(b for b in self.sizes.prefill if b >= launch.live)
+            plan.launches.append(replace(launch, bucket=bucket))
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

@@ -1,0 +1,83 @@
+"""One request on its way: its tokens, how far it was launched, and what it holds.
+
+Plain state with the arithmetic of positions; decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_engine.runtime.engine.request import FinishReason, Request, Status
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A submitted request. `id` grows with arrival.
+
+    Attributes:
+        limit: tokens, prompt and generated, at which it ends with LENGTH.
+        ends: token ids that end it.
+        seed: of its random draws.
+        tokens: the prompt, then what was sampled and collected.
+        goal: positions below this are prefilled, the others decoded one by one.
+        launched: positions below this were given to a launched step.
+        last_step: the last launched step that touches its slot or pages.
+        suppressing: the tables still forbid the `ends`.
+        snapshot: the copy of its slot and pages while SWAPPED; opaque here.
+        swap_bytes: what the snapshot takes of the swap budget.
+    """
+
+    id: int
+    request: Request
+    limit: int
+    ends: frozenset[int]
+    seed: int
+    tokens: list[int] = field(init=False)
+    goal: int = field(init=False)
+    launched: int = 0
+    last_step: int = -1
+    slot: int = -1
+    pages: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    finish: FinishReason | None = None
+    suppressing: bool = False
+    snapshot: object | None = None
+    swap_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+        self.goal = len(self.tokens)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts the most urgent first: higher priority, then earlier arrival."""
+        return (-self.request.priority, self.id)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def prefilling(self) -> bool:
+        """Some positions below `goal` were not launched yet."""
+        return self.launched < self.goal
+
+    @property
+    def decodable(self) -> bool:
+        """Its next token can be fed from `last_tokens`, and one more may be sampled."""
+        return self.goal <= self.launched < self.limit - 1
+
+    @property
+    def horizon(self) -> int:
+        """Positions that must have pages for it to be admitted: up to its next decode row."""
+        return min(max(self.goal, self.launched) + 1, self.limit - 1)
+
+    def forbids_end(self, position: int) -> bool:
+        """Whether `min_tokens` forbids ending with a token at `position`."""
+        return position - self.prompt_len < self.request.params.min_tokens
+
+    def restart(self) -> None:
+        """Forgets what was launched: everything known so far becomes prefill."""
+        self.launched = 0
+        self.goal = len(self.tokens)

@@ -1,0 +1,181 @@
+"""An engine's states and tables in device memory.
+
+Knows which axis counts what, and how rows and pages get there and back through pinned memory;
+knows no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.device_buffers import unit_bytes
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.executors.device import Event
+from spark_engine.runtime.executors.held import Held
+from spark_engine.runtime.executors.memory import Changed, Snapshot
+from spark_engine.tensors import Array, Bytes, TensorSpec
+
+STAGE = 32 << 20  # bytes of pinned memory that snapshots pass through
+NEAR = 4096  # bytes of unchanged rows that cost less than another copy
+Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
+
+
+class DeviceStates:
+    """The states of an engine in device memory, which `held` gives back."""
+
+    def __init__(self, held: Held, states: Iterable[StateInfo]) -> None:
+        self.arrays: Mapping[str, Array] = {}
+        self._gpu = held.gpu
+        self._infos = tuple(states)
+        self.addresses = {i.spec.name: held.zeros(i.spec.nbytes) for i in self._infos}
+        self._stage = held.pinned(STAGE)  # now, because pinning takes as long as many steps
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        return sum(unit_bytes(i.spec) for i in self._infos if i.unit == "slot")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        return sum(unit_bytes(i.spec) for i in self._infos if i.unit == "page")
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages, after every launch so far."""
+        where = list(pages)
+        rows, paged = {}, {}
+        for info in self._infos:
+            dims, dtype = info.spec.dims[1:], info.spec.dtype.numpy
+            if info.unit == "slot":
+                rows[info.spec.name] = np.empty(dims, dtype)
+            else:
+                paged[info.spec.name] = np.empty((len(where), *dims), dtype)
+        snapshot = Snapshot(rows, paged)
+        for batch in _batches(self._parts(snapshot, slot, where)):
+            stage = self._staged(batch)
+            for (address, _), part in zip(batch, stage, strict=True):
+                self._gpu.download(part, address)
+            self._gpu.wait()
+            for (_, host), part in zip(batch, stage, strict=True):
+                host[:] = part
+        return snapshot
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        for batch in _batches(self._parts(snapshot, slot, list(pages))):
+            for (address, host), part in zip(batch, self._staged(batch), strict=True):
+                part[:] = host
+                self._gpu.upload(address, part)
+            self._gpu.wait()
+
+    def _parts(self, snapshot: Snapshot, slot: int, pages: list[int]) -> Iterator[Part]:
+        """Every stretch of the device and its place in the snapshot; neighbours are joined."""
+        for info in self._infos:
+            spec, size = info.spec, unit_bytes(info.spec)
+            if info.unit == "slot":
+                host, runs = snapshot.rows[spec.name], [(slot, 0, 1)]
+            else:
+                host, runs = snapshot.pages[spec.name], list(_runs(pages))
+                if len(host) != len(pages):
+                    raise ValueError(f"{len(host)} pages were saved, {len(pages)} are given")
+            source = raw(host)
+            for unit, index, count in runs:
+                part = source[index * size : (index + count) * size]
+                at = self.addresses[spec.name] + unit * size
+                for start in range(0, len(part), STAGE):
+                    yield at + start, part[start : start + STAGE]
+
+    def _staged(self, batch: list[Part]) -> list[Bytes]:
+        """Pinned memory for the parts, one after the other."""
+        self._gpu.use()
+        ends = np.cumsum([len(host) for _, host in batch]).tolist()
+        return [self._stage[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Pinned copies of all tables, and when the device has read what was staged last."""
+
+    tables: Mapping[str, Bytes]  # [rows, bytes]
+    copied: Event
+
+
+class DeviceTables:
+    """The tables in device memory, which `held` gives back.
+
+    Rows pass through two sets of pinned memory in turn: a step's copies are done before the step
+    after the next is planned, so that no write waits for a running step.
+    """
+
+    def __init__(self, held: Held, specs: Iterable[TensorSpec]) -> None:
+        self._gpu = held.gpu
+        kept = tuple(specs)
+        self.addresses = {spec.name: held.zeros(spec.nbytes) for spec in kept}
+        self._stages = [
+            _Stage(
+                {s.name: held.pinned(s.nbytes).reshape(s.dims[0], -1) for s in kept}, held.event()
+            )
+            for _ in range(2)
+        ]
+
+    def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
+        """Queues copies of these rows, for every launch from here on."""
+        self._gpu.use()
+        self._stages.reverse()
+        stage = self._stages[0]
+        self._gpu.wait_for(stage.copied)
+        for name, slots in changed.items():
+            rows = stage.tables[name]
+            width, source = rows.shape[1], raw(tables[name]).reshape(rows.shape)
+            for first, end in _spans(slots, NEAR // width):
+                rows[first:end] = source[first:end]
+                self._gpu.upload(self.addresses[name] + first * width, rows[first:end])
+        self._gpu.record(stage.copied)
+
+    def write_all(self, tables: Mapping[str, Array]) -> None:
+        """Queues copies of all rows."""
+        rows = next(iter(self._stages)).tables
+        self.write(tables, {name: range(len(table)) for name, table in rows.items()})
+
+
+def raw(array: Array) -> Bytes:
+    """The bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _spans(slots: Collection[int], gap: int) -> Iterator[tuple[int, int]]:
+    """Ascending [first, end) over `slots`, joined over up to `gap` others."""
+    ordered = sorted(slots)
+    first = last = ordered[0]
+    for slot in ordered[1:]:
+        if slot - last - 1 > gap:
+            yield first, last + 1
+            first = slot
+        last = slot
+    yield first, last + 1
+
+
+def _runs(pages: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(page, its index, how many) of stretches of neighbouring pages."""
+    start = 0
+    for i in range(1, len(pages) + 1):
+        if i == len(pages) or pages[i] != pages[i - 1] + 1:
+            yield pages[start], start, i - start
+            start = i
+
+
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The parts in order, as many at once as the stage holds."""
+    batch: list[Part] = []
+    size = 0
+    for part in parts:
+        if size + len(part[1]) > STAGE:
+            yield batch
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part[1])
+    if batch:
+        yield batch

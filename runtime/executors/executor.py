@@ -1,0 +1,58 @@
+"""What an executor is: one compiled bucket that can be run over named buffers.
+
+Knows no executor; the table that names them is in `runtime/engine/load.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_engine.tensors import Array, TensorSpec
+
+Wait = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Specs:
+    """What one engine reads and writes; the names are those of docs/graph.md."""
+
+    inputs: tuple[TensorSpec, ...]  # steps and tables, host-written
+    states: tuple[TensorSpec, ...]  # updated in place by run
+    outputs: tuple[TensorSpec, ...]
+
+
+class Executor(Protocol):
+    """One bucket of one engine, loaded. Not thread-safe: one thread owns it."""
+
+    @property
+    def specs(self) -> Specs:
+        """The buffers `run` expects."""
+        ...
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        """Runs one step over `buffers`, which holds every input, state and output by name.
+
+        States are updated in place, outputs are written in place; nothing is allocated that
+        outlives the call. An executor with states of its own (`Loaded.store`) works on those
+        when `buffers` holds none. Raises ExecutorError when a buffer is missing or misshapen.
+        """
+        ...
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """Starts `run` and returns what blocks until its outputs can be read.
+
+        Launches run in the order of their start, over all buckets of an engine. Tables are
+        read as they are at this call, or as they were last written to `Loaded.sink` where an
+        engine has one (`run` reads `buffers` in any case). Steps, states that the step names by
+        slot or page, and outputs belong to the executor until the wait returned. A device may
+        leave outputs of more than `device_buffers.WIDE` bytes a row unwritten, which `run`
+        writes. A synchronous executor does everything here and returns a function that does
+        nothing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the executor holds. May be called twice."""
+        ...

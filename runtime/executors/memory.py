@@ -1,0 +1,219 @@
+"""Every array that engines share: states, tables, step inputs and outputs, allocated once.
+
+Knows names, shapes and which axis counts what; knows no op, and not which slot is whose. Every
+bucket of a family works on the first rows of the same arrays. Tables, steps and outputs are host
+arrays for every executor; states lie in a `States`, which a device keeps to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from spark_engine.errors import EngineError
+from spark_engine.interface import STATE_OUT
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.executors.executor import Specs
+from spark_engine.tensors import Array, TensorSpec
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+BucketKey = tuple[str, int]  # family, rows
+_FILL = {"page_table": -1, "bias_ids": -1}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One sequence's states: its slot's rows and its pages, by state name."""
+
+    rows: Mapping[str, Array]
+    pages: Mapping[str, Array]  # axis 0: the sequence's pages in order
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the copies take."""
+        return sum(a.nbytes for part in (self.rows, self.pages) for a in part.values())
+
+
+class States(Protocol):
+    """Where the states of an engine lie, and how one sequence's part is copied out and in."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """The states by name; empty where the host cannot reach them."""
+        ...
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        ...
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages, after every launch so far."""
+        ...
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        ...
+
+
+Changed = Mapping[str, Collection[int]]  # slots by table
+
+
+class TableSink(Protocol):
+    """A device's copies of the tables."""
+
+    def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
+        """Brings these rows to the device, for every launch from here on."""
+        ...
+
+
+class HostStates:
+    """States as host arrays."""
+
+    def __init__(self, states: Iterable[StateInfo]) -> None:
+        infos = tuple(states)
+        self.arrays = {info.spec.name: allocate(info.spec) for info in infos}
+        self._by_slot = tuple(i.spec.name for i in infos if i.unit == "slot")
+        self._by_page = tuple(i.spec.name for i in infos if i.unit == "page")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        return sum(self.arrays[name][0].nbytes for name in self._by_slot)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        return sum(self.arrays[name][0].nbytes for name in self._by_page)
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages."""
+        where = np.fromiter(pages, np.intp)
+        rows = {name: self.arrays[name][slot].copy() for name in self._by_slot}
+        return Snapshot(rows, {name: self.arrays[name][where] for name in self._by_page})
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        where = np.fromiter(pages, np.intp)
+        for name, row in snapshot.rows.items():
+            self.arrays[name][slot] = row
+        for name, saved in snapshot.pages.items():
+            self.arrays[name][where] = saved
+
+
+class Memory:
+    """The arrays of one engine on the host, and its states wherever they are.
+
+    `states` and `tables` hold one array each; step inputs and outputs exist `sets` times, so
+    that a step can be filled while the previous one is in flight. `store` keeps the states when
+    an executor brings its own, and `sink` is where changed table rows are to be sent. Raises
+    EngineError when a bucket's specs do not fit the manifest's.
+    """
+
+    def __init__(
+        self,
+        states: Iterable[StateInfo],
+        tables: Iterable[TensorSpec],
+        buckets: Mapping[BucketKey, Specs],
+        sets: int = 1,
+        store: States | None = None,
+        sink: TableSink | None = None,
+    ) -> None:
+        self._store: States = HostStates(states) if store is None else store
+        self._apart = store is not None
+        self.states = self._store.arrays
+        self.tables = {spec.name: allocate(spec) for spec in tables}
+        for name, value in _FILL.items():
+            if name in self.tables:
+                self.tables[name].fill(value)
+        self._sink = sink
+        # All rows at first: the device's tables hold nothing yet.
+        self._changed = {n: set(range(t.shape[0])) for n, t in self.tables.items() if sink}
+        self._buffers = [self._make_set(buckets) for _ in range(sets)]
+
+    def buffers(self, family: str, bucket: int, index: int) -> Mapping[str, Array]:
+        """Every host array that this bucket reads and writes, by name; `index` chooses the set."""
+        return self._buffers[index][family, bucket]
+
+    def mark(self, slot: int, names: Iterable[str] | None = None) -> None:
+        """Says that the slot's row of these tables, or of all, was written."""
+        for name in self._changed if names is None else names:
+            if name in self._changed:
+                self._changed[name].add(slot)
+
+    def flush(self) -> None:
+        """Sends the rows marked since the last flush to the device, if there is one."""
+        changed = {name: slots for name, slots in self._changed.items() if slots}
+        if changed and self._sink is not None:
+            self._sink.write(self.tables, changed)
+            self._changed = {name: set() for name in self._changed}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's rows over all states."""
+        return self._store.slot_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all states."""
+        return self._store.page_bytes
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        """Copies one sequence's slot rows and pages."""
+        return self._store.save(slot, pages)
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        """Writes a snapshot into a slot and as many pages as were saved."""
+        self._store.restore(snapshot, slot, pages)
+
+    def _make_set(self, buckets: Mapping[BucketKey, Specs]) -> dict[BucketKey, dict[str, Array]]:
+        """Buffers of every bucket; a family's buckets share the arrays of its largest."""
+        made: dict[BucketKey, dict[str, Array]] = {}
+        for family in sorted({family for family, _ in buckets}):
+            keys = sorted(key for key in buckets if key[0] == family)
+            own = {s.name: allocate(s) for s in self._own(buckets[keys[-1]])}
+            for key in keys:
+                made[key] = self._bucket_buffers(key, buckets[key], own)
+        return made
+
+    def _own(self, specs: Specs) -> list[TensorSpec]:
+        return [s for s in (*specs.inputs, *specs.outputs) if s.name not in self.tables]
+
+    def _bucket_buffers(
+        self, key: BucketKey, specs: Specs, own: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        buffers = {s.name: own[s.name][: s.dims[0]] for s in self._own(specs)}
+        shared = {**self.states, **self.tables}
+        states = () if self._apart else specs.states
+        for spec in (*states, *(s for s in specs.inputs if s.name in self.tables)):
+            if spec.name not in shared:
+                raise EngineError(f"{key}: state {spec.name} is not in the manifest; rebuild")
+            buffers[spec.name] = shared[spec.name]
+        for spec in states:
+            buffers[spec.name + STATE_OUT] = shared[spec.name]
+        for spec in (*specs.inputs, *states, *specs.outputs):
+            found = buffers[spec.name]
+            if (found.dtype, found.shape) != (spec.dtype.numpy, spec.dims):
+                raise EngineError(
+                    f"{key}: {spec.name} is {spec.dtype}{spec.dims} in the bucket and "
+                    f"{found.dtype}{found.shape} in the manifest; rebuild the engine"
+                )
+        return buffers
+
+
+def allocate(spec: TensorSpec) -> Array:
+    """A zeroed, aligned array of this dtype and shape."""
+    size = math.prod(spec.dims) * spec.dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    at = -raw.ctypes.data % ALIGNMENT
+    view: Array = raw[at : at + size].view(spec.dtype.numpy).reshape(spec.dims)
+    return view

@@ -1,0 +1,396 @@
+"""The native executor: cubins and launch records, replayed as one CUDA graph per bucket.
+
+Knows the payload of docs/engine_file.md and no op. One `NativeEngine` owns the device for all
+buckets of an engine: weights, states, tables and the arena exist once. Buckets run in the order of
+their launch on one stream, so they may share every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spark_engine.device_buffers import Block, Buffers
+from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
+from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.runtime.executors.device import Event, Function, Gpu, Graph
+from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
+from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.held import Held
+from spark_engine.runtime.executors.program import Number, Operand, Place, Program, Record
+from spark_engine.runtime.executors.upload import upload_file
+from spark_engine.tensors import Array, Bytes
+from spark_engine.weights_file import read_index
+
+MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
+Mark = Callable[[str], None]  # told the name of each stage that has ended
+# Taken by the engine that is open: like the device's context, one for the whole process.
+_TURN = threading.Lock()
+
+
+class NativeEngine:
+    """The device's owner: what all buckets of one engine share.
+
+    `check` is given the free bytes of the device before anything is allocated, and raises when
+    the engine does not fit. The weights are verified while they are copied. Raises EngineError
+    when a byte of them is not the manifest's, and where blocks that wait for one another may not
+    all be running: beside another engine of this process, or under MPS. Closed with its last
+    executor, or by `close`.
+    """
+
+    def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
+        manifest, path = folder.manifest, folder.weights_path
+        buckets = manifest.buckets
+        self._executors: list[NativeExecutor] = []
+        with ExitStack() as undo:
+            _take_turn()
+            undo.callback(_TURN.release)
+            self.gpu = Gpu()
+            undo.callback(self.gpu.close)
+            _refuse_mps(self.gpu)
+            held = Held(self.gpu)
+            undo.callback(held.close)
+            self._kernels = _Kernels(self.gpu)
+            check(self.gpu.free_bytes)
+            mark("device")
+            digests = partial(folder.check_chunk, WEIGHTS)
+            weights = upload_file(held, path, CHUNK_BYTES, digests)
+            mark("weights")
+            self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
+            self.states = DeviceStates(held, manifest.states)
+            self.tables = DeviceTables(held, manifest.tables)
+            self.arena_bytes = max(b.arena_bytes for b in buckets)
+            self.arena = held.zeros(self.arena_bytes)
+            self.zeroed_bytes = max(b.zeroed_bytes for b in buckets)
+            self.zeroed = held.zeros(self.zeroed_bytes)
+            self.wide_bytes = max(b.wide_bytes for b in buckets)
+            self.wide = held.zeros(self.wide_bytes)
+            self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
+            self.gpu.wait()
+            mark("memory")
+            self._undo = undo.pop_all()
+
+    def open(
+        self, header: EngineHeader, payload: bytes, folder: Path, threads: int
+    ) -> NativeExecutor:
+        """A bucket, captured; also one of another payload, beside those of the manifest.
+
+        Raises EngineError when the payload is not what it should be, wants more memory than the
+        manifest's buckets, or has launches whose blocks do not all run at once on this GPU.
+        """
+        self.gpu.use()
+        self._executors.append(NativeExecutor(self, header, payload))
+        return self._executors[-1]
+
+    def function(self, cubin: bytes, symbol: str, shared: int) -> Function:
+        """A kernel of a cubin, allowed `shared` bytes of dynamic shared memory."""
+        return self._kernels.find(cubin, symbol, shared)
+
+    def release(self, executor: NativeExecutor) -> None:
+        """One executor was closed; the last one takes the device's memory with it."""
+        self._executors.remove(executor)
+        if not self._executors:
+            self._undo.close()
+
+    def close(self) -> None:
+        """Closes its executors and gives everything back. May be called twice."""
+        for executor in tuple(self._executors):
+            executor.close()
+        self._undo.close()
+
+
+def _take_turn() -> None:
+    if not _TURN.acquire(blocking=False):
+        raise EngineError(
+            "this process has an engine open on the GPU already, and blocks of two could wait for "
+            "one another without end: close that one first, or open this one in another process"
+        )
+
+
+def _refuse_mps(gpu: Gpu) -> None:
+    if gpu.shared_by_mps:
+        raise EngineError(
+            "this GPU is shared through NVIDIA MPS, where blocks that wait for one another may "
+            "lack those of another process's place: run without MPS (`echo quit | "
+            "nvidia-cuda-mps-control` stops it), where processes take turns"
+        )
+
+
+class _Kernels:
+    """The kernels of all buckets. What several buckets hold is loaded once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._modules: dict[bytes, Any] = {}
+        self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
+
+    def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
+        """The kernel, allowed at least `shared` bytes, and what any bucket asked before."""
+        digest = hashlib.sha256(cubin).digest()
+        if digest not in self._modules:
+            self._modules[digest] = self._gpu.module(cubin)
+        key = digest, symbol
+        if key not in self._found:
+            self._found[key] = self._gpu.function(self._modules[digest], symbol), 0
+        function, allowed = self._found[key]
+        if shared > allowed:
+            self._gpu.allow_shared(function, shared)
+            self._found[key] = function, shared
+        return function
+
+
+@dataclass(frozen=True)
+class _Staging:
+    """Pinned copies of one set of host buffers, and when their last launch is done."""
+
+    buffers: Mapping[str, Array]
+    steps: Bytes
+    outputs: Bytes
+    done: Event
+    fed: tuple[tuple[str, Array], ...]  # views of `steps`
+    read: tuple[tuple[str, Array], ...]  # views of `outputs`
+
+
+@dataclass(frozen=True)
+class Queued:
+    """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself."""
+
+    node: str
+    symbol: str
+    queue: Callable[[], None]
+
+
+class NativeExecutor:
+    """One bucket: a CUDA graph over the engine's memory."""
+
+    def __init__(self, engine: NativeEngine, header: EngineHeader, payload: bytes) -> None:
+        self._engine, self._gpu = engine, engine.gpu
+        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self._label = f"{header.family} {header.rows}"
+        self._staged: list[_Staging] = []
+        self._buffers = Buffers.of(header, engine.tables.addresses)
+        self._held = Held(self._gpu)
+        try:
+            self._check_specs()
+            self._steps = self._held.zeros(self._buffers.steps.nbytes)
+            self._outputs = self._held.zeros(self._buffers.outputs.nbytes)
+            larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
+            self._wide = self._held.zeros(self._buffers.wide.nbytes) if larger else engine.wide
+            self._addresses = self._places()
+            self._graph = self._capture(payload)
+        except BaseException:
+            self._held.close()
+            raise
+        self._open = True
+
+    @property
+    def specs(self) -> Specs:
+        """The buffers `run` expects."""
+        return self._specs
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device that the bucket runs on."""
+        return self._gpu
+
+    def launches(self, payload: bytes) -> list[Queued]:
+        """The launches of the payload that the bucket was opened with, in order, for measurement.
+
+        Queued one after the other they are a step over the inputs of the last one; states move on.
+        """
+        self._gpu.use()
+        program = self._read(payload)
+        kernels = [self._engine.function(k.cubin, k.symbol, k.shared) for k in program.kernels]
+        queued = []
+        for record in program.launches:
+            function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
+            self._check_room(function, symbol, record)
+            args = [self._value(arg) for arg in record.args]
+            queue = self._gpu.prepare(function, record.shape, args)
+            queued.append(Queued(record.node, symbol, queue))
+        return queued
+
+    def address(self, place: Place) -> int:
+        """Where an operand of a launch lies on the device."""
+        return int(self._value(place))
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        """One step to its end; every output is copied.
+
+        States that `buffers` holds are brought to the device before and fetched after.
+        """
+        self._gpu.use()
+        states = [s for s in self._specs.states if s.name in buffers]
+        for spec in states:
+            self._gpu.upload(self._engine.states.addresses[spec.name], buffers[spec.name])
+        self._engine.tables.write_all(buffers)
+        self.launch(buffers)()
+        for spec in states:
+            self._gpu.download(buffers[spec.name], self._engine.states.addresses[spec.name])
+        for field in self._buffers.wide.fields:
+            self._gpu.download(buffers[field.spec.name], self._wide + field.offset)
+        self._gpu.wait()
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """Queues the step; the wait copies what was read into `buffers`.
+
+        One copy up, one graph, one copy down, one event: nothing here allocates or waits. Tables
+        are those last written to `NativeEngine.tables`.
+        """
+        if not self._open:
+            raise ExecutorError(f"{self._label} was closed")
+        self._gpu.use()
+        staging = self._staging(buffers)
+        for name, view in staging.fed:
+            view[...] = buffers[name]
+        self._gpu.upload(self._steps, staging.steps)
+        self._gpu.replay(self._graph)
+        self._gpu.download(staging.outputs, self._outputs)
+        self._gpu.record(staging.done)
+
+        def wait() -> None:
+            if not self._open:  # the copies are gone
+                raise ExecutorError(f"{self._label} was closed")
+            self._gpu.use()
+            self._gpu.wait_for(staging.done)
+            for name, view in staging.read:
+                buffers[name][...] = view
+
+        return wait
+
+    def close(self) -> None:
+        """Frees the bucket's own memory. May be called twice."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._held.close()
+        finally:
+            self._engine.release(self)
+
+    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
+        for known in self._staged:
+            if known.buffers is buffers:
+                return known
+        self._check(buffers)
+        if len(self._staged) == MAX_STAGED:
+            oldest = self._staged.pop(0)
+            self._gpu.wait_for(oldest.done)
+            steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
+        else:
+            steps = self._held.pinned(self._buffers.steps.nbytes)
+            outputs = self._held.pinned(self._buffers.outputs.nbytes)
+            done = self._held.event()
+        fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
+        read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
+        made = _Staging(buffers, steps, outputs, done, fed, read)
+        self._staged.append(made)
+        return made
+
+    def _check(self, buffers: Mapping[str, Array]) -> None:
+        for spec in (*self._specs.inputs, *self._specs.outputs):
+            array = buffers.get(spec.name)
+            if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
+                found = "missing" if array is None else f"{array.dtype}{array.shape}"
+                raise ExecutorError(
+                    f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}"
+                )
+            if not array.flags.c_contiguous:
+                raise ExecutorError(f"buffer {spec.name} is not contiguous")
+
+    def _check_specs(self) -> None:
+        """Holds tables and states to the manifest's, by which they were allocated."""
+        kept = self._engine.specs
+        tables = (s for s in self._specs.inputs if s.name in self._engine.tables.addresses)
+        for spec in (*tables, *self._specs.states):
+            if spec != kept.get(spec.name):
+                raise EngineError(
+                    f"the {self._label} bucket has {spec}, the manifest {kept.get(spec.name)}; "
+                    "rebuild the engine with spark-build"
+                )
+
+    def _read(self, payload: bytes) -> Program:
+        try:
+            program = Program.read(payload)
+            for record in program.launches:
+                for arg in record.args:
+                    self._value(arg)
+        except (KeyError, ValueError) as error:
+            raise EngineError(
+                f"the {self._label} bucket's launches are not readable ({error!r}); rebuild the "
+                "engine with spark-build"
+            ) from error
+        for kind, wanted, there in (
+            ("scratch", program.arena_bytes, self._engine.arena_bytes),
+            ("zeroed", program.zeroed_bytes, self._engine.zeroed_bytes),
+        ):
+            if wanted > there:
+                raise EngineError(
+                    f"the {self._label} bucket wants {wanted} bytes of {kind} memory, "
+                    f"the engine has {there}; rebuild the engine with spark-build"
+                )
+        return program
+
+    def _check_room(self, function: Function, symbol: str, record: Record) -> None:
+        """Blocks of one launch that wait for one another must all run at once."""
+        if not record.resident:
+            return
+        room = self._gpu.resident_blocks(function, record.shape)
+        blocks = math.prod(record.shape.grid)
+        if blocks > room:
+            raise EngineError(
+                f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
+                f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
+                f"multiprocessors) runs {room} at once: use a whole GPU of the kind that the "
+                "engine was built for (no MIG slice), or rebuild with --target cpu"
+            )
+
+    def _capture(self, payload: bytes) -> Graph:
+        """Loads the cubins, runs every launch once over inert rows, and records them."""
+        launches = self.launches(payload)
+        self._fill_inert()
+
+        def queue_all() -> None:
+            for launch in launches:
+                launch.queue()
+
+        queue_all()
+        self._gpu.wait()
+        return self._held.graph(queue_all)
+
+    def _fill_inert(self) -> None:
+        for field in self._buffers.steps.fields:
+            byte = 0xFF if field.spec.name == "slots" else 0
+            self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
+
+    def _places(self) -> Mapping[str, Mapping[str, int]]:
+        """Addresses of what launches name, by kind and name."""
+        engine, buffers = self._engine, self._buffers
+
+        def of(block: Block, address: int) -> dict[str, int]:
+            return {f.spec.name: address + f.offset for f in block.fields}
+
+        states = {s.name: engine.states.addresses[s.name] for s in self._specs.states}
+        return {
+            "weight": engine.weights,
+            "state": states,
+            "input": {**engine.tables.addresses, **of(buffers.steps, self._steps)},
+            "output": {**of(buffers.outputs, self._outputs), **of(buffers.wide, self._wide)},
+        }
+
+    def _value(self, arg: Operand) -> int | float:
+        """A number as it is, and a place in memory as its address."""
+        if isinstance(arg, Number):
+            return arg.value
+        if arg.kind == "arena":
+            return self._engine.arena + arg.offset
+        if arg.kind == "zeroed":
+            return self._engine.zeroed + arg.offset
+        return self._addresses[arg.kind][arg.name]

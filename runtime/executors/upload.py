@@ -1,0 +1,101 @@
+"""A file into device memory: read once, hashed while it is copied, by several threads.
+
+Knows files, pinned memory and chunks; knows neither what the bytes mean nor what their digests
+should be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from spark_engine.errors import EngineError
+from spark_engine.runtime.executors.device import Event, Gpu
+from spark_engine.runtime.executors.held import Held
+from spark_engine.tensors import Bytes
+
+PIECE = 4 << 20  # bytes read, queued and hashed at once: still in the core's cache when hashed
+STAGES = 2  # pieces of one thread: one is copied while the next is read
+MAX_LANES = 16  # threads; PCIe is full before that
+Check = Callable[[int, str], None]  # (chunk's number, its hex sha256) -> None, or raises
+
+
+def upload_file(held: Held, path: Path, chunk: int, check: Check, lanes: int = 0) -> int:
+    """Address of the whole file in device memory, which `held` gives back.
+
+    `chunk` bytes at a time are read, hashed and handed to `check`, whose error ends the upload;
+    the caller must use nothing of the file before this returned. `lanes` threads, 0 for one per
+    core. Raises EngineError when the file is cut meanwhile.
+    """
+    size = path.stat().st_size
+    chunks = -(-size // chunk)
+    lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
+    address = held.memory(size)
+    with closing(Held(held.gpu)) as own:
+        stages = own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
+        copied = [[own.event() for _ in range(STAGES)] for _ in range(lanes)]
+        job = _Job(held.gpu, path, size, chunk, address, check)
+        with ThreadPoolExecutor(lanes, "upload") as pool:
+            running = [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]
+            try:
+                for done in running:
+                    done.result()
+            except BaseException:  # Ctrl-C comes here, and the pool waits for its threads
+                job.stop()
+                raise
+    return address
+
+
+class _Job:
+    """One upload, shared by its threads."""
+
+    def __init__(
+        self, gpu: Gpu, path: Path, size: int, chunk: int, address: int, check: Check
+    ) -> None:
+        self._gpu, self._path, self._size = gpu, path, size
+        self._chunk, self._address, self._check = chunk, address, check
+        self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Lets every thread end after the chunk that it is at."""
+        self._stopped = True
+
+    def run(self, stages: Bytes, copied: list[Event]) -> None:
+        """Takes chunks until none is left or another thread failed."""
+        self._gpu.use()
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                for start in self._starts:
+                    if self._stopped:
+                        return
+                    digest = self._move(file.fileno(), start, stages, copied)
+                    self._check(start // self._chunk, digest)
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def _move(self, file: int, start: int, stages: Bytes, copied: list[Event]) -> str:
+        """Brings one chunk to the device; its digest."""
+        digest = hashlib.sha256()
+        end = min(start + self._chunk, self._size)
+        for turn, at in enumerate(range(start, end, PIECE)):
+            stage = stages[turn % STAGES][: min(PIECE, end - at)]
+            self._gpu.wait_for(copied[turn % STAGES])
+            self._read(file, at, stage)
+            self._gpu.upload(self._address + at, stage)
+            self._gpu.record(copied[turn % STAGES])
+            digest.update(stage)
+        return digest.hexdigest()
+
+    def _read(self, file: int, at: int, stage: Bytes) -> None:
+        view = stage.data
+        while view:
+            count = os.preadv(file, [view], at)
+            if not count:
+                raise EngineError(f"{self._path} was cut while it was read; rebuild the engine")
+            view, at = view[count:], at + count

@@ -1,0 +1,1 @@
+"""HTTP, the engine process and what travels between them."""

@@ -1,0 +1,114 @@
+"""All choices of one HTTP request on their way through the engine.
+
+Knows the engine client and text streams. Knows no HTTP and no JSON. Whatever happens (an error,
+a client that leaves, a deadline), nothing of the request stays behind in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from spark_engine.errors import CapacityError, InternalError
+from spark_engine.runtime.engine.request import FinishReason, Request
+from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
+from spark_engine.runtime.server.metrics import Metrics, Stopwatch
+from spark_engine.runtime.text.text import Piece, TextStream
+
+
+class GenerationFailed(InternalError):
+    """The engine gave a request up, for instance because its logits were not finite."""
+
+
+class TimedOut(CapacityError):
+    """The request took longer than the server allows."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer that is wanted: what goes to the engine, and the text that comes of it."""
+
+    request: Request
+    stream: TextStream
+
+
+class Generation:
+    """One request in flight. `slots` is the engine's max_seqs, `timeout_s` None for no limit.
+
+    The constructor submits: it raises Busy or EngineDied.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        metrics: Metrics,
+        choices: Sequence[Choice],
+        slots: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._client = client
+        self._choices = choices
+        self._box: Mailbox = asyncio.Queue()
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        ids = client.submit([c.request for c in choices], self._box, slots)
+        self._open = {number: i for i, number in enumerate(ids)}
+        self._watches = [Stopwatch(metrics) for _ in choices]
+        # choices of one prompt share its tokens; what counts is what the engine reads
+        metrics.accepted(sum(len(c.request.prompt) for c in choices))
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(index of the choice, what is new in it), until every choice has finished.
+
+        Raises RequestError when the engine refuses, EngineDied, GenerationFailed, TimedOut.
+        """
+        try:
+            while self._open:
+                answer = await self._next()
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer.finish is FinishReason.ERROR:
+                    raise GenerationFailed(answer.message or "the engine gave the request up")
+                index = self._open.get(answer.request_id)
+                if index is None:
+                    continue  # it had ended by a stop string before the engine knew
+                piece = self._choices[index].stream.push(answer)
+                self._note(index, answer.request_id, piece, answer.finish is not None)
+                yield index, piece
+        except Exception:
+            self._end("error")
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancels what has not finished. May be called twice."""
+        self._end("cancelled")
+
+    def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
+        if piece.token is not None:
+            self._watches[index].token()
+        if piece.finish is None:
+            return
+        self._watches[index].end(piece.finish.value)
+        del self._open[number]
+        if not ended:
+            self._client.cancel(number)
+
+    def _end(self, reason: str) -> None:
+        for number, index in self._open.items():
+            self._client.cancel(number)
+            self._watches[index].end(reason)
+        self._open = {}
+
+    async def _next(self) -> Answer:
+        if self._deadline is None:
+            return await self._box.get()
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                return await self._box.get()
+        except TimeoutError:
+            words = f"the request took more than {self._timeout_s:g} s; ask for fewer tokens"
+            raise TimedOut(words) from None

@@ -1,0 +1,107 @@
+"""What the HTTP process and the engine process say to each other.
+
+MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. Request ids in these
+messages are the HTTP process's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Event, Request
+
+
+class Submit(msgspec.Struct, tag=True, frozen=True):
+    """Run this request under the id `id`."""
+
+    id: int
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """End the request; unknown ids are ignored, since it may have ended by itself."""
+
+    id: int
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Answer with a Batch, whatever there is to say."""
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """The engine's counters. Counts since the start, but for the first four."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # share of the KV pages that are taken, 0…1
+    free_slots: int = 0
+    preemptions: int = 0
+    steps: int = 0  # rises with every step: what the watchdog looks at
+    buckets: dict[str, int] = {}  # launches per bucket, e.g. {"decode_b4": 17}
+    padded_rows: int = 0  # rows launched without a sequence
+    errors: int = 0  # requests ended because their logits were not finite
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the HTTP process must know of an engine. `generation` is generation_config.json."""
+
+    name: str
+    limits: Limits
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any] = {}
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine is loaded."""
+
+    info: EngineInfo
+
+
+class Batch(msgspec.Struct, tag=True, frozen=True):
+    """What one step brought, and the counters after it."""
+
+    events: list[Event]
+    stats: Stats
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    """The engine did not take the request. `busy`: it may be sent again later."""
+
+    id: int
+    message: str
+    busy: bool
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The engine process is about to leave. `user`: something outside the program is wrong."""
+
+    message: str
+    user: bool
+
+
+Command = Submit | Cancel | Ping
+Report = Ready | Batch | Refused | Failed
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings travel as dicts
+_COMMANDS = msgspec.msgpack.Decoder(Command)
+_REPORTS = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """Bytes of one message."""
+    return _ENCODER.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    """The inverse of `encode` in the engine process."""
+    command: Command = _COMMANDS.decode(data)
+    return command
+
+
+def decode_report(data: bytes) -> Report:
+    """The inverse of `encode` in the HTTP process."""
+    report: Report = _REPORTS.decode(data)
+    return report

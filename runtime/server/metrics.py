@@ -1,0 +1,133 @@
+"""What /metrics shows: our own `spark:` names, and vLLM's for the boards that are keyed on them.
+
+Knows names and labels. Counts what the HTTP process sees; the engine's own counters are read from
+its latest report at each scrape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from spark_engine.runtime.server.ipc import Stats
+
+PREFIXES = ("spark:", "vllm:")
+FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
+BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800)
+Read = Callable[[], tuple[Stats, float]]
+
+
+class Metrics:
+    """The counters of one server. `read` gives the engine's counters and its last step's age."""
+
+    def __init__(self, model: str, read: Read) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(model, read))
+        self._model = model
+        self._prompt = self._counters("prompt_tokens", "Prompt tokens of accepted requests")
+        self._generated = self._counters("generation_tokens", "Tokens generated")
+        self._ended = self._counters("request_success", "Requests ended", "finished_reason")
+        self._refused = self._counters("admission_rejections", "Requests refused: queue full")
+        self._first = self._times("time_to_first_token_seconds", FIRST)
+        self._between = self._times("inter_token_latency_seconds", BETWEEN)
+        self._whole = self._times("e2e_request_latency_seconds", WHOLE)
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """A request went to the engine."""
+        for counter in self._prompt:
+            counter.labels(self._model).inc(prompt_tokens)
+
+    def refused(self) -> None:
+        """A request met a full queue."""
+        for counter in self._refused:
+            counter.labels(self._model).inc()
+
+    def token(self, seconds: float, first: bool) -> None:
+        """A token came, `seconds` after the request (the first) or after the one before."""
+        for counter in self._generated:
+            counter.labels(self._model).inc()
+        for times in self._first if first else self._between:
+            times.labels(self._model).observe(seconds)
+
+    def ended(self, reason: str, seconds: float) -> None:
+        """A choice ended, `seconds` after its request came."""
+        for counter in self._ended:
+            counter.labels(self._model, reason).inc()
+        for times in self._whole:
+            times.labels(self._model).observe(seconds)
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counters(self, name: str, text: str, *labels: str) -> list[Counter]:
+        names = ("model_name", *labels)
+        return [Counter(p + name, text, names, registry=self.registry) for p in PREFIXES]
+
+    def _times(self, name: str, buckets: tuple[float, ...]) -> list[Histogram]:
+        text, label = name.replace("_", " "), ["model_name"]
+        return [
+            Histogram(p + name, text, label, buckets=buckets, registry=self.registry)
+            for p in PREFIXES
+        ]
+
+
+class Stopwatch:
+    """The times of one choice, told to `metrics`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._start = self._last = time.monotonic()
+        self._first = True
+
+    def token(self) -> None:
+        """A token came."""
+        now = time.monotonic()
+        self._metrics.token(now - self._last, self._first)
+        self._last, self._first = now, False
+
+    def end(self, reason: str) -> None:
+        """The choice ended. Boards know a cancelled one as `abort`."""
+        reason = "abort" if reason == "cancelled" else reason
+        self._metrics.ended(reason, time.monotonic() - self._start)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, model: str, read: Read) -> None:
+        self._model = model
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape."""
+        stats, age = self._read()
+        for prefix in PREFIXES:
+            yield self._gauge(prefix + "num_requests_running", stats.running)
+            yield self._gauge(prefix + "num_requests_waiting", stats.waiting)
+            yield self._gauge(prefix + "kv_cache_usage_perc", stats.kv_usage)
+            yield self._counter(prefix + "num_preemptions", {"": stats.preemptions})
+            yield self._counter(prefix + "corrupted_requests", {"": stats.errors})
+        yield self._gauge("spark:free_slots", stats.free_slots)
+        yield self._gauge("spark:last_step_age_seconds", age)
+        yield self._counter("spark:engine_launches", stats.buckets, "bucket")
+        yield self._counter("spark:padded_rows", {"": stats.padded_rows})
+
+    def _gauge(self, name: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, _words(name), labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, values: dict[str, int], label: str = "") -> Metric:
+        labels = ["model_name", label] if label else ["model_name"]
+        family = CounterMetricFamily(name, _words(name), labels=labels)
+        for key, value in values.items():
+            family.add_metric([self._model, key] if label else [self._model], value)
+        return family
+
+
+def _words(name: str) -> str:
+    return name.partition(":")[2].replace("_", " ")

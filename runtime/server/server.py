@@ -1,0 +1,235 @@
+"""The server process: starts the engine process, serves HTTP, drains, and says how it ended.
+
+Knows processes, signals and deadlines; the endpoints are in `runtime/server/app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from spark_engine.errors import OptionError
+from spark_engine.runtime.server.app import Front, create_app
+from spark_engine.runtime.server.assets import read_text
+from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.server.connections import (
+    Connection,
+    Crowd,
+    raise_descriptor_limit,
+    room_for_connections,
+)
+from spark_engine.runtime.server.quiet import limit_log
+from spark_engine.runtime.server.service import Service
+
+M_MMAP_THRESHOLD = -3  # of malloc.h
+LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
+BACKLOG = 2048  # connections that the kernel may hold for us
+KEEP_ALIVE_S = 75  # above the usual idle times of clients' pools, or they meet closed connections
+FORCE_S = 5.0  # between the last word to the clients and closing on them
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to serve. Times in seconds; `timeout_s` None: requests may take as long as they like.
+
+    Attributes:
+        names: what the model is called in requests; empty: the engine's name.
+        max_queue: requests that may wait beyond those that run.
+        drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
+        stall_s: silence of the engine after which /health turns red.
+        grace_s: how long a server whose engine died still answers, before it exits.
+        allow_priority: requests may say how urgent they are, and put others back.
+        max_connections: connections at a time; fewer where descriptors do not suffice.
+        read_timeout_s: what the head of a request may take to arrive, and then its body.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    names: tuple[str, ...] = ()
+    max_queue: int = 256
+    timeout_s: float | None = None
+    drain_timeout_s: float = 30.0
+    stall_s: float = 60.0
+    grace_s: float = 5.0
+    allow_priority: bool = False
+    max_connections: int = 2048
+    read_timeout_s: float = 30.0
+
+
+def run(folder: Path, options: ServerOptions) -> int:
+    """Serves the engine in `folder` until a signal; returns the exit code.
+
+    Raises EngineError, CapacityError or OptionError when it cannot start.
+    """
+    waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
+    return asyncio.run(serve(worker_command(folder, waiting), folder, options))
+
+
+def worker_command(folder: Path, waiting: int) -> tuple[str, ...]:
+    """What starts the engine process, whose queue holds `waiting` requests."""
+    # -P: `python -m` would look in the current folder first, and a clone's root holds a
+    # `spark_engine` without the other rooms
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "spark_engine.runtime.server.worker",
+        str(folder),
+        str(waiting),
+    )
+
+
+async def serve(command: Sequence[str], folder: Path, options: ServerOptions) -> int:
+    """The same with another engine process: `command` gets the socket's address appended."""
+    limit_log()
+    _give_large_buffers_back()
+    descriptors = raise_descriptor_limit()
+    listener = _bind(options.host, options.port)
+    _warn_of_the_open_door(options, listener)
+    tokenizer, template = read_text(folder)
+    client = EngineClient(command, options.max_queue, options.stall_s)
+    service = None
+    try:
+        info = await client.start()
+        names = options.names or (info.name,)
+        service = Service(
+            client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
+        )
+        front = Front(service)
+        app = create_app(front, service, options.api_key)
+        crowd = Crowd(_connections(options, descriptors), options.read_timeout_s)
+        server = _Server(_config(app, crowd), front, client, options)
+        log.info("serving %s on http://%s:%d", names[0], *listener.getsockname()[:2])
+        return await server.run_until_done(listener)
+    finally:
+        listener.close()
+        if service is not None:
+            service.close()
+        await client.close()
+
+
+def _connections(options: ServerOptions, descriptors: int) -> int:
+    room = room_for_connections(descriptors)
+    if room < options.max_connections:
+        words = "at most %d connections: this process may open %d files (ulimit -n)"
+        log.warning(words, room, descriptors)
+    return min(room, options.max_connections)
+
+
+def _config(app: FastAPI, crowd: Crowd) -> uvicorn.Config:
+    # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
+    # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
+    return uvicorn.Config(
+        app,
+        http=cast(Any, partial(Connection, crowd)),
+        ws="none",
+        backlog=1,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+
+
+def _give_large_buffers_back() -> None:
+    """glibc learns from large buffers that were freed to keep the next ones, up to 64 MB of them;
+    a threshold that is set stays as it is."""
+    with contextlib.suppress(AttributeError, OSError):  # another libc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
+
+
+def _warn_of_the_open_door(options: ServerOptions, listener: socket.socket) -> None:
+    address = listener.getsockname()[0]
+    if options.api_key is None and not ip_address(address).is_loopback:
+        words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
+        log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our way down: drain, then cancel, then close; the exit code says why."""
+
+    def __init__(
+        self, config: uvicorn.Config, front: Front, client: EngineClient, options: ServerOptions
+    ) -> None:
+        super().__init__(config)
+        self._front = front
+        self._client = client
+        self._options = options
+        self._leave = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._signals = 0
+        self._code = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, and then the backlog as it should be."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
+    async def run_until_done(self, listener: socket.socket) -> int:
+        """Serves; returns the exit code."""
+        tasks = [asyncio.create_task(t) for t in (self._drain(), self._mourn())]
+        await self.serve([listener])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._code
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT. A second one does not wait for the drain."""
+        self._signals += 1
+        self._front.draining = True
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._leave.set)
+
+    async def _drain(self) -> None:
+        await self._leave.wait()
+        limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
+        while self._front.open and self._loop.time() < limit and self._signals < 2:
+            await asyncio.sleep(0.05)
+        if self._client.in_flight:
+            log.warning("cancelling %d requests", self._client.in_flight)
+            self._client.cancel_all()
+        await self._close_at_last()
+
+    async def _mourn(self) -> None:
+        await self._client.died.wait()
+        log.error("the engine is gone: %s", self._client.reason)
+        self._code = 1
+        await asyncio.sleep(self._options.grace_s)
+        self.should_exit = True
+        await self._close_at_last()
+
+    async def _close_at_last(self) -> None:
+        await asyncio.sleep(FORCE_S)
+        self.force_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet, so that nobody waits on a loading engine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        words = f"cannot serve on {host}:{port} ({error.strerror}); choose another --host or --port"
+        raise OptionError(words) from None
+    return listener

@@ -1,0 +1,222 @@
+"""The engine process: takes requests from a socket, steps the engine, sends what it yields.
+
+Knows the engine's loop; knows no HTTP and no text. It ends when its standard input closes, which
+is how it notices that its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from spark_engine.errors import CapacityError, UserError
+from spark_engine.progress import Progress
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.server.assets import describe
+from spark_engine.runtime.server.ipc import (
+    Batch,
+    Cancel,
+    EngineInfo,
+    Failed,
+    Ready,
+    Refused,
+    Report,
+    Stats,
+    Submit,
+    decode_command,
+    encode,
+)
+
+LINGER_MS = 1000  # for the last message on the way out
+
+
+class Steppable(Protocol):
+    """What the loop needs of an engine; `runtime/engine/engine.py` is one. One thread owns it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` has nothing to do."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Queues the request and returns its id. Raises RequestError or CapacityError."""
+        ...
+
+    def cancel(self, request_id: int) -> bool:
+        """Ends the request, if it still runs; its last event comes with the next step."""
+        ...
+
+    def step(self) -> Sequence[Event]:
+        """One turn of the loop."""
+        ...
+
+    def fail(self, message: str) -> Sequence[Event]:
+        """Ends every request with ERROR, after `step` raised."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """The counters by name."""
+        ...
+
+
+Opened = tuple[EngineInfo, Steppable]
+
+
+class Worker:
+    """The loop between one socket and one engine."""
+
+    def __init__(self, socket: zmq.Socket[bytes], info: EngineInfo, engine: Steppable) -> None:
+        self._socket = socket
+        self._info = info
+        self._engine = engine
+        self._outer: dict[int, int] = {}  # engine's id: HTTP process's id
+        self._inner: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Drain, step, send; sleeps in the poll while there is nothing to step."""
+        self._send(Ready(self._info))
+        while True:
+            asked = self._drain()
+            events = [] if self._engine.idle else self._step()
+            if events or asked:
+                self._report(events)
+
+    def _step(self) -> Sequence[Event]:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            # Every client is told before the process leaves with the error.
+            with contextlib.suppress(Exception):
+                self._report(self._engine.fail(describe_error(error)))
+            raise
+
+    def _report(self, events: Sequence[Event]) -> None:
+        stats = summarise(self._engine.stats())
+        self._send(Batch([self._outgoing(e) for e in events], stats))
+
+    def _drain(self) -> bool:
+        """Handles every waiting command. True when there was one."""
+        asked = False
+        timeout = None if self._engine.idle else 0
+        while self._socket.poll(timeout):
+            self._handle(self._socket.recv())
+            asked, timeout = True, 0
+        return asked
+
+    def _handle(self, data: bytes) -> None:
+        command = decode_command(data)
+        if isinstance(command, Submit):
+            self._submit(command)
+        elif isinstance(command, Cancel) and command.id in self._inner:
+            self._engine.cancel(self._inner[command.id])
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            number = self._engine.submit(command.request)
+        except UserError as error:
+            self._send(Refused(command.id, str(error), isinstance(error, CapacityError)))
+            return
+        self._outer[number], self._inner[command.id] = command.id, number
+
+    def _outgoing(self, event: Event) -> Event:
+        outer = self._outer[event.request_id]
+        if event.finish is not None:
+            del self._outer[event.request_id], self._inner[outer]
+        return Event(outer, *event[1:])
+
+    def _send(self, report: Report) -> None:
+        self._socket.send(encode(report))
+
+
+def serve(address: str, open_engine: Callable[[], Opened]) -> int:
+    """Runs the process until its parent leaves or the engine fails; returns the exit code.
+
+    `address` is `ipc://` and a path in a folder of its own.
+    """
+    _leave_with_the_parent(Path(address.removeprefix("ipc://")))
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)  # the HTTP process bounds what is on the way
+    socket.linger = LINGER_MS
+    socket.connect(address)
+    try:
+        opened = open_engine()
+        gc.collect()
+        gc.freeze()  # what was loaded stays: a collection in a step need not look at it
+        Worker(socket, *opened).run()
+    except Exception as error:
+        user = isinstance(error, UserError)
+        if not user:
+            traceback.print_exc()
+        socket.send(encode(Failed(describe_error(error), user)))
+        return 2 if user else 1
+    finally:
+        socket.close()
+        context.term()
+    return 0
+
+
+def describe_error(error: Exception) -> str:
+    """What clients are told: a user's error speaks for itself, any other is named first."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _leave_with_the_parent(path: Path) -> None:
+    """Signals meant for the group are the parent's business: it drains and then lets go of us."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_watch_parent, args=(path,), daemon=True).start()
+
+
+def _watch_parent(path: Path) -> None:
+    # a thread, because the loop may be deep in a long step when the parent dies
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    with contextlib.suppress(OSError):  # a parent that was killed left its socket behind
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+    os._exit(0)
+
+
+def summarise(row: Mapping[str, Any]) -> Stats:
+    """`Engine.stats()` as what travels."""
+    return Stats(
+        running=row["running"],
+        waiting=row["waiting"] + row["swapped"],
+        kv_usage=1 - row["free_pages"] / row["pages"],
+        free_slots=row["free_slots"],
+        preemptions=row["preempted_swap"] + row["preempted_recompute"],
+        steps=row["steps"],
+        buckets=row["buckets"],
+        padded_rows=row["padded_rows"],
+        errors=row["errors"],
+    )
+
+
+def open_engine(folder: Path, options: EngineOptions) -> Opened:
+    """The real engine. Raises EngineError or CapacityError."""
+    with Progress(sys.stderr) as shown:
+        return describe(folder), Engine.open(folder, options, shown)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m spark_engine.runtime.server.worker ENGINE MAX_WAITING ADDRESS`."""
+    folder, waiting, address = sys.argv[1:] if arguments is None else arguments
+    options = EngineOptions(max_waiting=int(waiting))
+    return serve(address, lambda: open_engine(Path(folder), options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
