@@ -226,7 +226,7 @@ def _record(node: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
         "block": list(launch.block),
         "cluster": list(launch.cluster),
         "shared": launch.shared,
-        "overlaps": launch.overlaps,
+        "pdl": launch.pdl,
         "resident": launch.resident,
         "args": args,
     }

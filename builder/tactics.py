@@ -114,7 +114,7 @@ def _plans(
     for tactic in cuda.tactics:
         reason = tactic.refuse(work.attrs, work.ins, target)
         if reason is None and order is not None:
-            same = tactic.order(work.attrs, work.ins, target) == order
+            same = tactic.reduction_key(work.attrs, work.ins, target) == order
             reason = None if same else OTHER_BITS
         if reason is None:
             plans.append((tactic, tactic.plan(work.attrs, work.ins, target)))
@@ -234,7 +234,7 @@ class Chooser:
         seconds, _ = _seconds(work, plans, self.target, self.timer)
         found: dict[str, float] = {}
         for tactic, _ in plans:
-            order = tactic.order(work.attrs, work.ins, self.target)
+            order = tactic.reduction_key(work.attrs, work.ins, self.target)
             if order is not None:
                 found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
         return found

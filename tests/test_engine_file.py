@@ -187,7 +187,7 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file.write_text('{"format": 3, "surprise": []}')
     with pytest.raises(EngineError, match="format 3.*reads up to 2.*upgrade"):
         open_folder(folder, "cpu")
-    data = (folder / ENGINE).read_bytes().replace(b'"format": 2', b'"format": 9')
+    data = (folder / ENGINE).read_bytes().replace(b'"format": 3', b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
@@ -237,7 +237,7 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 2}', '{"format": "2"}', "\x00", "[" * 9999]
+    "text", ["", "[]", "{}", '{"format": 3}', '{"format": "3"}', "\x00", "[" * 9999]
 )
 def test_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)

@@ -151,7 +151,7 @@ def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
         args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
         shared=p.shared(shape),
         defines=_defines(p, shape, attrs, target),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 

@@ -18,7 +18,7 @@ from tests.builder.toy import OPS, toy_graph  # noqa: E402
 IN, OUT = Pointer("input", 0), Pointer("output", 0)
 WAITING = Launch("b", (7, 2, 1), (32, 1, 1), (IN, OUT, Pointer("scratch", 0), Pointer("scratch", 1),
                  Pointer("scratch", 2)), shared=99, resident=True)  # fmt: skip
-FREE = Launch("a", (3, 1, 1), (64, 1, 1), (IN, OUT, Scalar("f32", 0.5)), overlaps=True)
+FREE = Launch("a", (3, 1, 1), (64, 1, 1), (IN, OUT, Scalar("f32", 0.5)), pdl=True)
 
 
 def compiled() -> tuple[Program, dict[str, int]]:

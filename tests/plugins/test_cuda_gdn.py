@@ -310,7 +310,7 @@ class TestRing:
 def test_tactics_behind_a_ring_give_the_same_bits(
     request: pytest.FixtureRequest, case: Case
 ) -> None:
-    """They sum in one order, as `Tactic.bits` says."""
+    """They sum in one order, as `Tactic.reduction_key` says."""
     if not HERE:
         pytest.skip("needs a Hopper GPU")
     gpu, op = request.getfixturevalue("gpu"), gdn_ring_decode.OP

@@ -87,7 +87,7 @@ class Chain:
         args = (Pointer("input", 0), Pointer("input", 1), Scalar("i32", 0))
         self.launches = []
         for i, name in enumerate(names):
-            launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, overlaps=name != "plain")
+            launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, pdl=name != "plain")
             values = (self.arrays[i], self.arrays[i + 1], i + 1)
             self.launches.append(gpu.prepare(found[name], launch.shape, values))
 

@@ -64,7 +64,7 @@ KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
 
 def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
     one = [1, 1, 1]
-    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "overlaps": True}
+    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "pdl": True}
     shape["resident"] = True
     return {"node": "n", "kernel": kernel, "args": list(args), **shape}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
-from spark_engine.plugins.linear.weight_tiles import GROUP, STRIP
+from spark_engine.plugins.linear.weight_layout import M16, PANEL
 from spark_engine.tensors import DType
 
 SLICES = 64  # pieces of k: 8 blocks of a cluster, 8 warps of each
@@ -24,8 +24,8 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         if spec.dtype is not DType.BF16:
             return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
     n, k = specs[1].dims[0], specs[0].dims[1]
-    if n > GROUP:
-        return f"{n} rows of weights are not few; up to {GROUP} are served"
+    if n > PANEL:
+        return f"{n} rows of weights are not few; up to {PANEL} are served"
     if k % STEP or k > SLICES * STEP * MOST_STEPS:
         return f"k = {k}; multiples of {STEP} up to {SLICES * STEP * MOST_STEPS} are served"
     return None
@@ -36,8 +36,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     (m, k), n = specs[0].dims, specs[1].dims[0]
     defines = {"STEPS": _steps(k), "OUT_BF16": int(attrs["dtype"] == "bf16")}
     launch = Launch(
-        "linear_narrow",
-        (8, -(-n // STRIP), -(-m // ROWS)),
+        "linear_small_n",
+        (8, -(-n // M16), -(-m // ROWS)),
         (256, 1, 1),
         (
             *(Pointer("input", i) for i in (0, 1)),
@@ -46,7 +46,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         cluster=(8, 1, 1),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,))
 
@@ -54,8 +54,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """Its latency, and the rounds of blocks, as measured on an H200."""
     (m, _), n = specs[0].dims, specs[1].dims[0]
-    blocks = 8 * -(-n // STRIP) * -(-m // ROWS)
+    blocks = 8 * -(-n // M16) * -(-m // ROWS)
     return 2.5e-6 + 0.86e-6 * blocks / target.sms
 
 
-NARROW = Tactic("narrow", "linear/linear_narrow.cu", refuse, plan, cost)
+SMALL_N = Tactic("small n", "linear/linear_small_n.cu", refuse, plan, cost)

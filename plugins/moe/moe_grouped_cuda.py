@@ -1,6 +1,6 @@
 """The tactic `grouped` of `grouped_moe`: streams each expert's weights once for so many tokens.
 
-Knows how the work of grouped_moe.cu is cut, into chunks of tokens too. Any number of tokens, any
+Knows how the work of moe_grouped.cu is cut, into chunks of tokens too. Any number of tokens, any
 format, any target.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe.moe_problem import (
     STRIP,
     THREADS,
@@ -140,11 +140,11 @@ def _launches(
     def product(symbol: str, x: Arg, weight: str, given: str, scales: Arg, out: Arg) -> Launch:
         scale = operand(p, given, weight)
         args = (x, *inputs(1), *weights(p, weight), scale, scales, out, tokens, *start)
-        return Launch(symbol, (blocks, 1, 1), block, args, shared, defines=defines, overlaps=True)
+        return Launch(symbol, (blocks, 1, 1), block, args, shared, defines=defines, pdl=True)
 
     def quantise(symbol: str, count: int, x: Arg, given: str, out: tuple[Arg, ...]) -> Launch:
         args = (x, *inputs(1), operand(p, given, "w2"), *out, *start)
-        return Launch(symbol, (count, 1, 1), block, args, defines=defines, overlaps=True)
+        return Launch(symbol, (count, 1, 1), block, args, defines=defines, pdl=True)
 
     x, (h, parts) = inputs(0)[0], scratch(0, 1)
     if not p.quant:
@@ -190,4 +190,4 @@ def _cost(p: Problem, w: Work, target: Target) -> float:
     return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
-GROUPED = Tactic("grouped", "moe/grouped_moe.cu", refuse_grouped, plan_grouped, cost_grouped)
+GROUPED = Tactic("grouped", "moe/moe_grouped.cu", refuse_grouped, plan_grouped, cost_grouped)

@@ -1,28 +1,28 @@
-// The producers of stream_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
+// Producers of stream_k_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
 //
-// One warp issues TMA bulk copies of weights, from before the launch before has ended, since
-// weights do not depend on it; two warps copy activations by cp.async, after the wait. A stage is
-// announced on a `full` mbarrier, freed on an `empty` one.
+// One warp issues TMA bulk copies of weights, and does so before the previous launch has ended (PDL),
+// since no launch writes weights; two warps copy activations by cp.async after the wait. A stage is
+// announced on its `full` mbarrier and freed on its `empty` one.
 #pragma once
 #include "common/numeric.cuh"
 
-constexpr int UNIT_K = 128 / X_BYTES;
-constexpr int UNIT_W = 16 * UNIT_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
-constexpr int GROUP = 256;
-constexpr int STRIPS = ROWS / 16;
-constexpr int NJ = NB / 8;
-constexpr int WARPS = ROWS / 16 / MT;  // consumers
+constexpr int KSLAB_K = 128 / X_BYTES;
+constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
+constexpr int PANEL = 256;
+constexpr int BLOCK_TILES = BLOCK_N / 16;
+constexpr int NJ = BLOCK_M / 8;
+constexpr int WARPS = BLOCK_N / 16 / WARP_TILES;  // consumers
 constexpr int THREADS = WARPS * 32;
-constexpr int STAGE_X = KSUB * NB * 128;
-constexpr int STAGE_W = STRIPS * KSUB * UNIT_W;
-constexpr int STAGE_S = STRIPS * KSUB * SCALE_BYTES;
+constexpr int STAGE_X = STAGE_SLABS * BLOCK_M * 128;
+constexpr int STAGE_W = BLOCK_TILES * STAGE_SLABS * KSLAB_W;
+constexpr int STAGE_S = BLOCK_TILES * STAGE_SLABS * SCALE_BYTES;
 constexpr int STAGE = STAGE_X + STAGE_W + STAGE_S;
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
 // thread's place within a row's swizzle. The warp between them and that of the weights rests.
 constexpr int COPIERS = 64;
 constexpr int FIRST_COPIER = THREADS + 64;
 constexpr int BLOCK = FIRST_COPIER + COPIERS;
-constexpr bool MOVE_REGISTERS = NB > 64 && ROWS > 128;  // from producers to consumers
+constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128;  // from producers to consumers
 
 // Stages whose activations are on the way before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;
@@ -31,7 +31,7 @@ struct Problem {
   const u8* x;
   const u8* w;
   const u8* scales;
-  float* partial;  // 2 x gridDim.x slots of ROWS x NB
+  float* partial;  // 2 x gridDim.x slots of BLOCK_N x BLOCK_M
   u32* arrived;    // a counter a slot and consumer warp, zero between launches
   int m, n, k;
   int rows;         // n, filled up to whole m16 tiles
@@ -41,32 +41,34 @@ struct Problem {
 
   // Works out the fields after `k`.
   DEVICE void divide() {
-    const int units = (k + UNIT_K - 1) / UNIT_K;
+    const int slabs = (k + KSLAB_K - 1) / KSLAB_K;
     rows = (n + 15) / 16 * 16;
-    stages = units / KSUB;
-    batch_tiles = (m + NB - 1) / NB;
-    line = (n + ROWS - 1) / ROWS * batch_tiles * (units / CUT);
+    stages = slabs / STAGE_SLABS;
+    batch_tiles = (m + BLOCK_M - 1) / BLOCK_M;
+    line = (n + BLOCK_N - 1) / BLOCK_N * batch_tiles * (slabs / CUT);
   }
-  DEVICE u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / KSUB); }
-  DEVICE u32 owner(u32 stage) const { return ((stage / (CUT / KSUB) + 1) * gridDim.x - 1) / line; }
+  DEVICE u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / STAGE_SLABS); }
+  DEVICE u32 owner(u32 stage) const {
+    return ((stage / (CUT / STAGE_SLABS) + 1) * gridDim.x - 1) / line;
+  }
 };
 
 // A stage on the line of work: the tile's corner and the stage within it.
-struct Cursor {
+struct WorkCursor {
   int n0, m0, stage;
-  DEVICE Cursor(const Problem& p, u32 at) {
+  DEVICE WorkCursor(const Problem& p, u32 at) {
     const u32 tile = at / p.stages, n_tile = tile / p.batch_tiles;
     stage = at - tile * p.stages;
-    n0 = n_tile * ROWS;
-    m0 = (tile - n_tile * p.batch_tiles) * NB;
+    n0 = n_tile * BLOCK_N;
+    m0 = (tile - n_tile * p.batch_tiles) * BLOCK_M;
   }
   DEVICE void next(const Problem& p) {
     if (++stage < p.stages) return;
     stage = 0;
-    m0 += NB;
+    m0 += BLOCK_M;
     if (m0 < p.m) return;
     m0 = 0;
-    n0 += ROWS;
+    n0 += BLOCK_N;
   }
 };
 
@@ -76,7 +78,7 @@ struct Ring {
 };
 
 // A place in the ring: which stage, and the parity of its barriers.
-struct Place {
+struct PipelineState {
   u32 index = 0, phase = 0;
   DEVICE void next() {
     if (++index == STAGES) {
@@ -89,21 +91,22 @@ struct Place {
 // --- Producer ------------------------------------------------------------------------------
 
 // The weights of one stage, by one lane.
-DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor& c, u64 policy) {
-  const int strips = min(ROWS, p.rows - c.n0) / 16;
-  const int group0 = c.n0 / GROUP * GROUP, group_strips = min(GROUP, p.rows - group0) / 16;
-  const u64 first =
-      (u64)(group0 / 16) * p.stages * KSUB + c.stage * KSUB * group_strips + (c.n0 - group0) / 16;
+DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const WorkCursor& c,
+                            u64 policy) {
+  const int m16_tiles = min(BLOCK_N, p.rows - c.n0) / 16;
+  const int panel0 = c.n0 / PANEL * PANEL, panel_tiles = min(PANEL, p.rows - panel0) / 16;
+  const u64 first = (u64)(panel0 / 16) * p.stages * STAGE_SLABS +
+                    c.stage * STAGE_SLABS * panel_tiles + (c.n0 - panel0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
-  barrier_expect(full, KSUB * strips * (UNIT_W + SCALE_BYTES));
-  const int copies = strips == group_strips ? 1 : KSUB;
-  const int pieces = KSUB / copies * strips;
+  barrier_expect(full, STAGE_SLABS * m16_tiles * (KSLAB_W + SCALE_BYTES));
+  const int copies = m16_tiles == panel_tiles ? 1 : STAGE_SLABS;
+  const int pieces = STAGE_SLABS / copies * m16_tiles;
 #pragma unroll 1
   for (int u = 0; u < copies; ++u) {
-    const u64 from = first + u * group_strips;
-    bulk_load(w + u * strips * UNIT_W, p.w + from * UNIT_W, pieces * UNIT_W, full, policy);
+    const u64 from = first + u * panel_tiles;
+    bulk_load(w + u * m16_tiles * KSLAB_W, p.w + from * KSLAB_W, pieces * KSLAB_W, full, policy);
     if (SCALE_BYTES)
-      bulk_load(w + STAGE_W + u * strips * SCALE_BYTES, p.scales + from * SCALE_BYTES,
+      bulk_load(w + STAGE_W + u * m16_tiles * SCALE_BYTES, p.scales + from * SCALE_BYTES,
                 pieces * SCALE_BYTES, full, policy);
   }
 }
@@ -111,33 +114,34 @@ DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const Cursor
 DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   const u64 policy = evict_first_policy();
   const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
-  Cursor cursor(p, p.begin(blockIdx.x));
-  Place here;
-  // Weights do not depend on the launch before: they come while it ends.
+  WorkCursor cursor(p, p.begin(blockIdx.x));
+  PipelineState here;
+  // Weights do not depend on the previous launch: they come while it ends.
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
     if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
     produce_weights(p, r, here.index, cursor, policy);
   }
   wait_for_previous();  // then what the next fetches early is at least two launches old
-  let_next_start();
+  launch_dependents();
 }
 
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
-DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Cursor& c) {
+DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const WorkCursor& c) {
   const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
-  const int rows = min(NB, p.m - c.m0) - row;
-  const int width = p.k * X_BYTES, at = c.stage * KSUB * 128 + chunk * 16;
+  const int rows = min(BLOCK_M, p.m - c.m0) - row;
+  const int width = p.k * X_BYTES, at = c.stage * STAGE_SLABS * 128 + chunk * 16;
   const u8* from = p.x + (u64)(c.m0 + row) * width + at;
   const u32 to = stage + row * 128 + ((chunk ^ row) << 4);
 #pragma unroll
-  for (int i = 0; i < NB / 8; ++i, from += 8 * width)
+  for (int i = 0; i < BLOCK_M / 8; ++i, from += 8 * width)
     if (i * 8 < rows)
 #pragma unroll
-      for (int u = 0; u < KSUB; ++u) {
+      for (int u = 0; u < STAGE_SLABS; ++u) {
         const bool inside = WHOLE_K || at + u * 128 < width;
-        copy_async(to + u * NB * 128 + i * 1024, inside ? from + u * 128 : p.x, inside ? 16 : 0);
+        copy_async(to + u * BLOCK_M * 128 + i * 1024, inside ? from + u * 128 : p.x,
+                   inside ? 16 : 0);
       }
-#if WG
+#if WGMMA
   commit_copies();
 #else
   barrier_arrive_after_copies(full);
@@ -156,22 +160,22 @@ DEVICE void announce(const Ring& r, u32 i) {
 
 DEVICE void produce_all_activations(const Problem& p, const Ring& r) {
   const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
-  Cursor cursor(p, p.begin(blockIdx.x));
-  Place here;
-#if WG
-  Place behind;
+  WorkCursor cursor(p, p.begin(blockIdx.x));
+  PipelineState here;
+#if WGMMA
+  PipelineState behind;
 #endif
   wait_for_previous();
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
     if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
     produce_activations(p, r.stage(here.index), r.full + here.index * 8, cursor);
-#if WG
+#if WGMMA
     if (done < LAG) continue;
     announce<LAG>(r, behind.index);
     behind.next();
 #endif
   }
-#if WG
+#if WGMMA
   for (u32 left = min(count, (u32)LAG); left > 0; --left, behind.next())
     announce<0>(r, behind.index);
 #endif

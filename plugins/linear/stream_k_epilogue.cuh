@@ -1,18 +1,17 @@
-// The epilogue of stream_gemm.cuh: the stream-K fix-up of a tile's partial sums, then its rows
-// written.
+// Epilogue of stream_k_gemm.cuh: the stream-K fix-up of a tile's partial sums, then the store.
 //
-// A tile that one block has all of is written from registers. One of two parts is ended by the
-// block of the first; of more parts each block adds every so-many-th 8 columns. Parts pass through
-// f32 slots in global memory, warp by warp; they are added in ascending k, so bits do not depend on
-// timing.
+// A tile that lies within one block's piece is stored from registers. Of a tile cut in two the
+// block of the first part adds the second. Of a tile cut in more, each block adds every so-many-th
+// group of 8 columns. Partial sums pass through f32 slots in global memory, warp by warp, and are
+// added in ascending k: results do not depend on timing.
 #pragma once
-#include "linear/stream_feed.cuh"
+#include "linear/stream_k_producer.cuh"
 
-typedef float Sums[MT][NJ][4];
+typedef float Sums[WARP_TILES][NJ][4];
 
-DEVICE int strip_of(int mt) {  // this warp's mt-th of the tile, 0…ROWS/16-1
+DEVICE int m16_of(int mt) {  // this warp's mt-th of the tile, 0…BLOCK_N/16-1
   const int warp = threadIdx.x >> 5;
-  return ((warp >> 2) * MT + mt) * 4 + (warp & 3);
+  return ((warp >> 2) * WARP_TILES + mt) * 4 + (warp & 3);
 }
 
 // Writes two columns' values of one weight row and its neighbour's, for 8 batch rows.
@@ -47,14 +46,14 @@ DEVICE void store(const Problem& p, void* out, int n0, int m0, const float (&s)[
 
 // A block's slot 0 is for the tile that its piece begins in, slot 1 for the one it ends in.
 DEVICE float4* slot(const Problem& p, u32 block, u32 which) {
-  return (float4*)p.partial + (u64)(2 * block + which) * (ROWS * NB / 4) + threadIdx.x;
+  return (float4*)p.partial + (u64)(2 * block + which) * (BLOCK_N * BLOCK_M / 4) + threadIdx.x;
 }
 
 // Leaves this warp's part of a tile in a slot; nothing is waited for.
-DEVICE void leave(const Problem& p, u32 which, u32 columns, const Sums& sums) {
+DEVICE void store_partial(const Problem& p, u32 which, u32 columns, const Sums& sums) {
   float4* mine = slot(p, blockIdx.x, which);
 #pragma unroll
-  for (int i = 0; i < MT * NJ; ++i)
+  for (int i = 0; i < WARP_TILES * NJ; ++i)
     if (i % NJ < columns) {
       const float (&s)[4] = sums[i / NJ][i % NJ];
       __stcg(mine + i * THREADS, make_float4(s[0], s[1], s[2], s[3]));
@@ -80,7 +79,7 @@ DEVICE u32* counter(const Problem& p, u32 block, u32 which) {
 
 // Tells the same warp of the first so many blocks of a tile that this part is there. Warps do this
 // each on their own: none waits for another.
-DEVICE void announce_part(const Problem& p, const Parts& parts, u32 readers) {
+DEVICE void announce_partial(const Problem& p, const Parts& parts, u32 readers) {
   __threadfence();
   __syncwarp();
   for (u32 i = threadIdx.x & 31; i < readers; i += 32)
@@ -89,7 +88,7 @@ DEVICE void announce_part(const Problem& p, const Parts& parts, u32 readers) {
 
 // Waits until this warp has been told of so many parts. All blocks run at once, at most one a
 // multiprocessor, so that none waits for one that cannot begin.
-DEVICE void await_parts(const Problem& p, u32 which, u32 parts) {
+DEVICE void await_partials(const Problem& p, u32 which, u32 parts) {
   u32* told = counter(p, blockIdx.x, which);
   wait_until_equal(told, parts);
   __syncwarp();
@@ -97,11 +96,11 @@ DEVICE void await_parts(const Problem& p, u32 which, u32 parts) {
 }
 
 // Adds the second part of a tile of two to the first.
-DEVICE void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
-  await_parts(p, parts.which(p, parts.first), 1);
+DEVICE void fix_up_two(const Problem& p, const Parts& parts, u32 columns, Sums& sums) {
+  await_partials(p, parts.which(p, parts.first), 1);
   const float4* from = slot(p, parts.last, 0);
 #pragma unroll
-  for (int i = 0; i < MT * NJ; ++i) {
+  for (int i = 0; i < WARP_TILES * NJ; ++i) {
     if (i % NJ >= columns) continue;
     const float4 part = __ldcg(from + i * THREADS);
     float (&s)[4] = sums[i / NJ][i % NJ];
@@ -113,12 +112,12 @@ DEVICE void add_second(const Problem& p, const Parts& parts, u32 columns, Sums& 
 struct Corner {
   int n, m;
   DEVICE Corner(const Problem& p, u32 tile)
-      : n((int)(tile / p.batch_tiles) * ROWS), m((int)(tile % p.batch_tiles) * NB) {}
+      : n((int)(tile / p.batch_tiles) * BLOCK_N), m((int)(tile % p.batch_tiles) * BLOCK_M) {}
 };
 
 // Groups of 8 activation rows of a tile that are there.
 DEVICE u32 columns_of(const Problem& p, u32 tile) {
-  return min(NJ, (p.m - (int)(tile % p.batch_tiles) * NB + 7) / 8);
+  return min(NJ, (p.m - (int)(tile % p.batch_tiles) * BLOCK_M + 7) / 8);
 }
 
 // The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
@@ -132,23 +131,23 @@ struct Factors {
 
   DEVICE Factors(const Problem& p, int tile_n, const Finish& finish)
       : p(p), tile_n(tile_n), finish(finish) {
-    if (MT == 1) early = fetch(0);
+    if (WARP_TILES == 1) early = fetch(0);
   }
   DEVICE float2 fetch(int mt) const {
-    const int n0 = tile_n + strip_of(mt) * 16, n = n0 + ((threadIdx.x & 31) >> 2);
+    const int n0 = tile_n + m16_of(mt) * 16, n = n0 + ((threadIdx.x & 31) >> 2);
     if (n0 >= p.n) return make_float2(0, 0);
     const float low = RAGGED && n >= p.n ? 0 : finish(n);
     return make_float2(low, RAGGED && n + 8 >= p.n ? 0 : finish(n + 8));
   }
-  DEVICE float2 of(int mt) const { return MT == 1 ? early : fetch(mt); }
+  DEVICE float2 of(int mt) const { return WARP_TILES == 1 ? early : fetch(mt); }
 };
 
 template <class Finish>
 DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums,
                        const Factors<Finish>& factors) {
 #pragma unroll
-  for (int mt = 0; mt < MT; ++mt) {
-    const int n0 = at.n + strip_of(mt) * 16;
+  for (int mt = 0; mt < WARP_TILES; ++mt) {
+    const int n0 = at.n + m16_of(mt) * 16;
     if (n0 >= p.n) continue;
     const float2 factor = factors.of(mt);
 #pragma unroll
@@ -163,14 +162,14 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
 // The end of a tile of three or more parts: each of its blocks adds the parts, in ascending k, of
 // every so-many-th 8 columns of each warp's share, and writes them.
 template <class Finish>
-DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
+DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& finish) {
   const Parts at_work(p, tile);
   const u32 first = at_work.first, parts = at_work.count();
   const Corner at(p, tile);
-  const u32 columns = columns_of(p, tile), count = MT * columns, mine = blockIdx.x - first;
+  const u32 columns = columns_of(p, tile), count = WARP_TILES * columns, mine = blockIdx.x - first;
   if (mine >= count || at_work.two()) return;
   const Factors<Finish> factors(p, at.n, finish);
-  await_parts(p, at_work.which(p, blockIdx.x), parts);
+  await_partials(p, at_work.which(p, blockIdx.x), parts);
   const u64 skip = slot(p, first + 1, 0) - slot(p, first, 0);
   const float4* head = slot(p, first, at_work.which(p, first));
   const float4* others = slot(p, first, 0);
@@ -194,7 +193,7 @@ DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
       sum.x += got[t].x, sum.y += got[t].y, sum.z += got[t].z, sum.w += got[t].w;
       if (++part < parts) continue;
       const u32 mt = i >= columns;
-      const int n0 = at.n + strip_of(mt) * 16;
+      const int n0 = at.n + m16_of(mt) * 16;
       if (n0 < p.n) {
         const float2 factor = factors.of(mt);
         const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
@@ -207,7 +206,7 @@ DEVICE void share(const Problem& p, u32 tile, void* out, const Finish& finish) {
 
 // The tiles of which this block had a part, at most two.
 template <class Finish>
-DEVICE void share_all(Problem p, void* out, const Finish& finish) {
+DEVICE void fix_up(Problem p, void* out, const Finish& finish) {
   p.k = forget(p.k);  // or what is computed here is held all along
   p.divide();
   const u32 block = forget(blockIdx.x);
@@ -216,5 +215,5 @@ DEVICE void share_all(Problem p, void* out, const Finish& finish) {
   const u32 low = begin / p.stages, high = (end - 1) / p.stages;
 #pragma unroll 1
   for (u32 tile = low; tile <= high; tile += max(1, high - low))
-    if (begin > tile * p.stages || end < (tile + 1) * p.stages) share(p, tile, out, finish);
+    if (begin > tile * p.stages || end < (tile + 1) * p.stages) fix_up_tile(p, tile, out, finish);
 }

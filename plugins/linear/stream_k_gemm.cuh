@@ -1,44 +1,44 @@
-// Linear layers by persistent stream-K: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]).
-// Weights are M of the tile (ROWS), the batch is N (NB): a row of batch costs 8 columns. One block
-// a multiprocessor; tiles x stages of k are a line, cut into gridDim.x equal pieces. Producer warps
-// fill a ring: one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer
-// warps own MT m16 tiles and all NB columns: mma.sync, or (WG) wgmma in four ping-pong consumer
-// warpgroups, since wgmma with A in registers stalls its warp. Fix-up: stream_ends.cuh.
-// Layout (weight_tiles.py): groups of 256 rows, in each k-slabs (128 bytes of a row of x) in order,
-// in each m16 tiles, in each 16-byte pieces in lane order. A stage of a whole group is one copy.
-// NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_gemm.md).
+// Linear layers by persistent stream-K: y[m, n] = finish(n, Σ_k x[m, k] · w[n, k]). A and B are
+// swapped: weights (BLOCK_N rows a tile) are the A of the mma, m16 tiles; activations (BLOCK_M) its
+// B, so a token costs a column of 8, 16, ... One block a multiprocessor; the k-slabs of all tiles
+// form a line, cut into gridDim.x equal pieces (stream_k_schedule.py). Producer warps fill a ring:
+// one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer warps own
+// WARP_TILES m16 tiles and all BLOCK_M columns. With mma.sync, or (WGMMA) wgmma: with A in
+// registers it stalls its warp until it drains and slows dequantisation in other warps 1.4-1.7x
+// (suspected register-port contention); so four consumer warpgroups ping-pong.
+// NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_k_gemm.md).
 // The including file is the format: ELEMENT_BITS, SCALE_BYTES (of an m16 tile's k-slab), X_BYTES
 // (of an activation), FP8_MMA, Raw (what a lane loads), load, decode (to a[step][register]),
 // multiply.
-// Macros: ROWS, NB, MT, KSUB (k-slabs a stage), CUT (k-slabs between cuts, a multiple of KSUB),
-// STAGES, WG, OUT_BF16, RAGGED (n is not whole m16 tiles), WHOLE_K (k is whole k-slabs), RESIDENT
-// (blocks a multiprocessor).
+// Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
+// multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
+// RESIDENT (blocks a multiprocessor). Layout of weights: weight_layout.py.
 #pragma once
-#include "linear/stream_ends.cuh"
-#if WG
+#include "linear/stream_k_epilogue.cuh"
+#if WGMMA
 #include "common/wgmma.cuh"
 #endif
 
 // --- Consumers -----------------------------------------------------------------------------
 
-// Where this warp's m16 tiles lie in a stage of a tile with `strips` of them.
+// Where this warp's m16 tiles lie in a stage of a tile with `m16_tiles` of them.
 struct Mine {
-  u32 place[MT], step;  // of k-slab 0, and from k-slab to k-slab, in m16 tiles' k-slabs
+  u32 place[WARP_TILES], step;  // of k-slab 0, and from k-slab to k-slab, in m16 tiles' k-slabs
 
-  DEVICE explicit Mine(int strips) : step(strips) {
+  DEVICE explicit Mine(int m16_tiles) : step(m16_tiles) {
 #pragma unroll
-    for (int mt = 0; mt < MT; ++mt) place[mt] = min(strip_of(mt), strips - 1);
+    for (int mt = 0; mt < WARP_TILES; ++mt) place[mt] = min(m16_of(mt), m16_tiles - 1);
   }
-  // Part i of a stage: unit i / MT, strip i % MT.
+  // Part i of a stage: slab i / WARP_TILES, m16 i % WARP_TILES.
   DEVICE Raw part(u32 stage, int i) const {
-    const u32 at = place[i % MT] + i / MT * step;
-    return load(stage + STAGE_X + at * UNIT_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
+    const u32 at = place[i % WARP_TILES] + i / WARP_TILES * step;
+    return load(stage + STAGE_X + at * KSLAB_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
   }
 };
 
-constexpr int PARTS = KSUB * MT;  // of a stage, for one warp
+constexpr int PARTS = STAGE_SLABS * WARP_TILES;  // of a stage, for one warp
 
-#if WG
+#if WGMMA
 // One stage by wgmma. wgmma with A in registers stalls its warp until it drains, so nothing is
 // gained by dequantising ahead of it: the other consumer warpgroups dequantise meanwhile
 // (ping-pong).
@@ -52,10 +52,10 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     decode(raw, a);
     if (part + 1 < PARTS) raw = mine.part(stage, part + 1);
     wgmma_fence();
-    const u64 tile = tiles + part / MT * (NB * 128 / 16);
+    const u64 tile = tiles + part / WARP_TILES * (BLOCK_M * 128 / 16);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      Wgmma<FP8_MMA, NB>::run(sums[part % MT], a[step], tile + 2 * step);
+      Wgmma<FP8_MMA, BLOCK_M>::run(sums[part % WARP_TILES], a[step], tile + 2 * step);
     wgmma_commit();
     wgmma_wait<0>();
   }
@@ -66,18 +66,18 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   const u32 stage = r.stage(i);
   const int lane = threadIdx.x & 31;
-  Raw raw[MT];
+  Raw raw[WARP_TILES];
 #pragma unroll
-  for (int mt = 0; mt < MT; ++mt) raw[mt] = mine.part(stage, mt);
+  for (int mt = 0; mt < WARP_TILES; ++mt) raw[mt] = mine.part(stage, mt);
 #pragma unroll
-  for (int u = 0; u < KSUB; ++u) {
-    u32 a[MT][4][4];
+  for (int u = 0; u < STAGE_SLABS; ++u) {
+    u32 a[WARP_TILES][4][4];
 #pragma unroll
-    for (int mt = 0; mt < MT; ++mt) {
+    for (int mt = 0; mt < WARP_TILES; ++mt) {
       decode(raw[mt], a[mt]);
-      if (u + 1 < KSUB) raw[mt] = mine.part(stage, (u + 1) * MT + mt);
+      if (u + 1 < STAGE_SLABS) raw[mt] = mine.part(stage, (u + 1) * WARP_TILES + mt);
     }
-    const u32 row = stage + u * NB * 128 + (lane & 7) * 128;
+    const u32 row = stage + u * BLOCK_M * 128 + (lane & 7) * 128;
 #pragma unroll
     for (int j = 0; j < NJ; ++j)
 #pragma unroll
@@ -85,7 +85,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
         u32 b[4];
         load_matrix(b, row + j * 1024 + (((half * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
 #pragma unroll
-        for (int mt = 0; mt < MT; ++mt) {
+        for (int mt = 0; mt < WARP_TILES; ++mt) {
           multiply(sums[mt][j], a[mt][half * 2], b[0], b[1]);
           multiply(sums[mt][j], a[mt][half * 2 + 1], b[2], b[3]);
         }
@@ -100,13 +100,13 @@ template <class Finish>
 DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   const u32 begin = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
   wait_for_previous();  // nothing may be written earlier
-  Place here;
-  for (u32 unit = begin; unit < end;) {
-    const u32 tile = unit / p.stages;
-    const u32 from = unit, stop = min(end, (tile + 1) * p.stages);
-    const Mine mine(min(ROWS, p.rows - (int)(tile / p.batch_tiles) * ROWS) / 16);
+  PipelineState here;
+  for (u32 at_stage = begin; at_stage < end;) {
+    const u32 tile = at_stage / p.stages;
+    const u32 from = at_stage, stop = min(end, (tile + 1) * p.stages);
+    const Mine mine(min(BLOCK_N, p.rows - (int)(tile / p.batch_tiles) * BLOCK_N) / 16);
     Sums sums = {};
-    for (; unit < stop; ++unit, here.next()) {
+    for (; at_stage < stop; ++at_stage, here.next()) {
       barrier_wait_whole(r.full + here.index * 8, here.phase);
       consume(r, here.index, mine, sums);
     }
@@ -120,18 +120,18 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     const u32 columns = columns_of(p, tile);
     if (parts.two() && parts.first == blockIdx.x) {
       const Factors<Finish> factors(p, at.n, finish);
-      add_second(p, parts, columns, sums);
+      fix_up_two(p, parts, columns, sums);
       write_tile(p, at, out, sums, factors);
       continue;
     }
-    leave(p, from != begin, columns, sums);
-    announce_part(p, parts, parts.two() ? 1 : min(MT * columns, parts.count()));
+    store_partial(p, from != begin, columns, sums);
+    announce_partial(p, parts, parts.two() ? 1 : min(WARP_TILES * columns, parts.count()));
   }
 }
 
 // What a kernel runs: `finish(n)` is the factor of column n.
 template <class Finish>
-DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
+DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];
   p.divide();
@@ -152,6 +152,6 @@ DEVICE void stream_gemm(Problem p, void* out, const Finish& finish) {
   } else {
     if (MOVE_REGISTERS) more_registers<112>();
     consume_all(p, ring, out, finish);
-    share_all(p, out, finish);
+    fix_up(p, out, finish);
   }
 }

@@ -14,7 +14,7 @@ from spark_engine.kernel import TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.common import formats
 from spark_engine.plugins.linear import fp8_block_linear, nvfp4_linear_a4
-from spark_engine.plugins.linear.strip_gemm import plan, refuse
+from spark_engine.plugins.linear.m16_gemm import plan, refuse
 from spark_engine.tensors import Array
 
 OPS = {"fp8_block_linear": fp8_block_linear.OP, "nvfp4_linear_a4": nvfp4_linear_a4.OP}
@@ -28,14 +28,14 @@ def packed(op: str, index: int, array: Array) -> Array:
 
 
 def test_a_lane_finds_its_fp8_fragment() -> None:
-    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a unit."""
+    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a slab."""
     raw = np.random.default_rng(0).integers(0, 127, (32, 208), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 48)))
     found = packed("fp8_block_linear", 2, raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)
-    for strip, unit, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
-        at = 128 * unit + 32 * t + 8 * step + 4 * h
+    for m16, slab, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
+        at = 128 * slab + 32 * t + 8 * step + 4 * h
         np.testing.assert_array_equal(
-            found[strip, unit, step, g, t, h, r], wide[16 * strip + g + 8 * r, at : at + 4]
+            found[m16, slab, step, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
         )
 
 
@@ -45,17 +45,17 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
     raw = rng.integers(0, 256, (32, 104), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 24)))
     found = packed("nvfp4_linear_a4", 2, raw).reshape(2, 4, 8, 4, 2, 2, 4)
-    for strip, unit, g, t, h, r in np.ndindex(*found.shape[:-1]):
-        at = 32 * unit + 16 * h + 4 * t
+    for m16, slab, g, t, h, r in np.ndindex(*found.shape[:-1]):
+        at = 32 * slab + 16 * h + 4 * t
         np.testing.assert_array_equal(
-            found[strip, unit, g, t, h, r], wide[16 * strip + g + 8 * r, at : at + 4]
+            found[m16, slab, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
         )
     raw = rng.integers(0, 127, (32, 13), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 3)))
     found = packed("nvfp4_linear_a4", 3, raw).reshape(2, 4, 8, 2, 4)
-    for strip, unit, g, r in np.ndindex(*found.shape[:-1]):
-        row = 16 * strip + g + 8 * r
-        np.testing.assert_array_equal(found[strip, unit, g, r], wide[row, 4 * unit : 4 * unit + 4])
+    for m16, slab, g, r in np.ndindex(*found.shape[:-1]):
+        row = 16 * m16 + g + 8 * r
+        np.testing.assert_array_equal(found[m16, slab, g, r], wide[row, 4 * slab : 4 * slab + 4])
 
 
 def test_ragged_weights_are_refused_and_left_alone() -> None:

@@ -1,21 +1,23 @@
 // GEMM with scales along k: y[m, n] = finish(n) · Σ_k x[m, k] · w[n, k], for nvfp4_linear_a4 and
-// fp8_block_linear.
+// fp8_block_linear. A and B are swapped: weights are the A of mma.sync (m16 tiles), activations its
+// B.
 //
-// Weights are the M side of mma.sync: a block has STRIPS m16 tiles and NB rows of the batch. Warp w
-// takes k-slabs w, w + WARPS, ...: weights straight into registers, DEPTH slabs ahead and 512 bytes
-// a load, the first before the wait for the launch before (PDL); activations from L1. The warps'
-// sums are added in a fixed order: bits depend neither on timing nor on other rows nor on the tile.
-// Layout (strip_gemm.py): m16 tiles, in each the k-slabs in order, in each what lane 4g + t loads.
-// The including file defines a format F: F::Weights (of a lane, an m16 tile's k-slab), F::Inputs (8
-// batch rows), weights(strip, unit), inputs(row, unit, there) with zeros where not there, multiply.
-// Figures: benchmarks/log/fp8_block_linear.md. Macros: NB (8, 16, 32, 64), STRIPS, DEPTH, WHOLE (k
-// is whole slabs), OUT_BF16.
+// A block has BLOCK_TILES m16 tiles and BLOCK_M tokens. Warp w takes k-slabs w, w + WARPS, ...:
+// weights straight into registers, DEPTH k-slabs ahead, the first before the wait for the launch
+// before (PDL); activations from L1. The warps' sums are added in a fixed order: the result depends
+// neither on timing, nor on other tokens, nor on the tile.
+// Layout (m16_gemm.py): m16 tiles, in each the k-slabs in order, in each what lane 4g + t loads.
+// The including file defines a format F: F::Weights (a lane's part of an m16 tile's k-slab),
+// F::Inputs (8 tokens), weights(m16, slab), inputs(row, slab, there) with zeros where not there,
+// multiply.
+// Figures: benchmarks/log/fp8_block_linear.md. Macros: BLOCK_M (8, 16, 32, 64), BLOCK_TILES, DEPTH,
+// WHOLE (k is whole k-slabs), OUT_BF16.
 #pragma once
 #include "common/numeric.cuh"
 
 constexpr int WARPS = 8;
-constexpr int NJ = NB / 8;
-constexpr int SUMS = STRIPS * NJ * 4;  // of a lane
+constexpr int NJ = BLOCK_M / 8;
+constexpr int SUMS = BLOCK_TILES * NJ * 4;  // of a lane
 
 // Values of weight rows n0 + g and n0 + g + 8 (g = lane / 4) for batch rows m0 + 2t, m0 + 2t + 1.
 DEVICE void store(void* out, int n0, int m0, int m, int n, const float (&s)[4]) {
@@ -55,41 +57,41 @@ DEVICE void add_warps(float (&sums)[SUMS]) {
 
 // `finish(n)` is the factor of column n. blockIdx = (tile of the batch, m16 tiles).
 template <class F, class Finish>
-DEVICE void strip_gemm(const F& f, void* y, int m, int n, int units, const Finish& finish) {
+DEVICE void m16_gemm(const F& f, void* y, int m, int n, int slabs, const Finish& finish) {
   const int warp = threadIdx.x / 32;
-  const int first = blockIdx.y * STRIPS, m0 = blockIdx.x * NB;
-  typename F::Weights w[DEPTH][STRIPS] = {};
+  const int first = blockIdx.y * BLOCK_TILES, m0 = blockIdx.x * BLOCK_M;
+  typename F::Weights w[DEPTH][BLOCK_TILES] = {};
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
-    for (int s = 0; s < STRIPS; ++s)
-      if (warp + d * WARPS < units && (first + s) * 16 < n)
+    for (int s = 0; s < BLOCK_TILES; ++s)
+      if (warp + d * WARPS < slabs && (first + s) * 16 < n)
         w[d][s] = f.weights(first + s, warp + d * WARPS);
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float sums[SUMS] = {};
-  for (int u0 = warp; u0 < units; u0 += DEPTH * WARPS)
+  for (int u0 = warp; u0 < slabs; u0 += DEPTH * WARPS)
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
       const int u = u0 + d * WARPS, next = u + DEPTH * WARPS;
       typename F::Inputs x[NJ];
 #pragma unroll
-      for (int j = 0; j < NJ; ++j) x[j] = f.inputs(m0 + j * 8, u, u < units);
+      for (int j = 0; j < NJ; ++j) x[j] = f.inputs(m0 + j * 8, u, u < slabs);
 #pragma unroll
-      for (int s = 0; s < STRIPS; ++s) {  // one after another, lest both are dequantised
+      for (int s = 0; s < BLOCK_TILES; ++s) {  // one after another, lest both are dequantised
 #pragma unroll
         for (int j = 0; j < NJ; ++j)
           F::multiply((float (&)[4])sums[(s * NJ + j) * 4], w[d][s], x[j]);
         asm volatile("" ::: "memory");
       }
 #pragma unroll
-      for (int s = 0; s < STRIPS; ++s)
-        if (next < units && (first + s) * 16 < n) w[d][s] = f.weights(first + s, next);
+      for (int s = 0; s < BLOCK_TILES; ++s)
+        if (next < slabs && (first + s) * 16 < n) w[d][s] = f.weights(first + s, next);
     }
   add_warps(sums);
   if (warp > 0) return;
 #pragma unroll
-  for (int s = 0; s < STRIPS; ++s) {
+  for (int s = 0; s < BLOCK_TILES; ++s) {
     const int n0 = (first + s) * 16;
     if (n0 >= n) return;
     const float low = finish(n0 + (lane_id() >> 2)), high = finish(n0 + (lane_id() >> 2) + 8);

@@ -1,17 +1,15 @@
-// bf16 linear layer of up to 256 weight rows: y[m, n] = Σ_k x[m, k] · w[n, k], one m16 tile and 8
-// batch rows a cluster.
+// bf16 linear layer of up to 256 weight rows: y[m, n] = Σ_k x[m, k] · w[n, k]. A and B are swapped:
+// a cluster has one m16 tile of weights and 8 tokens.
 //
-// Such a layer (the gates b and a of a gated delta net: 96 x 5120) moves a megabyte: it is all
-// latency.
-// So split-K: k is cut over 8 blocks of a cluster and 8 warps of each, a warp asks for its whole
-// piece of the weights at once, and the sums meet in shared memory, first of the block, then of the
-// cluster. The order of sums is ascending k in a warp, then warps, then blocks, whatever m is.
-// The weights are written to be fetched before the wait for the launch before (PDL); ptxas 13.0
-// moves that wait in front of them (seen in the machine code of sm_90a), so they are not yet.
-// 96 x 5120, H200: 3.3 / 3.5 / 4.3 / 6.9 us at 1 / 8 / 32 / 128 rows
-// (benchmarks/log/linear_narrow.md).
-// Packed weights are those of linear.cu (weight_tiles.py), in one group of rows.
-// Macros: STEPS (steps of 16 k that a warp does), OUT_BF16.
+// Such a layer (the gates b and a of a gated delta net: 96 x 5120) moves a megabyte, so latency is
+// all. Split-K: k is cut over 8 blocks of a cluster and 8 warps of each; a warp asks for its whole
+// part of the weights at once; sums meet in shared memory, of the block, then of the cluster. The
+// reduction order is ascending k in a warp, then warps, then blocks, whatever m is. The weights are
+// written to be loaded before the wait for the previous launch (PDL), but ptxas 13.0 moves the wait
+// in front of the loads (seen in the machine code of sm_90a). 96 x 5120, H200: 3.3 / 3.5 / 4.3 /
+// 6.9 us at 1 / 8 / 32 / 128 rows (benchmarks/log/linear_small_n.md). Packed weights are those of
+// linear.cu (weight_layout.py), one panel. Macros: STEPS (steps of 16 k that a warp does),
+// OUT_BF16.
 #include "common/numeric.cuh"
 
 constexpr int BLOCKS = 8;
@@ -29,20 +27,20 @@ DEVICE void put(void* y, u64 at, float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    linear_narrow(const u8* x, const uint4* w, void* y, int m, int n, int k) {
+    linear_small_n(const u8* x, const uint4* w, void* y, int m, int n, int k) {
   __shared__ float4 parts[WARPS][32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int rank = blockIdx.x, strip = blockIdx.y, strips = gridDim.y, m0 = blockIdx.z * 8;
+  const int rank = blockIdx.x, m16 = blockIdx.y, m16_tiles = gridDim.y, m0 = blockIdx.z * 8;
   const int steps = k / 16, first = (rank * WARPS + warp) * STEPS;
   uint4 a[STEPS] = {};
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     const int step = first + i;
     if (step >= steps) continue;
-    a[i] = load_once(w + ((step / 4 * strips + strip) * 4 + step % 4) * 32 + lane);
+    a[i] = load_once(w + ((step / 4 * m16_tiles + m16) * 4 + step % 4) * 32 + lane);
   }
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const u32* mine = (const u32*)(x + (u64)(m0 + g) * k * 2) + first * 8 + t;
   u32 b[STEPS][2];  // all of it is asked for before any of it is used
 #pragma unroll
@@ -75,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
     for (int i = 1; i < BLOCKS; ++i) add(other[0], other[i]);
     const float4& sum = other[0];
-    const int row = m0 + from % 4 * 2, column = strip * 16 + from / 4;
+    const int row = m0 + from % 4 * 2, column = m16 * 16 + from / 4;
     const u64 at = (u64)row * n + column;
     if (row < m && column < n) put(y, at, sum.x);
     if (row + 1 < m && column < n) put(y, at + n, sum.y);

@@ -1,9 +1,9 @@
-// Formats whose weights lie as the fragments of mma.sync: nothing is dequantised (bf16, e4m3).
-// Defines for stream_gemm.cuh and few_rows.cuh what a format must: Raw, load, decode, multiply.
+// Formats whose packed weights already are mma.sync fragments (bf16, e4m3): nothing is dequantised.
+// Defines of a format (stream_k_gemm.cuh, skinny_gemm.cuh) Raw, load and decode.
 #pragma once
 #include "common/ptx.cuh"
 
-// What a lane holds of a strip's unit: 16 bytes a step are the four registers of its fragment.
+// What a lane holds of a m16's slab: 16 bytes a step are the four registers of its fragment.
 struct Raw {
   uint4 steps[4];
 };

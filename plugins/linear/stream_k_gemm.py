@@ -1,4 +1,4 @@
-"""How the streaming linear kernels (`stream_gemm.cuh`) are instantiated and launched.
+"""How the stream-K linear kernels (`stream_k_gemm.cuh`) are instantiated and launched.
 
 Knows tiles, stages and the ring's size; the ops' own modules say what their operands are.
 Imports no CUDA.
@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
-from spark_engine.plugins.linear.weight_tiles import STRIP, UNIT
+from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
-BATCHES = (8, 16, 32, 64, 128)
+BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
@@ -23,18 +23,18 @@ class Format:
 
     symbol: str
     weight_bits: int
-    scale_bytes: int  # of a strip and one unit
+    scale_bytes: int  # of an m16 tile's k-slab
     x_bytes: int
 
     @property
-    def unit(self) -> int:
-        """Elements of k in a unit."""
-        return UNIT // self.x_bytes
+    def slab(self) -> int:
+        """Elements of k in a k-slab."""
+        return KSLAB // self.x_bytes
 
     @property
-    def strip_unit_bytes(self) -> int:
-        """Bytes of 16 rows and one unit."""
-        return STRIP * self.unit * self.weight_bits // 8 + self.scale_bytes
+    def m16_slab_bytes(self) -> int:
+        """Bytes of an m16 tile's k-slab."""
+        return M16 * self.slab * self.weight_bits // 8 + self.scale_bytes
 
 
 @dataclass(frozen=True)
@@ -47,47 +47,47 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Tile:
+class StreamKConfig:
     """One instantiation.
 
     Attributes:
-        rows: weight rows of a tile.
-        batch: activation rows of a tile.
-        strips: 16-row strips of a warp.
-        units: units of k in a stage.
+        block_n: weight rows of a tile.
+        block_m: activation rows of a tile.
+        warp_tiles: m16 tiles of a consumer warp.
+        stage_slabs: k-slabs of a stage.
         stages: of the ring.
-        wgmma: Hopper's warpgroup instructions.
+        wgmma: Hopper's warpgroup instructions, else mma.sync.
         resident: blocks that a multiprocessor holds, so that the next launch may begin early.
     """
 
-    rows: int
-    batch: int
-    strips: int
-    units: int
+    block_n: int
+    block_m: int
+    warp_tiles: int
+    stage_slabs: int
     stages: int
     wgmma: bool
     resident: int = 1
 
     @property
     def warps(self) -> int:
-        """Those that multiply."""
-        return self.rows // STRIP // self.strips
+        """Consumer warps."""
+        return self.block_n // M16 // self.warp_tiles
 
     @property
     def threads(self) -> int:
-        """Consumers, and four warps of producers."""
+        """Consumers, and four producer warps."""
         return (self.warps + 4) * 32
 
     def stage_bytes(self, form: Format) -> int:
         """Shared memory of one stage."""
-        return self.units * (self.batch * UNIT + self.rows // STRIP * form.strip_unit_bytes)
+        return self.stage_slabs * (self.block_m * KSLAB + self.block_n // M16 * form.m16_slab_bytes)
 
 
 def refuse(problem: Problem) -> str | None:
     """Why the kernels cannot do this, if so."""
-    if problem.k % STRIP:
+    if problem.k % M16:
         return (
-            f"the weight is {problem.n}x{problem.k}; its columns must be divisible by {STRIP} for "
+            f"the weight is {problem.n}x{problem.k}; its columns must be divisible by {M16} for "
             "16-byte loads of activations: pad the projection"
         )
     return None
@@ -98,41 +98,41 @@ def packs(n: int, k: int) -> bool:
     return refuse(Problem(1, n, k)) is None
 
 
-def choose(problem: Problem, form: Format, target: Target) -> Tile:
-    """The tile for a problem. Rows, and with them the cut of k, do not depend on m on Hopper."""
+def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
+    """The tile for a problem. On Hopper BLOCK_N, and with it the cut of k, does not depend on m."""
     most = 256 if form.weight_bits == 4 else 128
-    batch = next((b for b in BATCHES if problem.m <= b), BATCHES[-1])
-    if not target.hopper and batch >= 64:
+    block_m = next((b for b in BLOCK_MS if problem.m <= b), BLOCK_MS[-1])
+    if not target.hopper and block_m >= 64:
         most = 128  # the sums must fit 168 registers
-    rows = next((r for r in (64, 128) if problem.n <= r), most)
+    block_n = next((r for r in (64, 128) if problem.n <= r), most)
     # On the other target few warps with many registers hold the sums of the largest batch. On
     # Hopper four warpgroups take turns: one multiplies, the others decode.
-    strips = 2 if not target.hopper and rows >= 128 and batch >= 128 else 1
+    warp_tiles = 2 if not target.hopper and block_n >= 128 and block_m >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
-    wgmma = target.hopper and not (form.weight_bits == 4 and batch < SMALL)
-    return fill(Tile(rows, batch, strips, 1, 2, wgmma), problem, form, target)
+    wgmma = target.hopper and not (form.weight_bits == 4 and block_m < SMALL)
+    return fill(StreamKConfig(block_n, block_m, warp_tiles, 1, 2, wgmma), problem, form, target)
 
 
-def cut_of(rows: int, problem: Problem, form: Format, target: Target) -> int:
-    """Units of k between which the work may be cut, whatever the batch.
+def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:
+    """k-slabs between which the line may be cut, for any m.
 
     Four, or two where weights are decoded and pieces become more equal by it (5120 x 17408: 11
     fours for 10.3, 45.2 -> 44.0 us at 128 rows). Others lose more by the tiles that are cut then
     (9216 x 2048 of FP8: 7.4 -> 8.7 us at 32 rows).
     """
-    units = -(-problem.k // form.unit)
-    tiles = -(-problem.n // rows)
-    cut = next(c for c in (4, 2, 1) if units % c == 0)
-    if cut < 4 or form.weight_bits != 4 or tiles * units < 4 * target.sms:
+    slabs = -(-problem.k // form.slab)
+    tiles = -(-problem.n // block_n)
+    cut = next(c for c in (4, 2, 1) if slabs % c == 0)
+    if cut < 4 or form.weight_bits != 4 or tiles * slabs < 4 * target.sms:
         return cut
-    fours, twos = (c * -(-tiles * units // (c * target.sms)) for c in (4, 2))
+    fours, twos = (c * -(-tiles * slabs // (c * target.sms)) for c in (4, 2))
     return 2 if twos <= 0.97 * fours else 4
 
 
-def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
+def fill(tile: StreamKConfig, problem: Problem, form: Format, target: Target) -> StreamKConfig:
     """The tile with stages that suit: long ones while a few fit, as many as fit."""
-    cut = cut_of(tile.rows, problem, form, target)
-    one = replace(tile, units=1).stage_bytes(form)
+    cut = cut_of(tile.block_n, problem, form, target)
+    one = replace(tile, stage_slabs=1).stage_bytes(form)
     room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
     decoding = form.weight_bits == 4
     wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
@@ -140,11 +140,11 @@ def fill(tile: Tile, problem: Problem, form: Format, target: Target) -> Tile:
     per_stage = fitting[0] if fitting else 1
     # Where weights are decoded that is the pace: a deep ring only delays the first activations.
     most = 12 // per_stage if decoding else 12
-    return replace(tile, units=per_stage, stages=min(room // (per_stage * one), most))
+    return replace(tile, stage_slabs=per_stage, stages=min(room // (per_stage * one), most))
 
 
 def plan(
-    tile: Tile,
+    tile: StreamKConfig,
     problem: Problem,
     form: Format,
     target: Target,
@@ -152,22 +152,22 @@ def plan(
     dtype: str,
 ) -> Plan:
     """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
-    tiles = -(-problem.n // tile.rows) * -(-problem.m // tile.batch)
-    units = -(-problem.k // form.unit)
-    cut = cut_of(tile.rows, problem, form, target)
-    line = tiles * units // cut
+    tiles = -(-problem.n // tile.block_n) * -(-problem.m // tile.block_m)
+    slabs = -(-problem.k // form.slab)
+    cut = cut_of(tile.block_n, problem, form, target)
+    line = tiles * slabs // cut
     blocks = blocks_for(line, form, target)
     defines = {
-        "ROWS": tile.rows,
-        "NB": tile.batch,
-        "MT": tile.strips,
-        "KSUB": tile.units,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_M": tile.block_m,
+        "WARP_TILES": tile.warp_tiles,
+        "STAGE_SLABS": tile.stage_slabs,
         "CUT": cut,
         "STAGES": tile.stages,
-        "WG": int(tile.wgmma),
+        "WGMMA": int(tile.wgmma),
         "OUT_BF16": int(dtype == "bf16"),
-        "RAGGED": int(problem.n % STRIP != 0),
-        "WHOLE_K": int(problem.k % form.unit == 0),
+        "RAGGED": int(problem.n % M16 != 0),
+        "WHOLE_K": int(problem.k % form.slab == 0),
         "RESIDENT": tile.resident,
     }
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
@@ -184,10 +184,10 @@ def plan(
         ),
         shared=tile.stages * tile.stage_bytes(form),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        overlaps=True,
+        pdl=True,
         resident=blocks != tiles,  # else each has a tile to itself
     )
-    partial = Scratch(2 * blocks * tile.rows * tile.batch * 4)
+    partial = Scratch(2 * blocks * tile.block_n * tile.block_m * 4)
     return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))
 
 
@@ -206,8 +206,8 @@ def blocks_for(line: int, form: Format, target: Target) -> int:
 
 def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
     """Bytes that a launch must move: weights, scales, activations, results, each once."""
-    units = -(-problem.k // form.unit)
-    weights = problem.n * units * form.strip_unit_bytes // STRIP
+    slabs = -(-problem.k // form.slab)
+    weights = problem.n * slabs * form.m16_slab_bytes // M16
     y = problem.m * problem.n * (2 if dtype == "bf16" else 4)
     return weights + problem.m * problem.k * form.x_bytes + y
 

@@ -1,9 +1,10 @@
-"""In which order the streaming linear kernels sum k, and the tactic that always sums in one.
+"""How stream-K cuts k among blocks, its reduction key, and the tactic of whole tiles.
 
-A launch cuts the line of all tiles into equal pieces. Within one tile of batch the pieces fall on
-the same k whatever the rows, so rows up to a tile's have the same bits in every bucket. With
-several tiles of batch the cut depends on which of them a row is in; a block for each whole tile
-sums all of k in ascending order, for any number of rows.
+Stream-K lays the k-slabs of all tiles on one line and cuts it into equal pieces, a block each. With
+one tile along m (BLOCK_M tokens or fewer) the cuts fall on the same k whatever m is, so a token's
+result is the same to the bit in every bucket. With several tiles along m the cuts of a tile depend
+on its place in the batch: no reduction key. The data-parallel schedule, one block for each whole
+tile, sums k in ascending order for any m.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from dataclasses import dataclass, replace
 from spark_engine.kernel import Attrs, Plan, Scalar, Scratch, Specs, Tactic, Target
 
 WHOLE = "ascending k"
-MOST = 1 << 32  # the kernels count pieces in 32 bits
+MOST = 1 << 32  # the kernels compute positions on the line in 32 bits
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a launch cuts its work, read off its macros and arguments."""
+    """The line of a launch, read off its macros and arguments."""
 
     tiles: int
-    batches: int  # tiles that share weights
+    m_tiles: int  # tiles along m, which share weights
     blocks: int
-    cut: int  # units of k between cuts
-    rows: int  # weight rows of a tile
+    cut: int  # k-slabs between cuts
+    block_n: int  # weight rows of a tile
     k: int
 
     @classmethod
@@ -33,28 +34,28 @@ class Line:
         (launch,) = plan.launches
         m, n, k = (int(a.value) for a in launch.args if isinstance(a, Scalar))
         macros = {name: int(value) for name, value in launch.defines}
-        batches, rows = -(-m // macros["NB"]), macros["ROWS"]
-        tiles = -(-n // rows) * batches
-        return cls(tiles, batches, launch.grid[0], macros["CUT"], rows, k)
+        m_tiles, block_n = -(-m // macros["BLOCK_M"]), macros["BLOCK_N"]
+        tiles = -(-n // block_n) * m_tiles
+        return cls(tiles, m_tiles, launch.grid[0], macros["CUT"], block_n, k)
 
     @property
     def too_long(self) -> bool:
-        """With a block a tile the kernels' products may not fit (a unit is 64 of k or more)."""
+        """With a block a tile 32-bit products may overflow (a k-slab is 64 k or more)."""
         return self.tiles * -(-self.k // (64 * self.cut)) * (self.tiles + 1) >= MOST
 
 
-def order(plan: Plan) -> str | None:
-    """What decides the bits of a row; None where its place among the rows does."""
+def reduction_key(plan: Plan) -> str | None:
+    """The key of the reduction order of a launch (`Tactic.reduction`)."""
     line = Line.of(plan)
     if line.blocks == line.tiles:
         return WHOLE
-    if line.batches > 1:
+    if line.m_tiles > 1:
         return None
-    return f"{line.blocks} pieces, cut every {line.cut} units, tiles of {line.rows}"
+    return f"{line.blocks} pieces, cut every {line.cut} k-slabs, tiles of {line.block_n}"
 
 
 def whole(stream: Tactic) -> Tactic:
-    """The tactic with a block for each tile."""
+    """The data-parallel tactic: a block for each tile, no fix-up."""
 
     def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         reason = stream.refuse(attrs, specs, target)
@@ -69,7 +70,7 @@ def whole(stream: Tactic) -> Tactic:
         made = stream.plan(attrs, specs, target)
         (launch,) = made.launches
         tiles = Line.of(made).tiles
-        partial = Scratch(256)  # of no tile
+        partial = Scratch(256)  # never used: there are no partial sums
         return Plan(
             (replace(launch, grid=(tiles, 1, 1), resident=False),), (partial, *made.scratch[1:])
         )
@@ -84,9 +85,9 @@ def whole(stream: Tactic) -> Tactic:
 
 
 def streaming(stream: Tactic) -> tuple[Tactic, Tactic]:
-    """The tactic, saying what decides its bits, and the one of whole tiles."""
+    """The tactic with its reduction key, and the data-parallel one of whole tiles."""
 
-    def bits(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        return order(stream.plan(attrs, specs, target))
+    def reduction(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+        return reduction_key(stream.plan(attrs, specs, target))
 
-    return replace(stream, bits=bits), whole(stream)
+    return replace(stream, reduction=reduction), whole(stream)

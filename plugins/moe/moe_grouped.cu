@@ -2,14 +2,14 @@
 // launches stream the weights of each expert hit, once: `up` (gate and up rows by eights: a lane
 // has both and applies SiLU·mul), `down`; then moe_combine adds a token's experts by index.
 // Weights are M of mma.sync, tokens N: 8 cost what one costs. QUANT: before each product a launch
-// rounds activations (moe_quantise.cuh). Layout (expert_tiles.py): groups of 64 rows, in each
+// rounds activations (moe_quantise.cuh). Layout (expert_layout.py): groups of 64 rows, in each
 // k-slabs of 64 k, in each four m16 tiles. Eight warps split k (WK) and groups (WN); each keeps its
 // tokens' fragments in registers; weights come through a ring of its own by cp.async: no barriers.
 // Work (stream-K): ⌈tokens/COLS⌉ blocks an expert x steps (WN groups) is a line cut into gridDim.x
 // pieces, to the m16 tile; every block counts the pairs itself (moe_route.cuh). A dot product is KU
 // k-slabs in order, then WK parts in order, so a token's bits depend on no other token.
 // 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens
-// (floors 25 / 68 / - / 104; benchmarks/log/grouped_moe.md).
+// (floors 25 / 68 / - / 104; benchmarks/log/moe_grouped.md).
 // Macros: moe_common.cuh's, NT (columns / 8), DEPTH (stages of a ring), BUFFERS (of partial sums),
 // RESIDENT (blocks a multiprocessor), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
 #include "moe/moe_quantise.cuh"
@@ -264,8 +264,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   constexpr int PARTS = WARPS * 4 * NT * 32;
   const Shared s = {first, list, found, (u16*)(parts + BUFFERS * PARTS)};
   const int pairs = tokens * K1;
-  // `down` reads ids, which are older than the launch before it.
-  if (UP) wait_for_previous(), let_next_start();
+  // `down` reads ids, which are older than the previous launch.
+  if (UP) wait_for_previous(), launch_dependents();
   count_blocks(s, ids, pairs);
   const u64 total = (u64)first[EXPERTS] * S::STEPS * 4;
   const int begin = (int)(total * blockIdx.x / gridDim.x);
@@ -277,7 +277,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   feed.locate(s, w, block_scales);
 #pragma unroll
   for (int i = 0; i < DEPTH; ++i) feed.fetch(s, w, block_scales, i % S::KU);
-  if (!UP) wait_for_previous(), let_next_start();
+  if (!UP) wait_for_previous(), launch_dependents();
 
   uint4 x[S::KU][NT][2];
   Piece<UP> piece;

@@ -17,7 +17,7 @@ import pytest
 from tests.house import ROOT, files
 
 SOURCES = files("plugins/**/*.cu", "plugins/**/*.cuh")
-WAIT, LET = "wait_for_previous()", "let_next_start()"
+WAIT, LET = "wait_for_previous()", "launch_dependents()"
 COHERENT = re.compile(r"const\s[^(),;]*\*\s*__restrict__")
 
 
@@ -44,7 +44,7 @@ def test_operands_are_read_coherently(path: Path) -> None:
 
 
 def test_every_entry_waits() -> None:
-    """Directly or in a header; `overlaps` is what all of our launches ask for."""
+    """Directly or in a header; `pdl` is what all of our launches ask for."""
     waiting = {p.name for p in SOURCES if WAIT in _code(p)}
     for path in SOURCES:
         code = _code(path)

@@ -1,9 +1,9 @@
-"""Weights as the streaming kernels read them: what a lane loads at once is its matrix fragment.
+"""Packed weights as the linear kernels read them: what a lane loads at once is its mma fragment.
 
-Rows come in groups of 256, in each group the units in order of k (128 bytes of a bf16 or e4m3
-activation row), in each unit strips of 16 rows, in each strip 16-byte pieces in the order of
-the 32 lanes: lane 4g + t holds rows g and g + 8. A last group of fewer rows has fewer strips; rows
-are filled up with zeros to a whole strip, k to a whole unit. Knows arrays only, no op and no GPU.
+A panel is 256 rows; in a panel the k-slabs (the k of 128 bytes of a bf16 or e4m3 activation row) in
+order of k; in a k-slab the m16 tiles (16 rows each); in an m16 tile 16-byte pieces in the order of
+the 32 lanes: lane 4g + t holds rows g and g + 8. The last panel may have fewer m16 tiles. Rows are
+filled up with zeros to a whole m16 tile, k to a whole k-slab. Knows arrays, no op and no GPU.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from spark_engine.tensors import Array
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
 
-STRIP = 16
-GROUP = 256
-UNIT = 128  # bytes of an activation row
-_GROUPS_AT_ONCE = 2
+M16 = 16  # rows of an m16 tile, the A side of mma.sync
+PANEL = 256  # rows
+KSLAB = 128  # bytes of an activation row
+_PANELS_AT_ONCE = 2
 
 # Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
 _TARGETS = (15, 8, 7, 6)
@@ -37,12 +37,12 @@ def padded(count: int, multiple: int) -> int:
 
 
 def row_width(rows: int, width: int) -> int:
-    """What a row of `rows` holds so that all hold the whole strips of rows of `width`."""
-    return -(-padded(rows, STRIP) * width // rows)
+    """What a row of `rows` holds so that all hold the whole m16 tiles of rows of `width`."""
+    return -(-padded(rows, M16) * width // rows)
 
 
 def as_rows(packed: Array, rows: int) -> Array:
-    """Packed strips as [rows, row_width]: the shape tells how many rows are real."""
+    """Packed m16 tiles as [rows, row_width]: the shape tells how many rows are real."""
     if len(packed) == rows:
         return packed
     flat = np.zeros(rows * row_width(rows, packed.shape[1]), packed.dtype)
@@ -56,21 +56,21 @@ def pack_bytes(rows: U8) -> U8:
     Register 2h + r of a lane: bytes 16h + 4t … + 3 of a 32-byte step, row g + 8r.
     """
 
-    def arrange(part: U8, strips: int) -> U8:
-        grid = part.reshape(-1, strips, 2, 8, part.shape[1] // UNIT, 4, 2, 4, 4)
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        grid = part.reshape(-1, m16_tiles, 2, 8, part.shape[1] // KSLAB, 4, 2, 4, 4)
         return grid.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)
 
-    return _by_groups(_pad(rows, UNIT), arrange)
+    return _by_panels(_pad(rows, KSLAB), arrange)
 
 
 def unpack_bytes(packed: U8, width: int) -> U8:
     """The inverse of `pack_bytes` for rows of `width` bytes."""
 
-    def arrange(part: U8, strips: int) -> U8:
-        grid = part.reshape(-1, part.shape[1] // UNIT, strips, 4, 8, 4, 2, 2, 4)
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        grid = part.reshape(-1, part.shape[1] // KSLAB, m16_tiles, 4, 8, 4, 2, 2, 4)
         return grid.transpose(0, 2, 7, 4, 1, 3, 6, 5, 8)
 
-    return _by_groups(packed, arrange)[:, :width]
+    return _by_panels(packed, arrange)[:, :width]
 
 
 def pack_fp4(codes: U8) -> U8:
@@ -80,32 +80,32 @@ def pack_fp4(codes: U8) -> U8:
     2t + 8, 2t + 9 of the even step, then of the odd step; a pair is one byte of the checkpoint.
     """
 
-    def arrange(part: U8, strips: int) -> U8:
-        four = part.view(np.uint32).reshape(len(part), -1, 2, 4)  # row unit p j, of all t
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        four = part.view(np.uint32).reshape(len(part), -1, 2, 4)  # row, k-slab, p, j of all t
         # Several times faster than indexing.
         words = np.take(_WORDS[0], _zip(four[..., 0], four[..., 1]))
         words |= np.take(_WORDS[1], _zip(four[..., 2], four[..., 3]))
-        lanes = words.reshape(-1, strips, 2, 8, words.shape[1], 2, 4)
+        lanes = words.reshape(-1, m16_tiles, 2, 8, words.shape[1], 2, 4)
         return np.ascontiguousarray(lanes.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
 
-    return _by_groups(_pad(codes, UNIT // 4), arrange)
+    return _by_panels(_pad(codes, KSLAB // 4), arrange)
 
 
 def unpack_fp4(packed: U8, width: int) -> U8:
     """The inverse of `pack_fp4` for rows of `width` bytes."""
 
-    def arrange(part: U8, strips: int) -> U8:
-        units = part.shape[1] // (UNIT // 4)
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        slabs = part.shape[1] // (KSLAB // 4)
         words = np.ascontiguousarray(part).view(np.uint32)
-        grid = words.reshape(-1, units, strips, 8, 4, 2, 2).transpose(0, 2, 6, 3, 1, 5, 4)
+        grid = words.reshape(-1, slabs, m16_tiles, 8, 4, 2, 2).transpose(0, 2, 6, 3, 1, 5, 4)
         pairs = np.stack([_pair(grid, j) for j in range(4)], axis=-2)
-        return pairs.reshape(-1, units * (UNIT // 4))
+        return pairs.reshape(-1, slabs * (KSLAB // 4))
 
-    return _by_groups(packed, arrange)[:, :width]
+    return _by_panels(packed, arrange)[:, :width]
 
 
 def pack_scales(scales: U8) -> U8:
-    """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of a strip, four blocks each.
+    """e4m3 block scales [N, K/16]: for each row pair g, g + 8 of an m16 tile, four blocks each.
 
     A byte becomes 5 bits of exponent and 3 of mantissa, subnormals normalised, so that a kernel
     adds a constant to have bf16; in a word the first two scales stand where bf16 has them, the
@@ -115,47 +115,49 @@ def pack_scales(scales: U8) -> U8:
     if scales.max(initial=0) >= 0x7F:
         raise GraphError("an NVFP4 block scale is negative or NaN: refuse it where it is read")
 
-    def arrange(part: U8, strips: int) -> U8:
+    def arrange(part: U8, m16_tiles: int) -> U8:
         s0, s1, s2, s3 = np.moveaxis(
             np.take(_WIDE, part).reshape(len(part), -1, 4).astype(np.uint32), -1, 0
         )
         words = s0 << 4 | s1 << 20 | s2 >> 4 | (s2 & 15) << 28 | (s3 >> 4) << 16 | (s3 & 15) << 12
-        grid = words.reshape(-1, strips, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
+        grid = words.reshape(-1, m16_tiles, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
         return np.ascontiguousarray(grid).view(np.uint8)
 
-    return _by_groups(_pad(scales, UNIT // 32), arrange)
+    return _by_panels(_pad(scales, KSLAB // 32), arrange)
 
 
 def unpack_scales(packed: U8, width: int) -> U8:
     """The inverse of `pack_scales` for rows of `width` blocks."""
 
-    def arrange(part: U8, strips: int) -> U8:
+    def arrange(part: U8, m16_tiles: int) -> U8:
         grid = (
-            np.ascontiguousarray(part).view(np.uint32).reshape(-1, part.shape[1] // 4, strips, 8, 2)
+            np.ascontiguousarray(part)
+            .view(np.uint32)
+            .reshape(-1, part.shape[1] // 4, m16_tiles, 8, 2)
         )
         w = grid.transpose(0, 2, 4, 3, 1)
         four = (w >> 4, w >> 20, (w & 15) << 4 | w >> 28, w >> 12 & 0xF0 | w >> 12 & 15)
         return _NARROW[np.stack([s.astype(np.uint8) for s in four], axis=-1)]
 
-    return _by_groups(packed, arrange)[:, :width]
+    return _by_panels(packed, arrange)[:, :width]
 
 
-def _by_groups(rows: U8, arrange: Callable[[U8, int], U8]) -> U8:
-    """`arrange(rows of whole groups, strips in each)` over all rows, a few groups at a time."""
-    if len(rows) % STRIP:
-        rows = np.pad(rows, ((0, -len(rows) % STRIP), (0, 0)))
+def _by_panels(rows: U8, arrange: Callable[[U8, int], U8]) -> U8:
+    """`arrange(rows of whole panels, m16 tiles in each)` over all rows, a few panels at a time."""
+    if len(rows) % M16:
+        rows = np.pad(rows, ((0, -len(rows) % M16), (0, 0)))
     out = np.empty_like(rows, order="C")
-    for begin, end, strips in _parts(len(rows)):
-        out[begin:end] = arrange(rows[begin:end], strips).reshape(end - begin, -1)
+    for begin, end, m16_tiles in _parts(len(rows)):
+        out[begin:end] = arrange(rows[begin:end], m16_tiles).reshape(end - begin, -1)
     return out
 
 
 def _parts(rows: int) -> Iterator[tuple[int, int, int]]:
-    whole = rows - rows % GROUP
-    for begin in range(0, whole, GROUP * _GROUPS_AT_ONCE):
-        yield begin, min(begin + GROUP * _GROUPS_AT_ONCE, whole), GROUP // STRIP
+    whole = rows - rows % PANEL
+    for begin in range(0, whole, PANEL * _PANELS_AT_ONCE):
+        yield begin, min(begin + PANEL * _PANELS_AT_ONCE, whole), PANEL // M16
     if whole < rows:
-        yield whole, rows, (rows - whole) // STRIP
+        yield whole, rows, (rows - whole) // M16
 
 
 def _pad(rows: U8, multiple: int) -> U8:
