@@ -13,8 +13,8 @@ import numpy as np
 from spark_engine.kernel import Cuda
 from spark_engine.op import Attrs, Body, Case, Op
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import final_slots, read_rows
 from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import final_slots, read_rows
 from spark_engine.plugins.gdn import delta_ring_nodes as nodes
 from spark_engine.plugins.gdn import (
     gated_delta,
