@@ -1,18 +1,17 @@
 // gated_delta_chunk (prefill): the delta rule over tiles of 64 tokens, in two launches.
 //
-// prepare (gated_delta_prepare.cuh), a block a (tile, key head), all tiles at once: for each value
-// head the decays' sums G, P = (Q K^T) . D and T = (I + A)^-1. scan, a block a (sequence, value
-// head, DS value columns), tile after tile, the state S^T in the accumulators of the last product:
+// prepare (gated_delta_prepare.cuh), all tiles at once: for each value head the decays' sums G,
+// P = (Q K^T) . D and T = (I + A)^-1. scan, grid (columns / DS, value heads, sequences): tile after
+// tile, the state S^T in the accumulators of the last product:
 //   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
 //   S^T <- e^Gc S^T + K^T (tail V')
-// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between
-// the launches. q and k stay bf16; their norms are factors of rows.
-// RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
-// and the ring's `base` moves behind the last token.
-// Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
-// V'), and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
-// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (variants:
-// benchmarks/log/gated_delta.md).
+// the reference's U - W S^T with T applied last, so that only T and P are stored between the
+// launches. q and k stay bf16; their norms are factors of rows.
+// RING: the first tile's state is caught up from the replay ring (replay_ring.py), and the ring's
+// `base` moves behind the last token.
+// Precision: f32 accumulators; f32 operands are split into two bf16, high + low (S, R, T, P, V'),
+// and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (benchmarks/log/gated_delta.md).
 #include "gdn/gated_delta_prepare.cuh"
 
 constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
@@ -50,7 +49,8 @@ DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, 
   auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
 #pragma unroll
   for (int n = 0; n < DS / 16; n++) {
-    const int phase = (u32)(start + (column + n * 16) / FOLDS) % RECORDS, last = min(lag, phase);
+    const int phase = (u32)(start + (column + n * 16) / FOLD_ROWS) % RECORDS,
+              last = min(lag, phase);
     float since = 0.f;
     for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
     const float decay = expf(since);

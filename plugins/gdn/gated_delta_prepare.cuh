@@ -1,14 +1,15 @@
 // gated_delta_prepare: what of a tile of 64 tokens needs no state, for all tiles at once; the first
 // launch of gated_delta.cu, which says what P, T and A are.
 //
-// A block a (tile, key head): decays summed in f64, norms, the products Q K^T and K K^T by
-// mma.sync, then for each value head P and the factors of the scan to memory, and T by forward
-// substitution. T comes from the inverses T0, T1 of A's diagonal blocks of 32 rows, in f32, a
-// thread a column, and the block below, -T1 (A10 T0).
-// 128 tiles of the 27B's (35B's) heads, H200: 187 (143) us (benchmarks/log/gated_delta.md).
+// Grid (key heads, tiles): decays summed in f64, norms, Q K^T and K K^T by mma.sync, then for each
+// value head P and the factors of the scan to memory, and T by forward substitution: the inverses
+// T0, T1 of A's diagonal blocks of 32 rows, in f32, a thread a column, then the block below them,
+// -T1 (A10 T0).
+// 128 tiles of the 27B's (35B's) heads, H200: 187 (143) us. Measured variants:
+// benchmarks/log/gated_delta.md.
 #pragma once
-#include "gdn/delta_ring.cuh"
-#include "gdn/gdn_tiles.cuh"
+#include "gdn/replay_ring.cuh"
+#include "gdn/gated_delta_mma.cuh"
 
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'

@@ -1,5 +1,4 @@
-// What the kernels of the gated delta net share: activation types (bf16 in engines, f32 in tests of
-// exactness), softplus, sums over groups of lanes.
+// What the kernels of the gated delta net share: activation types, softplus, sums over lanes.
 #pragma once
 #include "common/numeric.cuh"
 

@@ -1,18 +1,18 @@
-// gdn_decode: one token of the gated delta net for every row of a launch (FUSED: convolution, delta
-// rule, gated norm, quantisation), and gated_delta_step (the delta rule alone).
+// gdn_decode: one decode token of the gated delta net for every row of a launch. FUSED: causal
+// convolution, delta rule, gated norm, quantisation; else gated_delta_step, the delta rule alone.
 //
-// A block owns G value heads of a row (G divides R, the value heads of a key head). Each block of a
-// key head convolves q and k; the last to have read that part of the convolution's state shifts it.
-// State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
-// value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
+// Grid (Hv / G, rows): a block owns G of the R value heads that share a key head. Every block of a
+// key head convolves its q and k; the last that has read their convolution state shifts it.
+// State [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16. LANES lanes hold one value row, 16 bytes
+// each; U such accesses of a warp are a chunk of CROWS rows (4 KB at U = 8).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// STAGES: each warp has so many chunks on their way to shared memory by TMA bulk copies, the first
-// before the wait for the launch before (PDL); else chunks come through registers, one ahead.
-// RING: the state lags behind (delta_ring.py): a and b take the records' part from deltas and keys,
-// a chunk is rewritten when its rows fold, else only read.
-// 128 rows of the 27B, f32 state, H200: 209.5 us (floor 187), ring of 8: 122.1 (floor 110.6). Which
-// shape wins by rows is timed by the builder (variants: benchmarks/log/gdn_decode.md).
-#include "gdn/gdn_decode_ring.cuh"
+// STAGES: chunks that each warp keeps in flight to shared memory by TMA bulk copies, the first
+// issued before griddepcontrol.wait (PDL); 0: chunks come through registers, one ahead.
+// RING: S lags behind (replay_ring.py): a and b add the records' part, a chunk is written only when
+// its rows fold.
+// Winner: the builder times the variants by rows. 128 rows of the 27B, f32 state, H200: 209.5 us
+// (floor 187), ring of 8: 122.1 (floor 110.6). Measured variants: benchmarks/log/gdn_decode.md.
+#include "gdn/gdn_decode_replay.cuh"
 #include "common/quad_quant.cuh"
 
 // What the rule makes of a chunk.

@@ -1,9 +1,9 @@
-// Pieces of gdn_decode.cu: sizes, shared memory, the convolution, sums over lanes, state elements.
+// gdn_decode.cu's sizes, shared memory, causal convolution, sums over lanes and state elements.
 //
-// Sizes follow from the macros HK, R, KD, VD (key heads, value heads of each, dimensions of a key
-// and a value), G (value heads a block), WARPS, STAGES and STATE_BYTES.
+// Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G
+// (value heads of a block), WARPS, STAGES, STATE_BYTES (of a state element), TAPS, FUSED, RING.
 #pragma once
-#include "gdn/delta_ring.cuh"
+#include "gdn/replay_ring.cuh"
 #include "gdn/gdn.cuh"
 
 constexpr int LANES = KD * STATE_BYTES / 16;
@@ -19,7 +19,7 @@ constexpr int CHANNELS = 2 * HK * KD + HV * VD;
 constexpr int LOCAL = 2 * KD + G * VD;  // channels of this block: q, k, then its value rows by head
 constexpr int SHARERS = R / G;          // blocks that read the same q and k
 
-static_assert(!RING || VD % FOLDS == 0 && FOLDS % CROWS == 0, "sizes the plan must refuse");
+static_assert(!RING || VD % FOLD_ROWS == 0 && FOLD_ROWS % CROWS == 0, "sizes the plan must refuse");
 static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
               "sizes the plan must refuse");
 

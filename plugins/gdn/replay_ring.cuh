@@ -1,11 +1,12 @@
-// Where the numbers of a replay ring stand in a slot's memory (what they mean: delta_ring.py):
-// RECORDS records of a token's deltas, keys and logarithms of decays. Macros: HK, R, KD, VD, RING.
+// Layout of a slot's replay ring (meaning: replay_ring.py): RECORDS records, each the delta
+// [Hv,Dv], key [Hk,Dk] and logarithms of decays [Hv] of one token, f32. Macros: HK, R, KD, VD,
+// RING.
 #pragma once
 
 constexpr int HV = HK * R;  // value heads
 constexpr int RECORDS = RING ? RING : 1;
 constexpr int AGES = RECORDS - 1;  // records that may be live: of age 1 (the newest) to AGES
-constexpr int FOLDS = 16;          // value rows that fold together
+constexpr int FOLD_ROWS = 16;      // value rows that fold together
 constexpr int KEYS_AT = HV * VD;
 constexpr int DECAYS_AT = KEYS_AT + HK * KD;
 constexpr int RECORD =

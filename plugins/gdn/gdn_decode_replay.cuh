@@ -1,9 +1,9 @@
-// The replay ring of gdn_decode.cu: what a block takes from the records of tokens that its state
-// does not hold yet, and what this token leaves behind. Layout and meaning: delta_ring.py.
+// gdn_decode.cu with a replay ring: what a block reads of the records of tokens that its state does
+// not hold yet, and what it writes of this token. Layout and meaning: replay_ring.py.
 //
-// Records are read before the wait for the launch before (PDL); the one that this token overwrites
-// is of no age that lives. Keys stay with the lanes that will multiply them (as k and q lie: EPL a
-// lane), deltas go to shared memory by age, zero where a group has already folded them in.
+// Records are read before griddepcontrol.wait (PDL): the one that this token overwrites is not
+// live. Keys stay in the registers of the lanes that multiply them (EPL elements a lane, as k and q
+// lie); deltas go to shared memory by age, zero where a value row has already folded them in.
 #pragma once
 #include "gdn/gdn_decode_parts.cuh"
 
@@ -27,7 +27,7 @@ DEVICE const float* record_of(const Place& p, int age) {
 }
 // Of the group of a value row of the block: it folds at phase AGES, and has so many live records.
 DEVICE int phase_of(const Place& p, int head, int row) {
-  return (u32)(p.start + (head * VD + row) / FOLDS) % RECORDS;
+  return (u32)(p.start + (head * VD + row) / FOLD_ROWS) % RECORDS;
 }
 DEVICE int age_held(int i, int warp, int lane) {
   return 1 + (i * WARPS + warp) * PASS + lane / LANES;
