@@ -141,7 +141,7 @@ DEVICE void sum_squares(Prepare& s) {
 }
 // Of value head r, from d, the products of the tile's rows: P to memory by warps 0-3, A to shared
 // memory by warps 4-7; both zero above the diagonal.
-DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i64 unit, int r,
+DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i64 tile_head, int r,
                            int first, int warp, int lane) {
   const int top = first + lane / 4;  // this lane's rows: top, top + 8
   float high[2], low[2], factor[2];
@@ -173,7 +173,7 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
       if (warp < 4) {
         u32 upper, lower;
         split(v[half][0], v[half][1], upper, lower);
-        u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
+        u16* to = p_out + tile_head * 2 * TILE * TILE + i * TILE + j;
         *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
       } else {
         *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
@@ -182,8 +182,8 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
   }
 }
 // What the scan multiplies token t's rows by, of value head r.
-DEVICE void store_factors(const Prepare& s, float* factors, i64 unit, int r, int t) {
-  float* f = factors + unit * FACTORS * TILE + t;
+DEVICE void store_factors(const Prepare& s, float* factors, i64 tile_head, int r, int t) {
+  float* f = factors + tile_head * FACTORS * TILE + t;
   float grown = exp2_fast(s.high[r][t]), beta = s.beta[r][t];
   float last = s.high[r][TILE - 1];
   float gap = last - s.high[r][t] + (s.low[r][TILE - 1] - s.low[r][t]);
@@ -230,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < R; r++) {
-    const i64 unit = (i64)row * HV + head * R + r;
-    decay_products(s, d, p_out, unit, r, first, warp, lane);
-    if (threadIdx.x < TILE) store_factors(s, factors, unit, r, threadIdx.x);
+    const i64 tile_head = (i64)row * HV + head * R + r;
+    decay_products(s, d, p_out, tile_head, r, first, warp, lane);
+    if (threadIdx.x < TILE) store_factors(s, factors, tile_head, r, threadIdx.x);
   }
   __syncthreads();
   for (int r = threadIdx.x / TILE; r < R; r += 4)

@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def accesses(self) -> int:
-        """16-byte accesses a lane makes for one chunk (U of the kernel)."""
+        """16-byte accesses a lane makes for one chunk (ACCESSES of the kernel)."""
         if self.lanes < 16:
             return self.lanes // 2
         return 8 if self.state is DType.F32 else 4

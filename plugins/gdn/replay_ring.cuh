@@ -5,8 +5,8 @@
 
 constexpr int HV = HK * R;  // value heads
 constexpr int RECORDS = RING ? RING : 1;
-constexpr int AGES = RECORDS - 1;  // records that may be live: of age 1 (the newest) to AGES
-constexpr int FOLD_ROWS = 16;      // value rows that fold together
+constexpr int MAX_LAG = RECORDS - 1;  // records that may be live: of age 1 (the newest) to MAX_LAG
+constexpr int FOLD_ROWS = 16;         // value rows that fold together
 constexpr int KEYS_AT = HV * VD;
 constexpr int DECAYS_AT = KEYS_AT + HK * KD;
 constexpr int RECORD =
