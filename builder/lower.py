@@ -16,7 +16,7 @@ from spark_engine.models.config import FULL, LINEAR
 from spark_engine.models.model import Model
 from spark_engine.models.network import build_network
 from spark_engine.models.weights import Weight, rounded
-from spark_engine.plugins.gdn.delta_ring import ring_width
+from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 NAMED = 3  # rounded matrices that a note names

@@ -14,7 +14,7 @@ from spark_engine.builder.buckets import Buckets, bucket_sizes, fine_decode_rows
 from spark_engine.builder.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
-from spark_engine.plugins.gdn.delta_ring import LEAST, MOST
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
 CPU = "cpu"

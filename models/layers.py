@@ -20,7 +20,7 @@ from spark_engine.models.weights import (
     whole_scale,
 )
 from spark_engine.models.writer import Writer, state_out
-from spark_engine.plugins.gdn.delta_ring import ring_width
+from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 

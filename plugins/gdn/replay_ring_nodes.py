@@ -2,7 +2,7 @@
 
 The sums are written out in full (a state is materialised), as befits the CPU. Records are taken in
 the ring's own order; what is not live is zero before it meets anything. Knows the layout of
-`delta_ring`; knows no op.
+`replay_ring`; knows no op.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import Rows, over
-from spark_engine.plugins.gdn.delta_ring import Ring
+from spark_engine.plugins.gdn.replay_ring import Ring
 from spark_engine.tensors import DType
 
 

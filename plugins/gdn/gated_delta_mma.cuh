@@ -1,9 +1,8 @@
-// bf16 tiles of 64 rows in shared memory, their mma.m16n8k16 fragments, and products whose
-// fragments are loaded a step ahead; for gated_delta.cu.
+// gated_delta.cu's operands of mma.m16n8k16: bf16 tiles of 64 rows in shared memory, fragments by
+// ldmatrix, and products whose fragments are loaded one k-step ahead.
 //
-// A tile's row is PIECES pieces of 16 bytes; a piece's place is XORed with its row (swizzle), so
-// that eight rows' pieces lie in different banks. Blocks have 256 threads. DS: columns of the outer
-// operand.
+// A tile's row is PIECES pieces of 16 bytes, XOR-swizzled by the row, so that eight rows' pieces
+// lie in different banks. Blocks have 256 threads. DS: columns of B.
 #pragma once
 #include "gdn/gdn.cuh"
 

@@ -24,7 +24,7 @@ from spark_engine.errors import GraphError
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.tensors import Array
 
-GROUP = 16  # value rows that fold together
+FOLD_ROWS = 16  # value rows that fold together
 ALIGNMENT = 16  # floats: a record starts on 64 bytes
 LEAST, MOST = 2, 16  # records
 Wide = NDArray[np.float64]
@@ -60,8 +60,8 @@ class Ring:
     @property
     def groups(self) -> NDArray[np.int64]:
         """The group of each value row, [Hv,Dv]."""
-        per_head = -(-self.heads.value_dim // GROUP)
-        rows = np.arange(self.heads.value_dim) // GROUP
+        per_head = -(-self.heads.value_dim // FOLD_ROWS)
+        rows = np.arange(self.heads.value_dim) // FOLD_ROWS
         return np.arange(self.heads.values)[:, None] * per_head + rows
 
     def phases(self, start: int) -> NDArray[np.int64]:

@@ -14,7 +14,8 @@ from spark_engine.plugins.gdn import (
     gated_delta_cases,
     gated_ring,
 )
-from spark_engine.plugins.gdn.delta_ring import (
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.plugins.gdn.replay_ring import (
     MOST,
     Ring,
     caught_up,
@@ -23,7 +24,6 @@ from spark_engine.plugins.gdn.delta_ring import (
     ring_of,
     ring_width,
 )
-from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.tensors import Array, DType
 from tests.plugins.probe import named, run
 
