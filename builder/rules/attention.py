@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import add_node, consumers, detach, is_op, is_output, producer
+from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 SIZES = ("heads", "kv_heads", "head_dim", "eps", "kv_dtype")
@@ -28,12 +28,10 @@ def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
 def can_fuse(context: RewriteContext, match: Match) -> str | None:
     """Nobody else reads what the launch would no longer store; queries and gates are one value."""
     attention = match.parts["attention"]
-    o = attention.outputs[0]
-    if is_output(context.graph, o) or len(consumers(o)) > 1:
-        return f"{o.name} is also read alone"
-    if attention.inputs[0] is not match.root.inputs[1]:
+    alone = read_alone(context.graph, attention.outputs[:1])
+    if alone is None and attention.inputs[0] is not match.root.inputs[1]:
         return f"{attention.name} and {match.root.name} read different projections"
-    return None
+    return alone
 
 
 def fuse_decode(context: RewriteContext, match: Match) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import add_node, consumers, detach, is_op, is_output, producer
+from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 FUSED = {"gated_delta_step": "gdn_decode", "gated_delta_ring_step": "gdn_ring_decode"}
@@ -31,10 +31,9 @@ def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
 def can_fuse(context: RewriteContext, match: Match) -> str | None:
     """Nobody else reads what the launch would no longer store, and all read the same rows."""
     step, conv = match.parts["step"], match.parts["conv"]
-    for node in (conv, step):
-        made = node.outputs[0]
-        if is_output(context.graph, made) or len(consumers(made)) > 1:
-            return f"{made.name} is also read alone"
+    alone = read_alone(context.graph, (conv.outputs[0], step.outputs[0]))
+    if alone is not None:
+        return alone
     if conv.inputs[0] is not match.root.inputs[1]:
         return f"{conv.name} and {match.root.name} read different projections"
     if any(a is not b for a, b in zip(conv.inputs[-ROWS:], step.inputs[-ROWS:], strict=True)):

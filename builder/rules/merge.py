@@ -15,9 +15,9 @@ from spark_engine.builder.graph.nodes import (
     consumers,
     detach,
     is_op,
-    is_output,
     is_standard,
     producer,
+    read_alone,
 )
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 from spark_engine.builder.rules.quant import QUANT
@@ -81,10 +81,8 @@ def can_merge(context: RewriteContext, match: Match) -> str | None:
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"
-    for linear in linears:
-        if is_output(context.graph, linear.outputs[0]) or len(consumers(linear.outputs[0])) > 1:
-            return f"{linear.name} is also read alone"
-    return _block_fits(first, linears)
+    alone = read_alone(context.graph, [n.outputs[0] for n in linears])
+    return alone or _block_fits(first, linears)
 
 
 def merge(context: RewriteContext, match: Match) -> None:

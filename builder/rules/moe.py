@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import add_node, consumers, detach, is_op, is_output, producer
+from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 
@@ -26,10 +26,7 @@ def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
 
 def can_join(context: RewriteContext, match: Match) -> str | None:
     """Nobody else reads the experts' sum, which the launch would no longer store."""
-    y = match.parts["experts"].outputs[0]
-    if is_output(context.graph, y) or len(consumers(y)) > 1:
-        return f"{y.name} is also read alone"
-    return None
+    return read_alone(context.graph, match.parts["experts"].outputs)
 
 
 def join(context: RewriteContext, match: Match) -> None:
