@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import each_seconds, target_here
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
 from spark_engine.kernel import TARGETS, Launch, Plan, Pointer, Target
 from spark_engine.runtime.executors import device
 from spark_engine.runtime.executors.device import Function, Gpu

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver  # noqa: E402
-from spark_engine.builder import gpu_timer  # noqa: E402
+from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import Shape  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402

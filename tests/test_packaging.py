@@ -45,8 +45,8 @@ def _run(*command: str | Path, **env: str) -> str:
 
 
 CUDA = (
-    *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
-    *("builder/gpu_timer.py", "spark_engine/cuda_driver.py"),
+    *("builder/native/program.py", "builder/native/backend.py", "builder/native/nvrtc.py"),
+    *("builder/native/gpu_timer.py", "spark_engine/cuda_driver.py"),
     *(
         "runtime/executors/device.py",
         "runtime/executors/device_memory.py",

@@ -9,9 +9,9 @@ import pytest
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines for a GPU hold empty kernels: all but the machine code is as it is."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder import native, nvrtc
+    from spark_engine.builder.native import nvrtc, program
 
     nothing = nvrtc.Cubin(b"nothing", {})
     monkeypatch.setattr(
-        native, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
+        program, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
     )

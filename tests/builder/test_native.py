@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
 from spark_engine.kernel import H200  # noqa: E402
@@ -108,10 +108,10 @@ def test_launches_whose_blocks_wait_for_one_another_are_recorded(folder: Path) -
     engine = open_folder(built(folder, config_kwargs=wider), "sm_90a")
     found = set()
     for bucket in engine.manifest.buckets:
-        program = Program.read(engine.engine(bucket).payload)
-        for record in program.launches:
+        read = Program.read(engine.engine(bucket).payload)
+        for record in read.launches:
             if record.resident:
-                found.add(program.kernels[record.kernel].symbol)
+                found.add(read.kernels[record.kernel].symbol)
                 assert math.prod(record.shape.grid) <= H200.sms
     assert found == {"linear"}, found
 

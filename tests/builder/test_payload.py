@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import native, nvrtc  # noqa: E402
-from spark_engine.builder.buckets import Size  # noqa: E402
-from spark_engine.builder.tactics import Choice  # noqa: E402
+from spark_engine.builder.native import nvrtc, program  # noqa: E402
+from spark_engine.builder.native.tactics import Choice  # noqa: E402
+from spark_engine.builder.plan.buckets import Size  # noqa: E402
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
 from spark_engine.runtime.executors.program import Number, Place, Program, Record  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
@@ -28,10 +28,12 @@ def compiled() -> tuple[Program, dict[str, int]]:
     plans = [waiting, Plan((FREE,)), Plan((FREE,))]
     graph = toy_graph()
     choices = [Choice(tactic, plan, 1.0, {}) for plan in plans]
-    bucket = native.Decided(graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True)))
+    bucket = program.Decided(
+        graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
+    )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}
     cubins = {("t.cu", ()): nvrtc.Cubin(b"code", {})}
-    payload, memory = native.compile(bucket, weights, ("total",), OPS, cubins)
+    payload, memory = program.compile(bucket, weights, ("total",), OPS, cubins)
     return Program.read(payload), memory
 
 

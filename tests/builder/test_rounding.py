@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.lower import facts_of
-from spark_engine.builder.options import Options, resolve
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Level  # noqa: E402
 from spark_engine.command import DIVERGED

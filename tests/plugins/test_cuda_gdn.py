@@ -26,7 +26,7 @@ from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
 from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
 from spark_engine.tensors import Array, DType
 
-nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
+nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 device = pytest.importorskip("spark_engine.runtime.executors.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402

@@ -195,7 +195,7 @@ def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int])
 @pytest.mark.parametrize("op", FORMS)
 def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder import nvrtc
+    from spark_engine.builder.native import nvrtc
 
     form, jobs = FORMS[op], {}
     for name, n, k in LAYERS:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 device = pytest.importorskip("spark_engine.runtime.executors.device")
-nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
+nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Pointer, Scalar  # noqa: E402

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.kernel import TARGETS  # noqa: E402

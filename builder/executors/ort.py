@@ -17,8 +17,8 @@ import onnx_graphsurgeon as gs
 from onnx import helper, parser
 
 from spark_engine import interface
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import Ops, attrs_of, spec_of, state_aliases
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of, state_aliases
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.engine_file import WEIGHTS, EngineHeader
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_engine.builder.tactics import Work
+from spark_engine.builder.native.tactics import Work
 from spark_engine.tensors import Array, DType, TensorSpec
 
 PATTERN = 4 << 20  # bytes made of a large operand, which are then repeated

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import (
+from spark_engine.builder.graph.nodes import (
     add_node,
     consumers,
     detach,
     is_op,
-    is_output,
     is_standard,
     producer,
+    read_alone,
 )
-from spark_engine.builder.quant_rules import QUANT
-from spark_engine.builder.rewrite import Place, Rule, Scene
-from spark_engine.builder.weights import (
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
+from spark_engine.builder.rules.quant import QUANT
+from spark_engine.builder.rules.weights import (
     append_expert,
     concat,
     recipe_of,
@@ -56,18 +56,18 @@ LINEARS = {
 }
 
 
-def find_concat(scene: Scene, node: gs.Node) -> Place | None:
+def find_concat(context: RewriteContext, node: gs.Node) -> Match | None:
     """A Concat whose every input is some linear's result."""
     if not is_standard(node, "Concat"):
         return None
     makers = [producer(t) for t in node.inputs]
     found = [m for m in makers if m is not None and is_op(m, *LINEARS)]
-    return Place(node, {"linears": found}) if len(found) == len(node.inputs) else None
+    return Match(node, {"linears": found}) if len(found) == len(node.inputs) else None
 
 
-def can_merge(scene: Scene, place: Place) -> str | None:
+def can_merge(context: RewriteContext, match: Match) -> str | None:
     """All of one kind over one input, and no partial result needed by itself."""
-    linears: list[gs.Node] = place.parts["linears"]
+    linears: list[gs.Node] = match.parts["linears"]
     first = linears[0]
     kinds = sorted({n.op for n in linears})
     if len(kinds) > 1:
@@ -77,27 +77,25 @@ def can_merge(scene: Scene, place: Place) -> str | None:
         if other.attrs != first.attrs:
             return f"{other.name} and {first.name} have different attributes"
         for i in roles.shared:
-            if not same_values(scene, [other.inputs[i]], [first.inputs[i]]):
+            if not same_values(context, [other.inputs[i]], [first.inputs[i]]):
                 return f"{other.name} and {first.name} read inputs quantised differently"
         if any(other.inputs[i].dtype != first.inputs[i].dtype for i in roles.joined):
             return f"{other.name} and {first.name} have weights of different dtypes"
-    for linear in linears:
-        if is_output(scene.graph, linear.outputs[0]) or len(consumers(linear.outputs[0])) > 1:
-            return f"{linear.name} is also read alone"
-    return _block_fits(first, linears)
+    alone = read_alone(context.graph, [n.outputs[0] for n in linears])
+    return alone or _block_fits(first, linears)
 
 
-def merge(scene: Scene, place: Place) -> None:
+def merge(context: RewriteContext, match: Match) -> None:
     """One linear over the joined weights writes what the Concat wrote."""
-    linears: list[gs.Node] = place.parts["linears"]
-    first, out = linears[0], place.root.outputs[0]
+    linears: list[gs.Node] = match.parts["linears"]
+    first, out = linears[0], match.root.outputs[0]
     roles, inputs = LINEARS[first.op], list(first.inputs)
     for i in roles.joined:
-        inputs[i] = concat(scene, [n.inputs[i] for n in linears])
+        inputs[i] = concat(context, [n.inputs[i] for n in linears])
     op, attrs = first.op, dict(first.attrs)
-    for node in (place.root, *linears):
+    for node in (match.root, *linears):
         detach(node)
-    scene.graph.nodes.append(add_node(scene.ops, out.name, op, inputs, [out], **attrs))
+    context.graph.nodes.append(add_node(context.ops, out.name, op, inputs, [out], **attrs))
 
 
 def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
@@ -120,7 +118,7 @@ FORMATS = {
 }
 
 
-def find_shared_expert(scene: Scene, node: gs.Node) -> Place | None:
+def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:
     """shared_gate(grouped_moe(…), down(act(gate_up(x))), x, w)."""
     if not is_op(node, "shared_gate"):
         return None
@@ -134,19 +132,19 @@ def find_shared_expert(scene: Scene, node: gs.Node) -> Place | None:
     router = producer(routed.inputs[1])
     if gate_up is None or router is None:
         return None
-    return Place(node, {"routed": routed, "router": router, "down": down, "gate_up": gate_up})
+    return Match(node, {"routed": routed, "router": router, "down": down, "gate_up": gate_up})
 
 
-def can_join_expert(scene: Scene, place: Place) -> str | None:
+def can_join_expert(context: RewriteContext, match: Match) -> str | None:
     """The shared expert is stored and sized like a routed one."""
-    routed, down, gate_up = (place.parts[k] for k in ("routed", "down", "gate_up"))
+    routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
     stored = sorted({FORMATS.get(n.op, n.op) for n in (down, gate_up)})
     if stored != [routed.attrs["format"]]:
         return f"the shared expert is {' and '.join(stored)}, the routed {routed.attrs['format']}"
-    if len(consumers(routed.outputs[0])) > 1 or len(place.parts["router"].inputs) > 2:
+    if len(consumers(routed.outputs[0])) > 1 or len(match.parts["router"].inputs) > 2:
         return "the routed result is also read elsewhere"
-    for mine, stack in _pairs(scene, place):
-        theirs = recipe_of(scene, stack)
+    for mine, stack in _pairs(context, match):
+        theirs = recipe_of(context, stack)
         if mine.dtype is not theirs.dtype or mine.shape != theirs.shape[1:]:
             return (
                 f"beside {stack.name} the shared expert's is {mine.dtype}{list(mine.shape)}, a "
@@ -155,34 +153,34 @@ def can_join_expert(scene: Scene, place: Place) -> str | None:
     return None
 
 
-def join_expert(scene: Scene, place: Place) -> None:
+def join_expert(context: RewriteContext, match: Match) -> None:
     """The shared expert becomes the last of the stack, and its gate the router's last weight."""
-    node, routed, router = place.root, place.parts["routed"], place.parts["router"]
+    node, routed, router = match.root, match.parts["routed"], match.parts["router"]
     x, gate = node.inputs[2:]
     out, routing = node.outputs[0], [t.name for t in router.outputs]
-    params = [append_expert(scene, stack, mine) for mine, stack in _pairs(scene, place)]
+    params = [append_expert(context, stack, mine) for mine, stack in _pairs(context, match)]
     inputs, picks = [routed.inputs[0]], [router.inputs[0], router.inputs[1], gate]
     attrs, router_attrs = dict(routed.attrs), dict(router.attrs)
     for old in (node, routed, router):
         detach(old)
-    chosen = add_node(scene.ops, routing[0], "moe_router", picks, [*routing], **router_attrs)
+    chosen = add_node(context.ops, routing[0], "moe_router", picks, [*routing], **router_attrs)
     inputs += [*chosen.outputs, *params]
-    scene.graph.nodes += [
+    context.graph.nodes += [
         chosen,
-        add_node(scene.ops, out.name, "grouped_moe", inputs, [out], **attrs),
+        add_node(context.ops, out.name, "grouped_moe", inputs, [out], **attrs),
     ]
 
 
-def _pairs(scene: Scene, place: Place) -> list[tuple[Recipe, gs.Tensor]]:
+def _pairs(context: RewriteContext, match: Match) -> list[tuple[Recipe, gs.Tensor]]:
     """(shared expert's parameter, the routed experts' stack), in grouped_moe's order."""
-    routed, down, gate_up = (place.parts[k] for k in ("routed", "down", "gate_up"))
+    routed, down, gate_up = (match.parts[k] for k in ("routed", "down", "gate_up"))
     makers = (gate_up, down)
-    mine = [recipe_of(scene, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
+    mine = [recipe_of(context, n.inputs[i]) for n in makers for i in LINEARS[n.op].joined]
     if routed.attrs["format"] == "nvfp4_a4":  # x_scale and h_scale are no part of the product
         mine = [m if i % 3 < 2 else without_input_scale(m) for i, m in enumerate(mine)]
-        mine += [recipe_of(scene, _quantiser(n).inputs[1]) for n in makers]
+        mine += [recipe_of(context, _quantiser(n).inputs[1]) for n in makers]
     if routed.attrs["format"] == "fp8":
-        mine += [recipe_of(scene, n.inputs[2]) for n in makers]
+        mine += [recipe_of(context, n.inputs[2]) for n in makers]
     return list(zip(mine, routed.inputs[3:], strict=True))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import Ops, aliases, spec_of
+from spark_engine.builder.graph.nodes import Ops, aliases, spec_of
 from spark_engine.device_buffers import aligned
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.options import ModelFacts, Plan
+from spark_engine.builder.plan.options import ModelFacts, Plan
 from spark_engine.models.checkpoint import StoredTensor
 from spark_engine.models.config import FULL, LINEAR
 from spark_engine.models.model import Model

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spark_engine.builder.graph import Ops, attrs_of, spec_of, variable
-from spark_engine.builder.lower import Lowered
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of, variable
 from spark_engine.errors import GraphError
 from spark_engine.models.weights import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import add_node, consumers, detach, is_op, is_output, producer
-from spark_engine.builder.rewrite import Place, Rule, Scene
+from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 FUSED = {"gated_delta_step": "gdn_decode", "gated_delta_ring_step": "gdn_ring_decode"}
 ROWS = 3  # last operands of a step: slots, starts, counts
 
 
-def find_decode(scene: Scene, node: gs.Node) -> Place | None:
+def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
     """gated_norm[_quant](gated_delta[_ring]_step(causal_conv(qkvz), ba), qkvz), a token a row."""
     if not is_op(node, "gated_norm", "gated_norm_quant"):
         return None
@@ -25,27 +25,26 @@ def find_decode(scene: Scene, node: gs.Node) -> Place | None:
     conv = producer(step.inputs[0])
     if conv is None or not is_op(conv, "causal_conv"):
         return None
-    return Place(node, {"step": step, "conv": conv})
+    return Match(node, {"step": step, "conv": conv})
 
 
-def can_fuse(scene: Scene, place: Place) -> str | None:
+def can_fuse(context: RewriteContext, match: Match) -> str | None:
     """Nobody else reads what the launch would no longer store, and all read the same rows."""
-    step, conv = place.parts["step"], place.parts["conv"]
-    for node in (conv, step):
-        made = node.outputs[0]
-        if is_output(scene.graph, made) or len(consumers(made)) > 1:
-            return f"{made.name} is also read alone"
-    if conv.inputs[0] is not place.root.inputs[1]:
-        return f"{conv.name} and {place.root.name} read different projections"
+    step, conv = match.parts["step"], match.parts["conv"]
+    alone = read_alone(context.graph, (conv.outputs[0], step.outputs[0]))
+    if alone is not None:
+        return alone
+    if conv.inputs[0] is not match.root.inputs[1]:
+        return f"{conv.name} and {match.root.name} read different projections"
     if any(a is not b for a, b in zip(conv.inputs[-ROWS:], step.inputs[-ROWS:], strict=True)):
         return f"{conv.name} and {step.name} read different rows"
     return None
 
 
-def fuse_decode(scene: Scene, place: Place) -> None:
+def fuse_decode(context: RewriteContext, match: Match) -> None:
     """gdn[_ring]_decode(…) -> conv_state', gdn_state', [gdn_ring'], [y], quantised…; it keeps the
     norm's name."""
-    norm, step, conv = place.root, place.parts["step"], place.parts["conv"]
+    norm, step, conv = match.root, match.parts["step"], match.parts["conv"]
     qkvz, conv_weight, conv_state, *rows = conv.inputs
     _, *delta = step.inputs[:-ROWS]  # ba, a_log, dt_bias, the states
     _, _, weight, *scales = norm.inputs
@@ -57,8 +56,8 @@ def fuse_decode(scene: Scene, place: Place) -> None:
     op = FUSED[step.op]
     for node in (norm, step, conv):
         detach(node)
-    node = add_node(scene.ops, norm.name, op, [*operands, *scales], outputs, **attrs)
-    scene.graph.nodes.append(node)
+    node = add_node(context.ops, norm.name, op, [*operands, *scales], outputs, **attrs)
+    context.graph.nodes.append(node)
 
 
 GDN_DECODE = Rule("gdn_decode", find_decode, can_fuse, fuse_decode)

@@ -71,6 +71,15 @@ def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
     return any(t is tensor for t in graph.outputs)
 
 
+def read_alone(graph: gs.Graph, tensors: Iterable[gs.Tensor]) -> str | None:
+    """Why a rule may not swallow these values: one has another reader than the rule's own, or is
+    an output; the fused node would no longer store it."""
+    for tensor in tensors:
+        if is_output(graph, tensor) or len(consumers(tensor)) > 1:
+            return f"{tensor.name} is also read alone"
+    return None
+
+
 def infer(node: gs.Node, ops: Ops) -> tuple[TensorSpec, ...]:
     """Output specs of a node of ours by its op's shape inference. Raises GraphError."""
     op = ops[node.op]

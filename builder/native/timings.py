@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spark_engine.builder.tactics import Work
+from spark_engine.builder.native.tactics import Work
 from spark_engine.kernel import Plan, Tactic
 from spark_engine.manifest import Json, canonical_json
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from spark_engine.builder.attention_rules import ATTENTION_DECODE
-from spark_engine.builder.delta_rules import GDN_DECODE
-from spark_engine.builder.merge_rules import MERGE_PROJECTIONS, SHARED_EXPERT
-from spark_engine.builder.moe_rules import MOE_NORM
-from spark_engine.builder.quant_rules import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
-from spark_engine.builder.rewrite import Rule
+from spark_engine.builder.graph.rewrite import Rule
+from spark_engine.builder.rules.attention import ATTENTION_DECODE
+from spark_engine.builder.rules.delta import GDN_DECODE
+from spark_engine.builder.rules.merge import MERGE_PROJECTIONS, SHARED_EXPERT
+from spark_engine.builder.rules.moe import MOE_NORM
+from spark_engine.builder.rules.quant import ACT_QUANT, GATED_NORM_QUANT, NORM_QUANT
 
 RULES: tuple[Rule, ...] = (
     MERGE_PROJECTIONS,  # first: a merged projection is one reader of a quantised input

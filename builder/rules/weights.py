@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import variable
-from spark_engine.builder.rewrite import Scene
+from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.graph.rewrite import RewriteContext
 from spark_engine.errors import GraphError
 from spark_engine.models import weights
 from spark_engine.models.weights import Recipe
@@ -20,26 +20,28 @@ from spark_engine.models.weights import Recipe
 SMALL = 64  # elements of a weight that may be evaluated to be compared
 
 
-def same_values(scene: Scene, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]) -> bool:
+def same_values(
+    context: RewriteContext, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]
+) -> bool:
     """Is each pair one tensor, or two small weights of equal value?"""
-    return all(a is b or _equal(scene, a, b) for a, b in zip(ours, theirs, strict=True))
+    return all(a is b or _equal(context, a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def concat(scene: Scene, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
+def concat(context: RewriteContext, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """The weights one below the other."""
-    parts = [recipe_of(scene, t) for t in tensors]
-    return add_weight(scene, joined_name([t.name for t in tensors]), weights.concat0(parts))
+    parts = [recipe_of(context, t) for t in tensors]
+    return add_weight(context, joined_name([t.name for t in tensors]), weights.concat0(parts))
 
 
-def stack_scalars(scene: Scene, name: str, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
+def stack_scalars(context: RewriteContext, name: str, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """f32 [] weights as one f32 [n]."""
-    return add_weight(scene, name, weights.stack([recipe_of(scene, t) for t in tensors]))
+    return add_weight(context, name, weights.stack([recipe_of(context, t) for t in tensors]))
 
 
-def append_expert(scene: Scene, stack: gs.Tensor, recipe: Recipe) -> gs.Tensor:
+def append_expert(context: RewriteContext, stack: gs.Tensor, recipe: Recipe) -> gs.Tensor:
     """[E, ...] weights and one more [...] as [E+1, ...]."""
-    joined = weights.append_expert(recipe_of(scene, stack), recipe)
-    return add_weight(scene, f"{stack.name}+shared", joined)
+    joined = weights.append_expert(recipe_of(context, stack), recipe)
+    return add_weight(context, f"{stack.name}+shared", joined)
 
 
 def without_input_scale(alpha: Recipe) -> Recipe:
@@ -54,29 +56,29 @@ def without_input_scale(alpha: Recipe) -> Recipe:
     return replace(alpha, args=tuple(without_input_scale(a) for a in alpha.args))
 
 
-def recipe_of(scene: Scene, tensor: gs.Tensor) -> Recipe:
+def recipe_of(context: RewriteContext, tensor: gs.Tensor) -> Recipe:
     """The recipe of a weight. Raises GraphError when the tensor is none."""
-    if tensor.name not in scene.weights:
+    if tensor.name not in context.weights:
         raise GraphError(f"{tensor.name} is not a weight")
-    return scene.weights[tensor.name].recipe
+    return context.weights[tensor.name].recipe
 
 
-def is_weight(scene: Scene, tensor: gs.Tensor) -> bool:
+def is_weight(context: RewriteContext, tensor: gs.Tensor) -> bool:
     """Is the tensor computed from the checkpoint?"""
-    return tensor.name in scene.weights
+    return tensor.name in context.weights
 
 
-def add_weight(scene: Scene, name: str, recipe: Recipe) -> gs.Tensor:
+def add_weight(context: RewriteContext, name: str, recipe: Recipe) -> gs.Tensor:
     """A new graph input for the recipe, or the one that is there under the name already."""
-    if name in scene.weights:
-        if scene.weights[name].recipe != recipe:
+    if name in context.weights:
+        if context.weights[name].recipe != recipe:
             raise GraphError(f"two different weights are named {name}")
-        found = [t for t in scene.graph.inputs if t.name == name]
+        found = [t for t in context.graph.inputs if t.name == name]
         if found:
             return found[0]
-    scene.weights[name] = weights.weight(name, recipe)
-    tensor = variable(scene.weights[name].spec)
-    scene.graph.inputs.append(tensor)
+    context.weights[name] = weights.weight(name, recipe)
+    tensor = variable(context.weights[name].spec)
+    context.graph.inputs.append(tensor)
     return tensor
 
 
@@ -89,14 +91,14 @@ def joined_name(names: Sequence[str]) -> str:
     return ".".join("+".join(column) for column in columns)
 
 
-def _equal(scene: Scene, a: gs.Tensor, b: gs.Tensor) -> bool:
-    if not (is_weight(scene, a) and is_weight(scene, b)):
+def _equal(context: RewriteContext, a: gs.Tensor, b: gs.Tensor) -> bool:
+    if not (is_weight(context, a) and is_weight(context, b)):
         return False
-    one, two = scene.weights[a.name], scene.weights[b.name]
+    one, two = context.weights[a.name], context.weights[b.name]
     if one.recipe == two.recipe:
         return True
     if (one.spec.dtype, one.spec.shape) != (two.spec.dtype, two.spec.shape):
         return False
     small = one.spec.nbytes <= SMALL * one.spec.dtype.itemsize
-    values = [w.evaluate(scene.checkpoint).tobytes() for w in (one, two) if small]
+    values = [w.evaluate(context.checkpoint).tobytes() for w in (one, two) if small]
     return small and values[0] == values[1]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import Ops, attrs_of, spec_of
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op

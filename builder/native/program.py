@@ -12,11 +12,12 @@ from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder import nvrtc, ort
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import Ops
-from spark_engine.builder.memory import Block, homes, lifetimes, place
-from spark_engine.builder.tactics import Choice, Chooser
+from spark_engine.builder.executors import ort
+from spark_engine.builder.graph.memory import Block, homes, lifetimes, place
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.native import nvrtc
+from spark_engine.builder.native.tactics import Choice, Chooser
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.device_buffers import aligned
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import (
+from spark_engine.builder.graph.nodes import (
     add_node,
     consumers,
     detach,
@@ -21,8 +21,8 @@ from spark_engine.builder.graph import (
     is_standard,
     producer,
 )
-from spark_engine.builder.rewrite import Place, Rule, Scene
-from spark_engine.builder.weights import stack_scalars
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
+from spark_engine.builder.rules.weights import stack_scalars
 
 QUANT = {"fp8_quant": "fp8", "fp8_block_quant": "fp8_block", "nvfp4_quant": "nvfp4"}
 
@@ -36,13 +36,13 @@ class Made:
     keep: bool
 
 
-def made(scene: Scene, node: gs.Node) -> Made:
+def made(context: RewriteContext, node: gs.Node) -> Made:
     """What becomes of the node's first output."""
     y = node.outputs[0]
     readers = consumers(y)
     kinds = dict.fromkeys(n.op for n in readers if is_op(n, *QUANT))
     groups = tuple((QUANT[k], tuple(n for n in readers if is_op(n, k))) for k in kinds)
-    keep = is_output(scene.graph, y) or not all(is_op(n, *QUANT) for n in readers)
+    keep = is_output(context.graph, y) or not all(is_op(n, *QUANT) for n in readers)
     return Made(y, groups, keep)
 
 
@@ -55,7 +55,9 @@ class Fused:
     attrs: dict[str, object]
 
 
-def fuse(scene: Scene, made: Made, first: Fused, extra: Sequence[gs.Tensor], rest: Fused) -> None:
+def fuse(
+    context: RewriteContext, made: Made, first: Fused, extra: Sequence[gs.Tensor], rest: Fused
+) -> None:
     """Adds `first`, which writes [y], extra outputs and the first kind's tensors.
 
     A second kind of quantiser (rare: one value read by FP8 and by NVFP4 modules) becomes a
@@ -63,13 +65,13 @@ def fuse(scene: Scene, made: Made, first: Fused, extra: Sequence[gs.Tensor], res
     """
     groups = made.groups or (("none", ()),)
     keep = [made.y] if made.keep else []
-    _add(scene, made.y.name, first, made, groups[0], [*keep, *extra])  # it keeps the maker's name
+    _add(context, made.y.name, first, made, groups[0], [*keep, *extra])  # it keeps the maker's name
     for group in groups[1:]:
-        _add(scene, f"{made.y.name}.{group[0]}", rest, made, group, [])
+        _add(context, f"{made.y.name}.{group[0]}", rest, made, group, [])
 
 
 def _add(
-    scene: Scene,
+    context: RewriteContext,
     name: str,
     fused: Fused,
     made: Made,
@@ -79,7 +81,7 @@ def _add(
     quant, quantisers = group
     scales = [q.inputs[1] for q in quantisers if len(q.inputs) > 1]
     if scales:
-        scales = [stack_scalars(scene, f"{made.y.name}.{quant}_scales", scales)]
+        scales = [stack_scalars(context, f"{made.y.name}.{quant}_scales", scales)]
     outputs = [*plain, *(t for q in quantisers for t in q.outputs)]
     for quantiser in quantisers:
         detach(quantiser)
@@ -87,65 +89,65 @@ def _add(
         tensor.inputs.clear()
     keep = int(any(t is made.y for t in plain))
     attrs = {**fused.attrs, "keep": keep, "quant": quant, "n": max(1, len(quantisers))}
-    node = add_node(scene.ops, name, fused.op, [*fused.inputs, *scales], outputs, **attrs)
-    scene.graph.nodes.append(node)
+    node = add_node(context.ops, name, fused.op, [*fused.inputs, *scales], outputs, **attrs)
+    context.graph.nodes.append(node)
 
 
-def find_norm(scene: Scene, node: gs.Node) -> Place | None:
+def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
     """An rms_norm after a residual addition, or whose result is quantised."""
     if not is_op(node, "rms_norm"):
         return None
     add = producer(node.inputs[0])
     add = add if add is not None and is_standard(add, "Add") else None
-    found = made(scene, node)
-    return Place(node, {"add": add, "made": found}) if add or found.groups else None
+    found = made(context, node)
+    return Match(node, {"add": add, "made": found}) if add or found.groups else None
 
 
-def fuse_norm(scene: Scene, place: Place) -> None:
+def fuse_norm(context: RewriteContext, match: Match) -> None:
     """norm_quant(x, weight, [residual], [scales]) -> [y], [sum], quantised…"""
-    node, add, found = place.root, place.parts["add"], place.parts["made"]
+    node, add, found = match.root, match.parts["add"], match.parts["made"]
     x, weight = node.inputs
     attrs = dict(node.attrs)
     detach(node)
     plain = Fused("norm_quant", [x, weight], {**attrs, "add": 0})
     if add is None:
-        fuse(scene, found, plain, [], plain)
+        fuse(context, found, plain, [], plain)
         return
     left, right = add.inputs
     detach(add)
     first = Fused("norm_quant", [left, weight, right], {**attrs, "add": 1})
-    fuse(scene, found, first, [x], plain)
+    fuse(context, found, first, [x], plain)
 
 
-def find_act(scene: Scene, node: gs.Node) -> Place | None:
+def find_act(context: RewriteContext, node: gs.Node) -> Match | None:
     """silu_mul or sigmoid_gate whose result is quantised."""
-    found = made(scene, node) if is_op(node, "silu_mul", "sigmoid_gate") else None
-    return Place(node, {"made": found}) if found and found.groups else None
+    found = made(context, node) if is_op(node, "silu_mul", "sigmoid_gate") else None
+    return Match(node, {"made": found}) if found and found.groups else None
 
 
-def fuse_act(scene: Scene, place: Place) -> None:
+def fuse_act(context: RewriteContext, match: Match) -> None:
     """act_quant(x, [qkv], [scales]) -> [y], quantised…"""
-    node = place.root
+    node = match.root
     fused = Fused("act_quant", list(node.inputs), {"act": node.op, **node.attrs})
     detach(node)
-    fuse(scene, place.parts["made"], fused, [], fused)
+    fuse(context, match.parts["made"], fused, [], fused)
 
 
-def find_gated(scene: Scene, node: gs.Node) -> Place | None:
+def find_gated(context: RewriteContext, node: gs.Node) -> Match | None:
     """gated_norm whose result is quantised."""
-    found = made(scene, node) if is_op(node, "gated_norm") else None
-    return Place(node, {"made": found}) if found and found.groups else None
+    found = made(context, node) if is_op(node, "gated_norm") else None
+    return Match(node, {"made": found}) if found and found.groups else None
 
 
-def fuse_gated(scene: Scene, place: Place) -> None:
+def fuse_gated(context: RewriteContext, match: Match) -> None:
     """gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…"""
-    node = place.root
+    node = match.root
     fused = Fused("gated_norm_quant", list(node.inputs), dict(node.attrs))
     detach(node)
-    fuse(scene, place.parts["made"], fused, [], fused)
+    fuse(context, match.parts["made"], fused, [], fused)
 
 
-def always(scene: Scene, place: Place) -> str | None:
+def always(context: RewriteContext, match: Match) -> str | None:
     """Nothing to refuse."""
     return None
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import add_node, consumers, detach, is_op, is_output, producer
-from spark_engine.builder.rewrite import Place, Rule, Scene
+from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 SIZES = ("heads", "kv_heads", "head_dim", "eps", "kv_dtype")
 
 
-def find_decode(scene: Scene, node: gs.Node) -> Place | None:
+def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
     """sigmoid_gate, or act_quant of it, over paged_attention of one token a row."""
     gated = is_op(node, "act_quant") and node.attrs["act"] == "sigmoid_gate"
     if not gated and not is_op(node, "sigmoid_gate"):
@@ -22,23 +22,21 @@ def find_decode(scene: Scene, node: gs.Node) -> Place | None:
     attention = producer(node.inputs[0])
     if attention is None or not is_op(attention, "paged_attention"):
         return None
-    return Place(node, {"attention": attention}) if attention.attrs["tile"] == 1 else None
+    return Match(node, {"attention": attention}) if attention.attrs["tile"] == 1 else None
 
 
-def can_fuse(scene: Scene, place: Place) -> str | None:
+def can_fuse(context: RewriteContext, match: Match) -> str | None:
     """Nobody else reads what the launch would no longer store; queries and gates are one value."""
-    attention = place.parts["attention"]
-    o = attention.outputs[0]
-    if is_output(scene.graph, o) or len(consumers(o)) > 1:
-        return f"{o.name} is also read alone"
-    if attention.inputs[0] is not place.root.inputs[1]:
-        return f"{attention.name} and {place.root.name} read different projections"
-    return None
+    attention = match.parts["attention"]
+    alone = read_alone(context.graph, attention.outputs[:1])
+    if alone is None and attention.inputs[0] is not match.root.inputs[1]:
+        return f"{attention.name} and {match.root.name} read different projections"
+    return alone
 
 
-def fuse_decode(scene: Scene, place: Place) -> None:
+def fuse_decode(context: RewriteContext, match: Match) -> None:
     """attention_decode(…) -> k_pages', v_pages', [y], quantised…; it keeps the gate's name."""
-    gate, attention = place.root, place.parts["attention"]
+    gate, attention = match.root, match.parts["attention"]
     operands, scales = list(attention.inputs), gate.inputs[2:]
     outputs = [*attention.outputs[1:], *gate.outputs]
     attrs = {"keep": 1, "quant": "none", "n": 1}
@@ -47,9 +45,9 @@ def fuse_decode(scene: Scene, place: Place) -> None:
     for node in (gate, attention):
         detach(node)
     node = add_node(
-        scene.ops, gate.name, "attention_decode", [*operands, *scales], outputs, **attrs
+        context.ops, gate.name, "attention_decode", [*operands, *scales], outputs, **attrs
     )
-    scene.graph.nodes.append(node)
+    context.graph.nodes.append(node)
 
 
 ATTENTION_DECODE = Rule("attention_decode", find_decode, can_fuse, fuse_decode)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from spark_engine import interface
-from spark_engine.builder.graph import (
+from spark_engine.builder.graph.nodes import (
     Ops,
     aliases,
     attrs_of,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from spark_engine.builder import nvrtc
-from spark_engine.builder.operands import Filling, fillings
-from spark_engine.builder.tactics import Work
-from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
+from spark_engine.builder.native import nvrtc
+from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.timing_inputs import Filling, fillings
+from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.cuda_driver import MAX_SHARED, free_bytes, queueing, value
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import Plan, Pointer, Tactic, Target

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder import native, nvrtc
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import Ops
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.options import Plan
-from spark_engine.builder.packing import pack
-from spark_engine.builder.tactics import Chooser, report
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.native.packing import pack
+from spark_engine.builder.native.tactics import Chooser, report
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
@@ -40,7 +40,7 @@ class NativeBackend:
     that all buckets can share, or when timing was asked for and the GPU is another or absent.
     """
 
-    executor = native.EXECUTOR
+    executor = program.EXECUTOR
 
     def __init__(
         self,
@@ -58,22 +58,22 @@ class NativeBackend:
         for lowered in families:
             pack(lowered, ops)
         self._decided = self._decide(plan, families)
-        native.check(self._decided.values(), self._target)
+        program.check(self._decided.values(), self._target)
         self.tactics: tuple[Json, ...] = tuple(
             row for size, d in self._decided.items() for row in report(size.file, d.nodes)
         )
-        jobs = native.jobs(self._decided.values())
-        self._cubins = native.compile_jobs(jobs, self._target, cubins, self._workers, advance)
+        jobs = program.jobs(self._decided.values())
+        self._cubins = program.compile_jobs(jobs, self._target, cubins, self._workers, advance)
 
-    def _decide(self, plan: Plan, families: Sequence[Lowered]) -> dict[Size, native.Decided]:
+    def _decide(self, plan: Plan, families: Sequence[Lowered]) -> dict[Size, program.Decided]:
         sizes = [(lowered.graph, plan.buckets.of(lowered.family)) for lowered in families]
         if not self._times(plan.timing):
             return self._with(Chooser(self._ops, self._target), sizes, plan.invariant)
-        from spark_engine.builder.gpu_timer import GpuTimer
+        from spark_engine.builder.native.gpu_timer import GpuTimer
 
         rivals = Chooser(self._ops, self._target).rivals(sizes)
         jobs = nvrtc.jobs_of(rivals)
-        native.compile_jobs(jobs, self._target, self._cache, self._workers, self._advance)
+        program.compile_jobs(jobs, self._target, self._cache, self._workers, self._advance)
         with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
             chooser = Chooser(self._ops, self._target, timer)
             decided = self._with(chooser, sizes, plan.invariant)
@@ -85,7 +85,7 @@ class NativeBackend:
         chooser: Chooser,
         sizes: Sequence[tuple[gs.Graph, Sequence[Size]]],
         invariant: bool,
-    ) -> dict[Size, native.Decided]:
+    ) -> dict[Size, program.Decided]:
         failed: dict[str, str] = {}
         for graph, buckets in sizes if invariant else ():
             failed |= chooser.agree(graph, buckets)
@@ -95,7 +95,7 @@ class NativeBackend:
                 "out by --decode or --prefill, or build without it"
             )
         return {
-            size: native.decide(graph, size, chooser)
+            size: program.decide(graph, size, chooser)
             for graph, buckets in sizes
             for size in buckets
         }
@@ -119,9 +119,9 @@ class NativeBackend:
     ) -> tuple[EngineHeader, bytes, dict[str, int]]:
         """Launch records and cubins."""
         states = tuple(spec.name for spec, _ in lowered.states)
-        header = native.header(lowered.graph, size, target, states)
+        header = program.header(lowered.graph, size, target, states)
         decided = self._decided[size]
-        payload, memory = native.compile(decided, weights, states, self._ops, self._cubins)
+        payload, memory = program.compile(decided, weights, states, self._ops, self._cubins)
         buffers = Buffers.of(header, (spec.name for spec in tables(self._limits)))
         memory |= {"buffer_bytes": buffers.own_bytes, "wide_bytes": buffers.wide.nbytes}
         return header, payload, memory

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from spark_engine import hints, kernel
-from spark_engine.builder import budget
-from spark_engine.builder.buckets import Buckets, bucket_sizes, fine_decode_rows
-from spark_engine.builder.budget import Needs
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import Buckets, bucket_sizes, fine_decode_rows
+from spark_engine.builder.plan.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.plugins.gdn.replay_ring import LEAST, MOST

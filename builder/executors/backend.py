@@ -1,6 +1,6 @@
 """What the straight line asks of an executor's build half, and the one for onnxruntime.
 
-Knows no CUDA: `native_backend.py` is the other one.
+Knows no CUDA: `native/backend.py` is the other one.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from spark_engine.builder import ort
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.memory import lifetimes, place
+from spark_engine.builder.executors import ort
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.engine_file import EngineHeader
 from spark_engine.manifest import Json
 from spark_engine.plugins.registry import REGISTRY
