@@ -1,4 +1,4 @@
-"""New weights made of old ones: the rules' view of the recipes in `models/weights.py`.
+"""New weights made of old ones: the rules' view of the recipes in `models/weights/recipes.py`.
 
 Knows names, recipes and graph inputs; reads nothing from the checkpoint but scalars that are
 compared. A joined weight is named after its parts: `a.q.weight`, `a.k.weight` -> `a.q+k.weight`.
@@ -14,8 +14,8 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder.graph import variable
 from spark_engine.builder.rewrite import Scene
 from spark_engine.errors import GraphError
-from spark_engine.models import weights
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 
 SMALL = 64  # elements of a weight that may be evaluated to be compared
 
@@ -28,17 +28,17 @@ def same_values(scene: Scene, ours: Sequence[gs.Tensor], theirs: Sequence[gs.Ten
 def concat(scene: Scene, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """The weights one below the other."""
     parts = [recipe_of(scene, t) for t in tensors]
-    return add_weight(scene, joined_name([t.name for t in tensors]), weights.concat0(parts))
+    return add_weight(scene, joined_name([t.name for t in tensors]), recipes.concat0(parts))
 
 
 def stack_scalars(scene: Scene, name: str, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """f32 [] weights as one f32 [n]."""
-    return add_weight(scene, name, weights.stack([recipe_of(scene, t) for t in tensors]))
+    return add_weight(scene, name, recipes.stack([recipe_of(scene, t) for t in tensors]))
 
 
 def append_expert(scene: Scene, stack: gs.Tensor, recipe: Recipe) -> gs.Tensor:
     """[E, ...] weights and one more [...] as [E+1, ...]."""
-    joined = weights.append_expert(recipe_of(scene, stack), recipe)
+    joined = recipes.append_expert(recipe_of(scene, stack), recipe)
     return add_weight(scene, f"{stack.name}+shared", joined)
 
 
@@ -74,7 +74,7 @@ def add_weight(scene: Scene, name: str, recipe: Recipe) -> gs.Tensor:
         found = [t for t in scene.graph.inputs if t.name == name]
         if found:
             return found[0]
-    scene.weights[name] = weights.weight(name, recipe)
+    scene.weights[name] = recipes.weight(name, recipe)
     tensor = variable(scene.weights[name].spec)
     scene.graph.inputs.append(tensor)
     return tensor
