@@ -27,8 +27,8 @@ from spark_engine.manifest import (
     Refusal,
     StateInfo,
 )
-from spark_engine.models.model import Model
-from spark_engine.models.schemes import Scheme
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.open_model import Model
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightLayout
 

@@ -30,8 +30,8 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
-from spark_engine.models.checkpoint import refuse_pointer
-from spark_engine.models.model import Model, open_model
+from spark_engine.models.checkpoint.files import refuse_pointer
+from spark_engine.models.open_model import Model, open_model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from spark_engine.builder.plan.options import ModelFacts, Plan
-from spark_engine.models.checkpoint import StoredTensor
-from spark_engine.models.config import FULL, LINEAR
-from spark_engine.models.model import Model
-from spark_engine.models.network import build_network
-from spark_engine.models.weights import Weight, rounded
+from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.files import StoredTensor
+from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.open_model import Model
+from spark_engine.models.weights.recipes import Weight, rounded
 from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 

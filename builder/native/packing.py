@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from spark_engine.builder.graph.lower import Lowered
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of, variable
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Weight, transform
+from spark_engine.models.weights.recipes import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op
 from spark_engine.tensors import Array, TensorSpec
 

@@ -29,7 +29,7 @@ from spark_engine.builder.rules.weights import (
     without_input_scale,
 )
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights.recipes import Recipe
 
 BLOCK = 128  # rows that share one scale of an fp8_block weight
 

@@ -21,7 +21,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights.recipes import Recipe
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64")

@@ -17,8 +17,8 @@ from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import open_model
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import open_model
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
 

@@ -22,7 +22,7 @@ from spark_engine.builder.graph.nodes import attrs_of, spec_of
 from spark_engine.builder.native import backend, nvrtc, packing, program
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import Pointer
-from spark_engine.models.checkpoint import open_checkpoint
+from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.runtime.engine import load as runtime_load

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.schemes import SUPPORTED, Declared, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Dialect, Scheme
 
 Json = Mapping[str, Any]
 Match = Callable[[tuple[str, ...]], bool]

@@ -1,17 +1,17 @@
 """What model type qwen3_5_moe changes: every MLP is routed experts beside a gated shared one.
 
-Knows the router, the stacked experts and the shared expert; the rest is `models/qwen3_5.py`.
+Knows the router, the stacked experts and the shared expert; the rest is `qwen3_5.py`.
 """
 
 from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.models import qwen3_5
-from spark_engine.models.layers import swiglu
-from spark_engine.models.params import MOE_FORMATS, expert_params
-from spark_engine.models.schemes import Scheme
-from spark_engine.models.writer import Writer
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.families import qwen3_5
+from spark_engine.models.graph.layers import swiglu
+from spark_engine.models.graph.writer import Writer
+from spark_engine.models.weights.operands import MOE_FORMATS, expert_params
 
 
 def write(w: Writer, debug: bool) -> None:

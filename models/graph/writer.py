@@ -13,11 +13,12 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, TILE, Limits, Precision
-from spark_engine.models import params, weights
-from spark_engine.models.model import Model
-from spark_engine.models.params import Projection
-from spark_engine.models.schemes import Scheme
-from spark_engine.models.weights import Recipe, Weight
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.open_model import Model
+from spark_engine.models.weights import operands as params
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.operands import Projection
+from spark_engine.models.weights.recipes import Recipe, Weight
 from spark_engine.op import DOMAIN
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
@@ -79,7 +80,7 @@ class Writer:
         """The graph input of a weight; the same name must mean the same recipe."""
         known = self.weights.get(name)
         if known is None:
-            self.weights[name] = weights.weight(name, recipe)
+            self.weights[name] = recipes.weight(name, recipe)
             return self.input(self.weights[name].spec)
         if known.recipe != recipe:
             raise GraphError(f"weight {name} has two recipes")
@@ -91,7 +92,7 @@ class Writer:
         Where activations are bf16 so is the matrix: kernels multiply what is alike.
         """
         narrow = self.precision.activation is DType.BF16
-        return self.weight(name, weights.to_bf16(recipe) if narrow else recipe)
+        return self.weight(name, recipes.to_bf16(recipe) if narrow else recipe)
 
     def op(
         self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any

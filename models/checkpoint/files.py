@@ -1,7 +1,7 @@
 """A Hugging Face folder, opened lazily: headers parsed once, tensors read as views of a map.
 
 Knows the safetensors layout, the index file and the folder's JSON files. Knows no model: which
-tensors must be there is `models/tensors.py`. Every fault of the files is found here, before
+tensors must be there is `expected_tensors.py`. Every fault of the files is found here, before
 anything else happens.
 """
 

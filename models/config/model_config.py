@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.border import border
-from spark_engine.models.rope import Rope, rope_from_hf
+from spark_engine.models.config.json_values import malformed_json
+from spark_engine.models.config.rope import Rope, rope_from_hf
 from spark_engine.tensors import DType
 
 Json = Mapping[str, Any]
@@ -115,7 +115,7 @@ class ModelConfig:
 
         Raises CheckpointError naming the key when a value is missing, malformed or unsupported.
         """
-        with border("config.json"):
+        with malformed_json("config.json"):
             return cls._read(config, generation or {})
 
     @classmethod

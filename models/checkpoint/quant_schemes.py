@@ -1,7 +1,7 @@
 """The storage schemes of a projection, and what one file declares about them.
 
-The vocabulary of `models/quant_configs.py` (which reads the declarations) and
-`models/quantisation.py` (which makes the table of them). Knows no JSON and no tensor.
+The vocabulary of `models/checkpoint/quant_declarations.py` (which reads the declarations) and
+`models/checkpoint/quant_table.py` (which makes the table of them). Knows no JSON and no tensor.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.model import open_model
-from spark_engine.models.modules import Layout
-from spark_engine.models.quantisation import quant_table
-from spark_engine.models.tensors import Expected, expected_tensors, usual
+from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.open_model import open_model
 from spark_engine.tensors import DType
 from tests.checkpoint_files import FORMATS, PLAIN, quantisation_configs, write_shards
 from tests.checkpoints import text_config, write_checkpoint

@@ -1,6 +1,6 @@
 """The network of model type qwen3_5: embedding, decoder layers, final norm, head, sampling.
 
-Knows the order of the blocks in `models/layers.py`. The MLP is a parameter, because it is all
+Knows the order of the blocks in `models/graph/layers.py`. The MLP is a parameter, because it is all
 that qwen3_5_moe changes.
 """
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.models.config import FULL
-from spark_engine.models.layers import (
+from spark_engine.models.checkpoint.layout import HEAD
+from spark_engine.models.config.model_config import FULL
+from spark_engine.models.graph.layers import (
     dense_mlp,
     gated_attention,
     gated_delta_net,
     zero_centred_norm,
 )
-from spark_engine.models.modules import HEAD
-from spark_engine.models.writer import Writer, state_out
+from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.tensors import DType
 
 Mlp = Callable[[Writer, gs.Variable, str], gs.Variable]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.quantisation import QuantTable, quant_table
-from spark_engine.models.schemes import Dialect, Scheme
+from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
+from spark_engine.models.config.model_config import ModelConfig
 from tests.checkpoint_files import FORMATS, quantisation_configs, scheme_of
 from tests.checkpoints import text_config
 from tests.models import nvidia_configs
@@ -78,7 +78,7 @@ def test_every_dialect_and_spelling(format: str, prefix: str) -> None:
 
 
 def _linears(config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
-    from spark_engine.models.modules import linears
+    from spark_engine.models.checkpoint.layout import linears
 
     return list(linears(config))
 

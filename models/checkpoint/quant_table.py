@@ -1,7 +1,7 @@
 """The quantisation table: what each projection of a checkpoint is stored as.
 
-Built from the checkpoint's own declarations (`models/quant_configs.py` reads their dialects);
-`models/tensors.py` then holds every tensor in the file against it. Never guessed from a flag.
+Built from the checkpoint's own declarations (`quant_declarations.py` reads their dialects);
+`expected_tensors.py` then holds every tensor in the file against it. Never guessed from a flag.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models import modules, quant_configs
-from spark_engine.models.border import border
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.schemes import Declared, Dialect, Scheme
+from spark_engine.models.checkpoint import layout, quant_declarations
+from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
+from spark_engine.models.config.json_values import malformed_json
+from spark_engine.models.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def quant_table(
     """
     from_files = declarations(config_json, hf_quant)
     if not from_files:
-        names = {_group(m): Scheme.PLAIN for m, _ in modules.linears(config)}
+        names = {_group(m): Scheme.PLAIN for m, _ in layout.linears(config)}
         return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
     table: dict[str, Scheme] = {}
-    for module, _ in modules.linears(config):
+    for module, _ in layout.linears(config):
         scheme = _agreed(module, from_files)
         if table.setdefault(_group(module), scheme) is not scheme:
             raise CheckpointError(
@@ -72,18 +72,18 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
     """What the two files declare, the more specific hf_quant_config.json first."""
     found = []
     if hf_quant:
-        with border("hf_quant_config.json"):
-            found.append(quant_configs.modelopt(hf_quant, "hf_quant_config.json"))
+        with malformed_json("hf_quant_config.json"):
+            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json"))
     text = config_json.get("text_config") or {}
     inner = config_json.get("quantization_config") or text.get("quantization_config")
     if inner:
-        with border("config.json: quantization_config"):
-            found.append(quant_configs.from_config(inner))
+        with malformed_json("config.json: quantization_config"):
+            found.append(quant_declarations.from_config(inner))
     return found
 
 
 def _agreed(module: str, from_files: list[Declared]) -> Scheme:
-    names = modules.spellings(module)
+    names = layout.spellings(module)
     said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config import FULL, ModelConfig
+from spark_engine.models.config.model_config import FULL, ModelConfig
 
 HEAD = "lm_head"
 PREFIXES = ("model.language_model.", "model.")

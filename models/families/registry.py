@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from spark_engine.models import qwen3_5, qwen3_5_moe
-from spark_engine.models.writer import Writer
+from spark_engine.models.families import qwen3_5, qwen3_5_moe
+from spark_engine.models.graph.writer import Writer
 
 NETWORKS: Mapping[str, Callable[[Writer, bool], None]] = MappingProxyType(
     {

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config import FULL, ModelConfig
-from spark_engine.models.modules import HEAD, Layout, Shape, linears
-from spark_engine.models.quantisation import QuantTable
-from spark_engine.models.schemes import Dialect, Scheme
-from spark_engine.models.vision import mtp_tensors, vision_tensors
+from spark_engine.models.checkpoint.layout import HEAD, Layout, Shape, linears
+from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable
+from spark_engine.models.config.model_config import FULL, ModelConfig
+from spark_engine.models.families.ignored import mtp_tensors, vision_tensors
 from spark_engine.tensors import DType
 
 PLAIN = (DType.BF16, DType.F16, DType.F32)
@@ -90,7 +90,7 @@ def expected_tensors(
     if fused:
         rows |= {r.name: _in_file(r, layout) for r in _fused(config, table, plain)}
     rows |= {r.name: _in_file(r, layout) for r in _kv_scales(config)}
-    if config.tied:  # some exporters store the tied head again; `models/model.py` compares it
+    if config.tied:  # some exporters store the tied head again; `models/open_model.py` compares it
         head = f"{HEAD}.weight"
         rows[head] = Expected(head, plain, ((config.vocab, config.hidden),), "rare")
     found = {row.name: row for row in rows.values()}

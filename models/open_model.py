@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models import weights
-from spark_engine.models.checkpoint import Checkpoint, open_checkpoint
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.modules import HEAD, Layout
-from spark_engine.models.quantisation import QuantTable, quant_table
+from spark_engine.models.checkpoint.expected_tensors import (
+    Expected,
+    check_tensors,
+    expected_tensors,
+    usual,
+)
+from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint
+from spark_engine.models.checkpoint.layout import HEAD, Layout
+from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
+from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
-from spark_engine.models.tensors import Expected, check_tensors, expected_tensors, usual
+from spark_engine.models.weights import recipes
 from spark_engine.tensors import TensorSpec
 
 _ROWS = 4096  # rows of a matrix compared at a time
@@ -48,12 +53,12 @@ class Model:
         """True when the file holds the tensor that we name so (without prefix)."""
         return self.layout.file_name(name) in self.tensors
 
-    def source(self, name: str) -> weights.Recipe:
+    def source(self, name: str) -> recipes.Recipe:
         """The recipe that reads a tensor, named without prefix."""
         spec = self.tensors[self.layout.file_name(name)]
-        return weights.source(spec.name, spec.dtype, spec.dims)
+        return recipes.source(spec.name, spec.dtype, spec.dims)
 
-    def key_of(self, recipe: weights.Recipe) -> object:
+    def key_of(self, recipe: recipes.Recipe) -> object:
         """Equal for small recipes of equal value; the recipe itself where nothing is read."""
         if self.checkpoint is None:
             return recipe

@@ -16,7 +16,7 @@ _FAULTS = (AttributeError, KeyError, IndexError, OverflowError, TypeError, Value
 
 
 @contextmanager
-def border(where: str) -> Iterator[None]:
+def malformed_json(where: str) -> Iterator[None]:
     """Turns the errors of reading malformed JSON values into a CheckpointError naming `where`."""
     try:
         yield

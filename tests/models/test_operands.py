@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.model import Model, open_model
-from spark_engine.models.modules import linears
-from spark_engine.models.params import Projection, _per_row, expert_params, projection
-from spark_engine.models.schemes import Scheme
-from spark_engine.models.weights import Recipe, constant
+from spark_engine.models.checkpoint.layout import linears
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.open_model import Model, open_model
+from spark_engine.models.weights.operands import Projection, _per_row, expert_params, projection
+from spark_engine.models.weights.recipes import Recipe, constant
 from spark_engine.tensors import Array
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import Written, write_checkpoint

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.models import legal
+from spark_engine.models.weights import value_checks
 from spark_engine.tensors import Array, DType, TensorSpec
 
 ROUND = "to_bf16"  # the op of a recipe
@@ -111,7 +111,7 @@ def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
 
 
 def codes(x: Recipe) -> Recipe:
-    """FP8 codes of the file, refused where one is NaN (models/legal.py, as the two below)."""
+    """FP8 codes of the file, refused where one is NaN (`value_checks.py`, as the two below)."""
     return Recipe("codes", x.dtype, x.shape, (x,))
 
 
@@ -233,9 +233,9 @@ def _transform(recipe: Recipe, value: Array) -> Array:
 
 
 _CHECKS = {
-    "codes": legal.check_codes,
-    "whole_scale": legal.check_whole,
-    "part_scale": legal.check_part,
+    "codes": value_checks.check_codes,
+    "whole_scale": value_checks.check_whole,
+    "part_scale": value_checks.check_part,
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "source": lambda r, a, c: c.read(r.source),
@@ -248,6 +248,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
-    ROUND: lambda r, a, c: legal.round_to_bf16(r.args[0].source, a[0]),
+    ROUND: lambda r, a, c: value_checks.round_to_bf16(r.args[0].source, a[0]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
 }

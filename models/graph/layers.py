@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from spark_engine.models.weights import (
+from spark_engine.models.graph.writer import Writer, state_out
+from spark_engine.models.weights.recipes import (
     Recipe,
     cast,
     constant,
@@ -19,7 +20,6 @@ from spark_engine.models.weights import (
     stack,
     whole_scale,
 )
-from spark_engine.models.writer import Writer, state_out
 from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 

@@ -14,10 +14,10 @@ import onnx_graphsurgeon as gs
 from spark_engine import interface
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
-from spark_engine.models.model import Model
-from spark_engine.models.registry import NETWORKS
-from spark_engine.models.weights import Weight
-from spark_engine.models.writer import Writer, state_out
+from spark_engine.models.families.registry import NETWORKS
+from spark_engine.models.graph.writer import Writer, state_out
+from spark_engine.models.open_model import Model
+from spark_engine.models.weights.recipes import Weight
 from spark_engine.tensors import TensorSpec
 
 

@@ -13,10 +13,10 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.errors import CheckpointError
 from spark_engine.interface import Limits, Precision
-from spark_engine.models import legal
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import open_model
-from spark_engine.models.network import build_network
+from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights import value_checks
 from spark_engine.tensors import DType
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
@@ -127,16 +127,16 @@ def test_every_other_code_is_legal_and_the_first_bad_one_is_named() -> None:
     wide = np.tile(np.arange(256, dtype=np.uint8), 4096).reshape(-1, 64)  # several stretches
     flat = wide.reshape(-1)
     flat[(flat & 0x7F) == 0x7F] = 0
-    legal.check_codes("w", wide.view(E4M3))
-    for at in (0, 1, legal._AT_ONCE - 1, legal._AT_ONCE, flat.size - 1):
+    value_checks.check_codes("w", wide.view(E4M3))
+    for at in (0, 1, value_checks._AT_ONCE - 1, value_checks._AT_ONCE, flat.size - 1):
         flat[at], kept = 0xFF, flat[at]
         place = re.escape(f"w[{at // 64}, {at % 64}] is nan")
         with pytest.raises(CheckpointError, match=place):
-            legal.check_codes("w", wide.view(E4M3))
+            value_checks.check_codes("w", wide.view(E4M3))
         flat[at] = kept
     scales = np.arange(0x7F, dtype=np.uint8)
-    legal.check_part("s", scales.view(E4M3))
-    legal.check_whole("s", np.array([1e-37, 3e38], np.float32))
+    value_checks.check_part("s", scales.view(E4M3))
+    value_checks.check_whole("s", np.array([1e-37, 3e38], np.float32))
 
 
 def test_a_build_refuses_and_leaves_nothing(tmp_path: Path) -> None:

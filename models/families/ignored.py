@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spark_engine.models.config import ModelConfig, VisionConfig
-from spark_engine.models.modules import Shape, attention_linears, mlp_linears
+from spark_engine.models.checkpoint.layout import Shape, attention_linears, mlp_linears
+from spark_engine.models.config.model_config import ModelConfig, VisionConfig
 
 Tensors = Iterator[tuple[str, Shape]]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.model import Model
-from spark_engine.models.schemes import Dialect, Scheme
-from spark_engine.models.weights import (
+from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.open_model import Model
+from spark_engine.models.weights.recipes import (
     Recipe,
     cast,
     codes,

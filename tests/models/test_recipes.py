@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import GraphError
-from spark_engine.models import weights as w
+from spark_engine.models.weights import recipes as w
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
