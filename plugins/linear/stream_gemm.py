@@ -102,14 +102,14 @@ def choose(problem: Problem, form: Format, target: Target) -> Tile:
     """The tile for a problem. Rows, and with them the cut of k, do not depend on m on Hopper."""
     most = 256 if form.weight_bits == 4 else 128
     batch = next((b for b in BATCHES if problem.m <= b), BATCHES[-1])
-    if not target.hopper and batch >= 64:
+    if not target.wgmma and batch >= 64:
         most = 128  # the sums must fit 168 registers
     rows = next((r for r in (64, 128) if problem.n <= r), most)
     # On the other target few warps with many registers hold the sums of the largest batch. On
     # Hopper four warpgroups take turns: one multiplies, the others decode.
-    strips = 2 if not target.hopper and rows >= 128 and batch >= 128 else 1
+    strips = 2 if not target.wgmma and rows >= 128 and batch >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
-    wgmma = target.hopper and not (form.weight_bits == 4 and batch < SMALL)
+    wgmma = target.wgmma and not (form.weight_bits == 4 and batch < SMALL)
     return fill(Tile(rows, batch, strips, 1, 2, wgmma), problem, form, target)
 
 

@@ -88,7 +88,7 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
     ):
         found = plans(launch, target)
         shapes = {n.tactic.name.split("_")[-1]: n for n in found}  # one of each number of warps
-        want = ("8", "12", "6", "3") if target.hopper else ("4",)
+        want = ("8", "12", "6", "3") if target.large_shared else ("4",)
         assert tuple(shapes) == (want if launch.tile == 1 else ("tiles",))
         for work in shapes.values():
             (job,) = nvrtc.jobs_of([(work.tactic.source, work.plan)])

@@ -173,7 +173,7 @@ def test_few_rows_fit_and_sum_in_one_order(layer: tuple[str, int, int], target: 
         orders.add((share.splits, share.wk))
         taken += 1
     assert len(orders) <= 1
-    assert taken == 4 or not target.hopper or n > 100_000
+    assert taken == 4 or not target.large_shared or n > 100_000
     assert few_rows.refuse(sg.Problem(17, n, k), form, target) is not None
 
 
@@ -305,7 +305,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
     for wgmma in (True, False):
 
         def choose(p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma) -> sg.Tile:
-            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
         results += [run(bench, "nvfp4_linear", arrays)["stream"].tobytes() for _ in range(15)]
