@@ -7,7 +7,7 @@ so that whoever runs them needs to know neither the op nor its attributes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spark_engine.tensors import Array, TensorSpec
@@ -130,6 +130,25 @@ TARGETS: Mapping[str, Target] = {  # by architecture
     name: next(t for t in KNOWN if t.name == name) for name in dict.fromkeys(t.name for t in KNOWN)
 }
 H200, GB10 = CARDS["h200"], CARDS["gb10"]
+
+
+def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) -> Target | None:
+    """What a driver describes: a card of the table, or one like the nearest there.
+
+    A strange card has the multiprocessors and the memory (bytes) that are told, and the nearest
+    one's bandwidth and rate. None where no architecture has the capability.
+    """
+    same = [t for t in KNOWN if t.architecture.capability == capability]
+    for known in same:
+        card = known.card
+        if product.startswith(card.product) and sms == card.sms and memory >= card.memory:
+            return known
+    if not same:
+        return None
+    near = min(same, key=lambda t: (abs(t.sms - sms), abs(t.card.memory - memory)))
+    name = f"{product}, {sms} SMs, {memory >> 30} GiB"
+    card = replace(near.card, name=name, product=product, sms=sms, memory=memory)
+    return Target(near.architecture, card)
 
 
 @dataclass(frozen=True)

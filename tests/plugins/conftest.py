@@ -23,8 +23,8 @@ def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine import device
     from spark_engine.kernel import TARGETS
-    from spark_engine.runtime.executors import device
     from tests.plugins.cuda_node import Bench
 
     name = device.architecture()
