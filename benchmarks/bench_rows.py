@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import each_seconds, target_here
+from spark_engine import device
 from spark_engine.builder.native import nvrtc
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.rowwise import rows_cuda
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node
 

@@ -74,6 +74,7 @@ def make_manifest(
         name=name,
         producer=producer(plan.target),
         target=plan.target,
+        card=plan.gpu.card.name if plan.gpu else "",
         executor=executor,
         model=_model_info(model),
         limits=plan.limits,

@@ -22,7 +22,7 @@ from spark_engine.builder.fingerprint import fingerprint
 from spark_engine.builder.graph.lower import Lowered, facts_of, lower, rounding_notes
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
-from spark_engine.builder.plan.options import CPU, Options, Plan, check_target, resolve
+from spark_engine.builder.plan.options import CPU, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
@@ -61,7 +61,7 @@ def build(
     anything is written; GraphError for a bug of ours.
     """
     clock = Clock(progress, advance)
-    check_target(options.target)
+    gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("read", f"opening {checkpoint}")
     model = open_model(checkpoint)
@@ -126,21 +126,26 @@ def compile_graph(model: Model, plan: Plan, family: str) -> Compiled:
 
 
 def with_target(options: Options) -> Options:
-    """The options with `auto` decided: the GPU's target where there is one, else the CPU.
+    """The options with target and card decided: the GPU's where there is one, else the CPU.
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
     if options.target == CPU:
         return options
+    gpu = gpu_of(options)
     try:
-        from spark_engine.builder.native.nvrtc import present_target
+        import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
+        from spark_engine.device import present
     except ImportError as error:
-        if options.target == "auto":
+        if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {options.target} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
         ) from error
-    return replace(options, target=present_target() or CPU) if options.target == "auto" else options
+    gpu = gpu_of(options, present())
+    if gpu is None:
+        return replace(options, target=CPU)
+    return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
 def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:

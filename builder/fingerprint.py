@@ -55,9 +55,9 @@ def timed_on(options: Options) -> str:
     """The machine whose times choose tactics; empty where none are taken."""
     if options.target == CPU or options.timing is False:
         return ""
-    from spark_engine.builder.native import nvrtc
+    from spark_engine import device
 
-    if nvrtc.present_target() != options.target:
+    if device.present() != options.gpu:
         return ""
     from spark_engine.builder.native.gpu_timer import this_machine
 

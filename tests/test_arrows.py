@@ -67,11 +67,8 @@ ONE_FILE = {
     "onnxruntime": {"runtime/executors/ort.py", "builder/executors/ort.py", "check/operators.py"},
     "cuda": {
         "spark_engine/cuda_driver.py",
-        "runtime/executors/device.py",
         "builder/native/nvrtc.py",
-        "builder/native/gpu_timer.py",
     },
-    "tensorrt": {"runtime/trt.py", "builder/trt.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.lower import Lowered
-from spark_engine.builder.graph.nodes import Ops
+from spark_engine import device
 from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.plan.options import Plan
 from spark_engine.builder.native.packing import pack
 from spark_engine.builder.native.tactics import Chooser, report
-from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
 from spark_engine.interface import tables
-from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
@@ -50,7 +50,8 @@ class NativeBackend:
         cubins: Path,
         advance: Advance = ignore,
     ) -> None:
-        self._ops, self._target = ops, TARGETS[plan.target]
+        assert plan.gpu is not None
+        self._ops, self._target = ops, plan.gpu
         self._limits = plan.limits
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
         self._advance = advance
@@ -101,16 +102,17 @@ class NativeBackend:
         }
 
     def _times(self, wish: bool | None) -> bool:
-        """Whether tactics are timed: as told, or where the target's GPU is."""
+        """Whether tactics are timed: as told, or where the target's card is."""
         if wish is False:
             return False
-        present = nvrtc.present_target()
-        if present == self._target.name:
+        present = device.present()
+        if present == self._target:
             return True
         if wish:
+            here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
             raise OptionError(
-                f"--timing needs the GPU it builds for: {self._target.name} is asked for, and "
-                f"this machine has {present or 'no CUDA GPU that is a target'}"
+                f"--timing needs the GPU it builds for: {self._target.name} "
+                f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
 

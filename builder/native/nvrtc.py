@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 
 from cuda.bindings import nvrtc
-from cuda.core import Device, Program, ProgramOptions
+from cuda.core import Program, ProgramOptions
 
 from spark_engine import plugins
 from spark_engine.errors import InternalError
-from spark_engine.kernel import TARGETS, Plan, Target
+from spark_engine.kernel import Plan, Target
 from spark_engine.progress import Advance, ignore
 
 SOURCES = Path(next(iter(plugins.__path__)))
@@ -132,15 +132,6 @@ def compiler_version() -> str:
     if int(result) != 0:
         raise InternalError(f"NVRTC gives no version: {result}")
     return f"{major}.{minor}"
-
-
-def present_target() -> str | None:
-    """The target that this machine's first GPU runs; None without a driver, a GPU or a target."""
-    try:
-        major, minor = Device(0).compute_capability
-    except Exception:  # a missing libcuda, a driver without GPU: classes of several modules
-        return None
-    return f"sm_{major}{minor}a" if f"sm_{major}{minor}a" in TARGETS else None
 
 
 def _options(job: Job, target: Target, folder: Path) -> ProgramOptions:

@@ -14,6 +14,7 @@ from spark_engine.builder.plan.buckets import Buckets, bucket_sizes, fine_decode
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.kernel import Target
 from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
@@ -31,10 +32,12 @@ KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 class Options:
     """The wishes of one build. None and "auto" mean: decide from the checkpoint and target.
 
-    A target "auto" that reaches `resolve` is the CPU: who looks for a GPU does so before.
+    A target "auto" that reaches `resolve` is the CPU, or the named card's: who looks for a GPU
+    does so before, and tells it as `gpu`.
     """
 
     target: str = "auto"
+    card: str = "auto"  # whose memory and multiprocessors count
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
     max_context: int | None = None  # tokens of the longest sequence
@@ -48,6 +51,7 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    gpu: Target | None = None  # what target and card come to
 
     def to_json(self) -> dict[str, object]:
         """The options as the fingerprint hashes them."""
@@ -97,15 +101,16 @@ class Plan:
     notes: tuple[str, ...]
     timing: bool | None = None
     invariant: bool = False
+    gpu: Target | None = None
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
-    target = CPU if options.target == "auto" else check_target(options.target)
+    gpu = options.gpu or gpu_of(options)
+    target = gpu.name if gpu else CPU
     if target == CPU and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, target)
-    gpu = kernel.TARGETS.get(target)
     ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
     needs = facts.needs(precision, Limits.page_size, ring)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
@@ -120,8 +125,30 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     buckets = bucket_sizes(decode, prefill, limits)
     return Plan(
         target, limits, precision, buckets, options.fuse, options.debug, note,
-        options.timing, options.invariant,
+        options.timing, options.invariant, gpu,
     )  # fmt: skip
+
+
+def gpu_of(options: Options, present: Target | None = None) -> Target | None:
+    """The GPU to build for; None: the CPU.
+
+    The card that is named; else the one that is `present`, where it is of the target's
+    architecture; else the architecture's first. Raises OptionError for names that are not known,
+    or do not fit.
+    """
+    target, card = check_target(options.target), options.card
+    if card != "auto":
+        named = kernel.CARDS.get(card)
+        if named is None:
+            known = ("auto", *kernel.CARDS)
+            near = hints.near(card, known)
+            raise OptionError(f"--card {card} is not known{near} (choose from {', '.join(known)})")
+        if target not in ("auto", named.name):
+            raise OptionError(f"--card {card} is of {named.name}, not of --target {target}")
+        return named
+    if present and target in ("auto", present.name):
+        return present
+    return kernel.TARGETS.get(target)
 
 
 def check_target(name: str) -> str:

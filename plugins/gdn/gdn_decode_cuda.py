@@ -238,7 +238,7 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
         over += 0.2  # less to move behind each block's start and end
-    if shape.stages and not shape.grouped and not target.hopper:
+    if shape.stages and not shape.grouped and not target.large_shared:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 

@@ -126,7 +126,7 @@ def test_a_gpus_memory_is_shared_out() -> None:
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
-    assert 0.89 * H200.memory < total <= 0.9 * H200.memory
+    assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
     assert "fit the memory of the target" in plan.notes[0]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16

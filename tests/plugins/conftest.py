@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine import device
     from spark_engine.kernel import TARGETS
-    from spark_engine.runtime.executors import device
     from tests.plugins.cuda_node import Bench
 
     name = device.architecture()

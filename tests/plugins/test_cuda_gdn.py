@@ -27,7 +27,7 @@ from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
 from spark_engine.tensors import Array, DType
 
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
-device = pytest.importorskip("spark_engine.runtime.executors.device")
+device = pytest.importorskip("spark_engine.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402
 

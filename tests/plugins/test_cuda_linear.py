@@ -173,7 +173,7 @@ def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], targ
         orders.add((share.splits, share.wk))
         taken += 1
     assert len(orders) <= 1
-    assert taken == 4 or not target.hopper or n > 100_000
+    assert taken == 4 or not target.large_shared or n > 100_000
     assert skinny_gemm.refuse(sg.Problem(17, n, k), form, target) is not None
 
 
@@ -307,7 +307,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
         def choose(
             p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma
         ) -> sg.StreamKConfig:
-            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
         results += [run(bench, "nvfp4_linear", arrays)["stream-k"].tobytes() for _ in range(15)]

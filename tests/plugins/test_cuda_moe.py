@@ -107,7 +107,7 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
     sizes: Sizes = (3, 9, 2048, 512)
     some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
     works = list(cuda_node.planned(OP, some, target))
-    few, many = ["each"] * (tokens < 5), ["wide"] * target.hopper
+    few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
     assert [w.tactic.name for w in works] == [*few, "grouped", *many]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):

@@ -97,6 +97,7 @@ def write(
         name="toy",
         producer={"numpy": "2.0"},
         target=TARGET,
+        card="h200",
         executor="native",
         model=ModelInfo("qwen3_5_text", 1, 64, LIMITS.vocab, 12345),
         limits=LIMITS,

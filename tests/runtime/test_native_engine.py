@@ -102,7 +102,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         write_weights(tmp_path / "w", plan_weights([spec]), [np.zeros(4, np.float32)])
         states = fake_states(LIMITS)
         described = SimpleNamespace(
-            states=states, tables=tables(LIMITS), buckets=[manifest.Bucket("x", 8, 1, "f", 256)]
+            states=states,
+            tables=tables(LIMITS),
+            card="h200",
+            buckets=[manifest.Bucket("x", 8, 1, "f", 256)],
         )
         where: Any = SimpleNamespace(
             manifest=described, weights_path=tmp_path / "w", check_chunk=lambda *_: None

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.errors import EngineError  # noqa: E402
+from spark_engine.held import Held  # noqa: E402
 from spark_engine.runtime.executors import upload  # noqa: E402
-from spark_engine.runtime.executors.held import Held  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 CHUNK = 1000

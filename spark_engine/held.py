@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from spark_engine.runtime.executors.device import Event, Gpu, Graph
+from spark_engine.device import Event, Gpu, Graph
 from spark_engine.tensors import Bytes
 
 
@@ -37,9 +37,9 @@ class Held:
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
-    def event(self) -> Event:
+    def event(self, timed: bool = False) -> Event:
         """A fresh event."""
-        event = self.gpu.event()
+        event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event
 

@@ -13,12 +13,12 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver
 from numpy.typing import NDArray
 
 from spark_engine.cuda_driver import (
     MAX_SHARED,
     attribute,
+    driver,
     free_bytes,
     queueing,
     resident_blocks,
@@ -26,24 +26,38 @@ from spark_engine.cuda_driver import (
     values,
 )
 from spark_engine.errors import ExecutorError
-from spark_engine.kernel import Launch, Shape
+from spark_engine.kernel import Launch, Shape, Target, target_of
 from spark_engine.tensors import Array
 
-_ARCHITECTURES = {(9, 0): "sm_90a", (12, 1): "sm_121a"}
+OURS = 7 / 8  # of memory that the GPU shares with the host
 Module = Any  # a CUmodule
 Function = Any  # a CUfunction
 Graph = Any  # a CUgraphExec
 Event = Any  # a CUevent
 
 
-def architecture() -> str | None:
-    """The target name of the first GPU; None without a driver, a GPU or a name for it."""
+def present() -> Target | None:
+    """The first GPU; None without a driver, a GPU or an architecture for it."""
     try:
-        value(driver.cuInit(0))
-        device = value(driver.cuDeviceGet(0))
-        return _ARCHITECTURES.get(_capability(device))
+        device = _first()
+        memory = int(value(driver.cuDeviceTotalMem(device)))
+        if attribute(device, "INTEGRATED"):
+            memory = int(OURS * memory)
+        sms = attribute(device, "MULTIPROCESSOR_COUNT")
+        return target_of(_capability(device), _name(device), sms, memory)
     except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
         return None
+
+
+def architecture() -> str | None:
+    """The target name of the first GPU; None where there is none."""
+    found = present()
+    return found.name if found else None
+
+
+def name_and_driver() -> tuple[str, str]:
+    """The first GPU's name, and the CUDA version of its driver. Raises ExecutorError without."""
+    return _name(_first()), str(value(driver.cuDriverGetVersion()))
 
 
 class Gpu:
@@ -53,8 +67,8 @@ class Gpu:
     """
 
     def __init__(self) -> None:
-        value(driver.cuInit(0))
-        self._device = value(driver.cuDeviceGet(0))
+        self._device = _first()
+        self._modules: list[Module] = []
         with ExitStack() as undo:
             self._context = value(driver.cuDevicePrimaryCtxRetain(self._device))
             undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
@@ -62,6 +76,7 @@ class Gpu:
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
             self.stream = value(driver.cuStreamCreate(flags.value))
             undo.callback(lambda: value(driver.cuStreamDestroy(self.stream)))
+            undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 
     def use(self) -> None:
@@ -83,14 +98,14 @@ class Gpu:
             return False
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """Major and minor compute capability."""
-        return _capability(self._device)
-
-    @property
     def multiprocessors(self) -> int:
         """Streaming multiprocessors that a launch may use."""
         return attribute(self._device, "MULTIPROCESSOR_COUNT")
+
+    @property
+    def l2_bytes(self) -> int:
+        """The L2 cache."""
+        return attribute(self._device, "L2_CACHE_SIZE")
 
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
@@ -118,6 +133,10 @@ class Gpu:
         """Queues a copy from the device into a C-contiguous array."""
         value(driver.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self.stream))
 
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Queues a copy within the device."""
+        value(driver.cuMemcpyDtoDAsync(to, source, nbytes, self.stream))
+
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         """Queues setting every byte."""
         value(driver.cuMemsetD8Async(address, byte, nbytes, self.stream))
@@ -135,10 +154,19 @@ class Gpu:
         return found
 
     def module(self, cubin: bytes) -> Module:
-        """A loaded cubin; unloaded by `close`."""
-        module = value(driver.cuModuleLoadData(cubin))
-        self._undo.callback(lambda: value(driver.cuModuleUnload(module)))
-        return module
+        """A loaded cubin; unloaded by `unload`, or by `close`."""
+        self._modules.append(value(driver.cuModuleLoadData(cubin)))
+        return self._modules[-1]
+
+    def unload(self, module: Module) -> None:
+        """Gives a loaded cubin back."""
+        self._modules.remove(module)
+        value(driver.cuModuleUnload(module))
+
+    def _unload_all(self) -> None:
+        with ExitStack() as undo:  # all of them, even where one fails
+            for module in list(self._modules):
+                undo.callback(self.unload, module)
 
     def function(self, module: Module, symbol: str) -> Function:
         """An entry of a loaded cubin."""
@@ -222,6 +250,17 @@ class Gpu:
     def close(self) -> None:
         """Unloads cubins and lets the context go. May be called twice."""
         self._undo.close()
+
+
+def _first() -> Any:
+    """The first GPU, as the driver knows it."""
+    value(driver.cuInit(0))
+    return value(driver.cuDeviceGet(0))
+
+
+def _name(device: Any) -> str:
+    found: bytes = value(driver.cuDeviceGetName(128, device))
+    return found.split(b"\0")[0].decode()
 
 
 def _capability(device: Any) -> tuple[int, int]:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-device = pytest.importorskip("spark_engine.runtime.executors.device")
+device = pytest.importorskip("spark_engine.device")
 nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
+from spark_engine.held import Held  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Pointer, Scalar  # noqa: E402
 from spark_engine.manifest import StateInfo  # noqa: E402
 from spark_engine.runtime.executors import device_memory  # noqa: E402
-from spark_engine.runtime.executors.held import Held  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 
 ARCHITECTURE = device.architecture()
@@ -196,7 +196,7 @@ import sys
 from pathlib import Path
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Launch, Pointer
-from spark_engine.runtime.executors.device import Gpu
+from spark_engine.device import Gpu
 gpu = Gpu()
 launch = Launch("wild", (1, 1, 1), (32, 1, 1), (Pointer("input", 0),))
 found = gpu.load(Path(sys.argv[1]).read_bytes(), ["wild"])
