@@ -17,9 +17,9 @@ from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.assets import describe, read_text
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.replies import FINISH, usage
-from spark_engine.runtime.text.reply import THINK
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.server.responses import FINISH, usage
+from spark_engine.runtime.text.reply_parser import THINK
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
 @dataclass

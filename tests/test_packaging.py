@@ -53,7 +53,7 @@ CUDA = (
         "runtime/executors/native.py",
         "runtime/executors/upload.py",
     ),
-    "runtime/executors/held.py",
+    "runtime/executors/device_resources.py",
 )
 
 

@@ -20,7 +20,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, St
 from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step import Loop
-from spark_engine.runtime.executors.memory import Memory
+from spark_engine.runtime.executors.memory import EngineMemory
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Engine:
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
         own = (loaded.store, loaded.sink)
-        self.memory = Memory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
+        self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy)
         self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
         self._live: dict[int, Sequence] = {}
@@ -96,7 +96,7 @@ class Engine:
         room = capacity(limits)
         limit = min(room, len(request.prompt) + (params.max_tokens or room))
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        seq = Sequence(self._next_id, request, limit, params.ends(eos), seed)
+        seq = Sequence(self._next_id, request, limit, params.stop_ids(eos), seed)
         self.scheduler.add(seq)
         self._next_id += 1
         self._live[seq.id] = seq

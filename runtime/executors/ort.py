@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -141,12 +141,7 @@ def _give_back() -> None:
 
 def _place(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
     """Element type, shape and address. Raises ExecutorError unless `array` is as specified."""
-    if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
-        found = "missing" if array is None else f"{array.dtype}{array.shape}"
-        raise ExecutorError(f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}")
-    if not array.flags.c_contiguous:
-        raise ExecutorError(f"buffer {spec.name} is not contiguous")
-    return spec.dtype.onnx, spec.dims, array.ctypes.data
+    return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
 def _wild(header: EngineHeader) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.server.client import Busy, EngineDied
 from spark_engine.runtime.server.generation import GenerationFailed, TimedOut
 from spark_engine.runtime.server.protocol import BadField
-from spark_engine.runtime.server.replies import Json, error
+from spark_engine.runtime.server.responses import Json, error
 from spark_engine.runtime.server.service import Answering, Service, UnknownModel
 
 MAX_BODY = 32 << 20  # bytes

@@ -19,7 +19,6 @@ import zmq.asyncio
 from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     EngineInfo,
     Failed,
@@ -28,6 +27,7 @@ from spark_engine.runtime.server.ipc import (
     Refused,
     Report,
     Stats,
+    StepReport,
     Submit,
     decode_report,
     encode,
@@ -185,8 +185,8 @@ class EngineClient:
 
     def _take(self, report: Report) -> None:
         self._heard = time.monotonic()
-        if isinstance(report, Batch):
-            self._batch(report)
+        if isinstance(report, StepReport):
+            self._on_step(report)
         elif isinstance(report, Refused):
             kind = Busy if report.busy else RequestError
             self._deliver(report.id, kind(report.message), last=True)
@@ -195,11 +195,11 @@ class EngineClient:
         elif isinstance(report, Ready) and self._info and not self._info.done():
             self._info.set_result(report.info)
 
-    def _batch(self, batch: Batch) -> None:
-        if batch.stats.steps != self.stats.steps or batch.events:
+    def _on_step(self, report: StepReport) -> None:
+        if report.stats.steps != self.stats.steps or report.events:
             self._moved = self._heard
-        self.stats = batch.stats
-        for event in batch.events:
+        self.stats = report.stats
+        for event in report.events:
             self._deliver(event.request_id, event, last=event.finish is not None)
 
     def _deliver(self, number: int, answer: Answer, last: bool) -> None:

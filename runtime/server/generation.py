@@ -15,7 +15,7 @@ from spark_engine.errors import CapacityError, InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
 class GenerationFailed(InternalError):

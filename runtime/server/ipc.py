@@ -28,7 +28,7 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Answer with a Batch, whatever there is to say."""
+    """Answer with a StepReport, whatever there is to say."""
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     info: EngineInfo
 
 
-class Batch(msgspec.Struct, tag=True, frozen=True):
+class StepReport(msgspec.Struct, tag=True, frozen=True):
     """What one step brought, and the counters after it."""
 
     events: list[Event]
@@ -83,7 +83,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 Command = Submit | Cancel | Ping
-Report = Ready | Batch | Refused | Failed
+Report = Ready | StepReport | Refused | Failed
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings travel as dicts
 _COMMANDS = msgspec.msgpack.Decoder(Command)

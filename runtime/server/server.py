@@ -32,7 +32,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
-from spark_engine.runtime.server.quiet import limit_log
+from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 
 M_MMAP_THRESHOLD = -3  # of malloc.h

@@ -33,11 +33,11 @@ from spark_engine.runtime.server.protocol import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.replies import ChatForm, Form, Json, TextForm, new_id, usage
+from spark_engine.runtime.server.responses import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.reply import THINK, ReplyParser
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 PROMPT_THREADS = 2

@@ -25,7 +25,6 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.assets import describe
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     EngineInfo,
     Failed,
@@ -33,6 +32,7 @@ from spark_engine.runtime.server.ipc import (
     Refused,
     Report,
     Stats,
+    StepReport,
     Submit,
     decode_command,
     encode,
@@ -103,7 +103,7 @@ class Worker:
 
     def _report(self, events: Sequence[Event]) -> None:
         stats = summarise(self._engine.stats())
-        self._send(Batch([self._outgoing(e) for e in events], stats))
+        self._send(StepReport([self._outgoing(e) for e in events], stats))
 
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""

@@ -90,7 +90,7 @@ class FakeEngine:
             return Event(number, finish=FinishReason.ERROR, message="logits are not finite")
         token, params = script[at % len(script)], request.params
         finish = FinishReason.LENGTH if at + 1 == params.max_tokens else None
-        finish = FinishReason.STOP if token in params.ends((self._eos,)) else finish
+        finish = FinishReason.STOP if token in params.stop_ids((self._eos,)) else finish
         self._live[number] = (request, script, at + 1)
         if finish:
             del self._live[number]

@@ -9,7 +9,7 @@ from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, tables
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.executors.executor import Specs
-from spark_engine.runtime.executors.memory import Memory, allocate
+from spark_engine.runtime.executors.memory import EngineMemory, allocate
 from spark_engine.tensors import DType, TensorSpec
 
 LIMITS = Limits(max_seqs=3, max_context=64, pages=5, vocab=11, page_size=16, bias_slots=2)
@@ -28,9 +28,9 @@ def specs(rows: int) -> Specs:
     )
 
 
-def make(sets: int = 1) -> Memory:
+def make(sets: int = 1) -> EngineMemory:
     buckets = {("decode", n): specs(n) for n in (1, 2, 4)}
-    return Memory(STATES, tables(LIMITS), buckets, sets)
+    return EngineMemory(STATES, tables(LIMITS), buckets, sets)
 
 
 def test_buckets_share_states_tables_and_the_first_rows_of_their_own() -> None:
@@ -99,9 +99,9 @@ def test_a_bucket_whose_state_differs_from_the_manifest_is_refused() -> None:
     other = TensorSpec("token_counts", DType.I32, (4, 12))
     bad = Specs(specs(1).inputs, (other, *specs(1).states[1:]), specs(1).outputs)
     with pytest.raises(EngineError, match="token_counts is i32"):
-        Memory(STATES, tables(LIMITS), {("decode", 1): bad})
+        EngineMemory(STATES, tables(LIMITS), {("decode", 1): bad})
     with pytest.raises(EngineError, match="not in the manifest"):
-        Memory(STATES[1:], tables(LIMITS), {("decode", 1): specs(1)})
+        EngineMemory(STATES[1:], tables(LIMITS), {("decode", 1): specs(1)})
 
 
 def test_arrays_are_aligned_and_zero() -> None:

@@ -10,12 +10,12 @@ from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     Command,
     EngineInfo,
     Ping,
     Ready,
+    StepReport,
     Submit,
     decode_report,
     encode,
@@ -93,7 +93,7 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
         assert len(socket.sent) == 1
         return
     batch = socket.sent[1]
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, StepReport)
     words = "ExecutorError: the device is gone"
     ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
     assert batch.events == ends
@@ -103,7 +103,7 @@ def test_an_idle_worker_answers_pings() -> None:
     socket: Any = Socket(Ping())
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
-    assert [type(report) for report in socket.sent] == [Ready, Batch]
+    assert [type(report) for report in socket.sent] == [Ready, StepReport]
     assert socket.sent[1].events == [] and socket.sent[1].stats.steps == 0
 
 
@@ -111,4 +111,4 @@ def test_a_cancel_of_what_has_ended_is_ignored() -> None:
     socket: Any = Socket(Cancel(70), Ping())
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
-    assert isinstance(socket.sent[-1], Batch)
+    assert isinstance(socket.sent[-1], StepReport)

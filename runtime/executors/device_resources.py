@@ -12,7 +12,7 @@ from spark_engine.runtime.executors.device import Event, Gpu, Graph
 from spark_engine.tensors import Bytes
 
 
-class Held:
+class DeviceResources:
     """Memory, pinned memory, events and graphs of one owner, newest first given back by `close`."""
 
     def __init__(self, gpu: Gpu) -> None:

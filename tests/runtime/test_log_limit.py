@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spark_engine.runtime.server.quiet import OneOfAKind
+from spark_engine.runtime.server.log_limit import OneOfAKind
 
 
 def test_one_line_a_second_of_a_kind() -> None:
