@@ -38,7 +38,7 @@ from spark_engine.weights_file import read_index
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
 Mark = Callable[[str], None]  # told the name of each stage that has ended
 # Taken by the engine that is open: like the device's context, one for the whole process.
-_TURN = threading.Lock()
+_GPU_IN_USE = threading.Lock()
 
 
 class NativeEngine:
@@ -56,8 +56,8 @@ class NativeEngine:
         buckets = manifest.buckets
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
-            _take_turn()
-            undo.callback(_TURN.release)
+            _claim_gpu()
+            undo.callback(_GPU_IN_USE.release)
             self.gpu = Gpu()
             undo.callback(self.gpu.close)
             _refuse_mps(self.gpu)
@@ -112,8 +112,8 @@ class NativeEngine:
         self._undo.close()
 
 
-def _take_turn() -> None:
-    if not _TURN.acquire(blocking=False):
+def _claim_gpu() -> None:
+    if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
             "this process has an engine open on the GPU already, and blocks of two could wait for "
             "one another without end: close that one first, or open this one in another process"
