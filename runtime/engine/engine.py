@@ -85,22 +85,30 @@ class Engine:
         return not (self._live or self._events or self._loop.in_flight)
 
     def submit(self, request: Request) -> int:
-        """Queues a request; its id grows with every call.
+        """Checks and queues a request, and returns its id, which grows with every call.
 
         Raises RequestError when this engine can never run it, CapacityError when the queue is
         full.
         """
-        limits, eos = self.loaded.limits, self.loaded.eos
-        request.check(limits, eos)
-        params = request.params
-        room = capacity(limits)
+        request.check(self.loaded.limits, self.loaded.eos)
+        request_id = self._next_id
+        self.add(request_id, request)
+        return request_id
+
+    def add(self, request_id: int, request: Request) -> None:
+        """Queues a request that `Request.check` has passed, under an id above all before it.
+
+        Raises CapacityError when the queue is full.
+        """
+        if request_id < self._next_id:
+            raise InternalError(f"request {request_id} comes after request {self._next_id - 1}")
+        params, room = request.params, capacity(self.loaded.limits)
         limit = min(room, len(request.prompt) + (params.max_tokens or room))
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        seq = Sequence(self._next_id, request, limit, params.stop_ids(eos), seed)
+        seq = Sequence(request_id, request, limit, params.stop_ids(self.loaded.eos), seed)
         self.scheduler.add(seq)
-        self._next_id += 1
-        self._live[seq.id] = seq
-        return seq.id
+        self._next_id = request_id + 1
+        self._live[request_id] = seq
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a request; its last event comes with the next `step`.

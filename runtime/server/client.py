@@ -16,7 +16,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
+from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -47,7 +47,7 @@ class Busy(CapacityError):
     """The queue is full; come back later."""
 
 
-Answer = Event | RequestError | Busy | EngineDied
+Answer = Event | Busy | EngineDied
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -107,7 +107,7 @@ class EngineClient:
         return info
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
-        """Sends the requests; their events will come to `box` under the returned ids.
+        """Sends checked requests; their events will come to `box` under the returned ids.
 
         `slots` is the engine's max_seqs. Raises Busy when the queue is full, EngineDied when
         there is no engine.
@@ -188,8 +188,7 @@ class EngineClient:
         if isinstance(report, StepReport):
             self._on_step(report)
         elif isinstance(report, Refused):
-            kind = Busy if report.busy else RequestError
-            self._deliver(report.id, kind(report.message), last=True)
+            self._deliver(report.id, Busy(report.message), last=True)
         elif isinstance(report, Failed):
             self._on_death(report.message, report.user)
         elif isinstance(report, Ready) and self._info and not self._info.done():

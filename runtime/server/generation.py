@@ -62,7 +62,7 @@ class Generation:
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what is new in it), until every choice has finished.
 
-        Raises RequestError when the engine refuses, EngineDied, GenerationFailed, TimedOut.
+        Raises Busy when the engine's queue is full, EngineDied, GenerationFailed, TimedOut.
         """
         try:
             while self._open:
