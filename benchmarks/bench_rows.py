@@ -136,8 +136,8 @@ def marked(rows: int) -> tuple[Op, Case]:
         slots, ones = np.arange(rows), np.ones(rows)
         lens = np.full(rows + 1, 100)
         columns = (np.full(rows, 7), lens, slots, 500 * ones, ones, lens)
-        seen = np.zeros((rows + 1, 248_320), np.int32)
-        return seen, *(np.asarray(c, np.int32) for c in columns)
+        token_counts = np.zeros((rows + 1, 248_320), np.int32)
+        return token_counts, *(np.asarray(c, np.int32) for c in columns)
 
     return registry.get("mark_tokens"), Case(f"mark_tokens {rows}", {"tile": 1}, make)
 

@@ -52,6 +52,7 @@ CUDA = (
         "runtime/executors/native.py",
         "runtime/executors/upload.py",
     ),
+    "spark_engine/device_resources.py",
 )
 
 

@@ -120,5 +120,5 @@ def aliases(node: gs.Node, ops: Ops) -> list[tuple[gs.Tensor, gs.Tensor]]:
 
 
 def state_aliases(states: Iterable[str]) -> dict[str, str]:
-    """`{"seen.out": "seen", …}`."""
+    """`{"token_counts.out": "token_counts", …}`."""
     return {name + STATE_OUT: name for name in states}

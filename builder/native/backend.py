@@ -14,13 +14,13 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 
 from spark_engine import device
-from spark_engine.builder.native import nvrtc, program
-from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.graph.lower import Lowered
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.native.packing import pack
 from spark_engine.builder.native.tactics import Chooser, report
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError

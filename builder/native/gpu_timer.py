@@ -16,12 +16,11 @@ from types import TracebackType
 import numpy as np
 
 from spark_engine.builder.native import nvrtc
-from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device import Function, Gpu, Module, name_and_driver
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
-from spark_engine.held import Held
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
 
 COLD = 2  # times the L2 cache that the rotating copies hold
@@ -113,7 +112,7 @@ class _Bench:
     """One node's buffers, `copies` of the cold ones, and its launches."""
 
     def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
-        self._held, self._gpu, self._work, self._plan = Held(gpu), gpu, work, plan
+        self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
         self._fillings = fillings(work, np.random.default_rng(0))
         cold = sum(self._fillings[i].nbytes for i in work.cold)
         self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))

@@ -16,7 +16,7 @@ from spark_engine.builder.native.tactics import Work
 from spark_engine.tensors import Array, DType, TensorSpec
 
 PATTERN = 4 << 20  # bytes made of a large operand, which are then repeated
-BY_SLOT = frozenset(("conv_state", "gdn_state", "gdn_ring", "seen"))
+BY_SLOT = frozenset(("conv_state", "gdn_state", "gdn_ring", "token_counts"))
 BY_PAGE = frozenset(("k_pages", "v_pages"))
 
 

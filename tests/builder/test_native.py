@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
-from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402

@@ -30,7 +30,7 @@ from spark_engine.runtime.executors import (  # noqa: E402
     native,
     upload,
 )
-from spark_engine.runtime.executors.memory import Memory  # noqa: E402
+from spark_engine.runtime.executors.memory import EngineMemory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def step(loaded: Loaded) -> None:
     """One step of every bucket, waited for, over both sets of buffers."""
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = Memory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
     memory.flush()
     for turn in range(2):
         for (family, rows), executor in loaded.executors.items():
@@ -120,7 +120,7 @@ def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Pat
     """Its staging memory is gone."""
     loaded = load(folder)
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = Memory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
     wait = loaded.executors["decode", 2].launch(memory.buffers("decode", 2, 0))
     loaded.close()
     with pytest.raises(ExecutorError, match="was closed"):

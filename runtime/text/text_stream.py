@@ -38,7 +38,7 @@ class TextStream:
         skip_special: bool = True,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
-        self._ends: Collection[int] = params.ends(eos)
+        self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self.tokens = 0
@@ -59,7 +59,7 @@ class TextStream:
     def _text(self, event: Event) -> str:
         if self._detokenizer is None:
             return ""
-        ended = event.finish is FinishReason.STOP and event.token in self._ends
+        ended = event.finish is FinishReason.STOP and event.token in self._stop_ids
         text = "" if event.token is None or ended else self._detokenizer.push([event.token])
         if event.finish is not None:
             text += self._detokenizer.flush()

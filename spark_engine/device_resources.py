@@ -12,7 +12,7 @@ from spark_engine.device import Event, Gpu, Graph
 from spark_engine.tensors import Bytes
 
 
-class Held:
+class DeviceResources:
     """Memory, pinned memory, events and graphs of one owner, newest first given back by `close`."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -37,9 +37,9 @@ class Held:
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
-    def event(self, timed: bool = False) -> Event:
+    def event(self) -> Event:
         """A fresh event."""
-        event = self.gpu.event(timed)
+        event = self.gpu.event()
         self._undo.callback(self.gpu.destroy_event, event)
         return event
 

@@ -13,7 +13,7 @@ EVERY_S = 1.0
 MOST_KINDS = 1000  # remembered; beyond, all are forgotten and may speak again
 
 
-class OneOfAKind(logging.Filter):
+class OnePerKind(logging.Filter):
     """Lets one record of a kind pass every `EVERY_S` seconds, with the number of those between.
 
     Of a kind are records of one logger, level and format, whatever is filled in; of a text that
@@ -44,4 +44,4 @@ class OneOfAKind(logging.Filter):
 def limit_log() -> None:
     """Puts the filter before every handler of the root logger."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(OneOfAKind())
+        handler.addFilter(OnePerKind())

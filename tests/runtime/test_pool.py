@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.pages import Pool
+from spark_engine.runtime.engine.pool import Pool
 
 
 def test_units_are_handed_out_once_and_come_back() -> None:

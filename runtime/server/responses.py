@@ -10,8 +10,8 @@ import secrets
 from typing import Any, Protocol
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.text.reply import Delta, Kind, ReplyParser
-from spark_engine.runtime.text.text import Piece
+from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.text_stream import Piece
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_engine.runtime.text.stops import first_match, held_suffix
+from spark_engine.runtime.text.stops import first_match, partial_match
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
@@ -116,7 +116,7 @@ class ReplyParser:
         marks = self._marks()
         if self._kind is Kind.CALL:
             return
-        cut = len(self._text) - held_suffix(self._text, marks)
+        cut = len(self._text) - partial_match(self._text, marks)
         if marks:
             cut = len(self._text[:cut].rstrip("\n"))
         ready, self._text = self._text[:cut], self._text[cut:]

@@ -1,4 +1,4 @@
-"""Writes a plan into the arrays: table rows of what changed, and the step's inputs.
+"""What an executor reads, written as a plan says: table rows of what changed, and step inputs.
 
 Knows the buffers' names and layouts of docs/graph.md; decides nothing.
 """
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from spark_engine.runtime.engine.plan import Launch, Plan
+from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.executors.memory import Memory
+from spark_engine.runtime.executors.memory import EngineMemory
 from spark_engine.tensors import Array
 
 Buffers = Mapping[str, Array]
@@ -21,8 +21,8 @@ INERT = -1  # the slot of a row that does nothing
 PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values")
 
 
-def fill_tables(memory: Memory, plan: Plan) -> None:
-    """Brings the tables up to date for the plan's launches."""
+def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
+    """Brings the tables up to date for the plan's batches."""
     for seq in plan.admitted:
         if seq.slot >= 0:
             write_row(memory.tables, seq)
@@ -30,10 +30,10 @@ def fill_tables(memory: Memory, plan: Plan) -> None:
     for seq, index in plan.grown:
         memory.tables["page_table"][seq.slot, index] = seq.pages[index]
         memory.mark(seq.slot, PAGE_TABLE)
-    for launch in plan.launches:
-        for i in [i for i, seq in enumerate(launch.seqs) if seq.suppressing]:
-            seq, after = launch.seqs[i], launch.starts[i] + launch.counts[i]
-            if launch.emits[i] and not seq.forbids_end(after):
+    for batch in plan.batches:
+        for i in [i for i, seq in enumerate(batch.seqs) if seq.stops_suppressed]:
+            seq, after = batch.seqs[i], batch.starts[i] + batch.counts[i]
+            if batch.emits[i] and not seq.forbids_stop(after):
                 write_bias(memory.tables, seq, suppress=False)
                 memory.mark(seq.slot, BIAS)
 
@@ -52,15 +52,15 @@ def write_row(tables: Buffers, seq: Sequence) -> None:
     ints = np.array([max(params.top_k, 0), low, high, 0], np.uint32)
     tables["sampling_i"][slot] = ints.view(np.int32)
     # Nothing of it is in flight: the next token to be sampled is the one after those known.
-    write_bias(tables, seq, suppress=seq.forbids_end(len(seq.tokens)))
+    write_bias(tables, seq, suppress=seq.forbids_stop(len(seq.tokens)))
 
 
 def write_bias(tables: Buffers, seq: Sequence, suppress: bool) -> None:
     """Writes the logit bias; `suppress` makes the ids that end the sequence impossible."""
     bias = dict(seq.request.params.logit_bias)
     if suppress:
-        bias.update(dict.fromkeys(seq.ends, -math.inf))
-    seq.suppressing = suppress
+        bias.update(dict.fromkeys(seq.stop_ids, -math.inf))
+    seq.stops_suppressed = suppress
     ids, values = tables["bias_ids"][seq.slot], tables["bias_values"][seq.slot]
     ids.fill(-1)
     values.fill(0)
@@ -68,23 +68,23 @@ def write_bias(tables: Buffers, seq: Sequence, suppress: bool) -> None:
     values[: len(bias)] = list(bias.values())
 
 
-def fill_launch(buffers: Buffers, launch: Launch) -> None:
-    """Writes the step inputs of one launch; rows beyond the live ones become inert."""
-    live, tokens = launch.live, buffers["token_ids"]
-    _fill(buffers["slots"], live, [seq.slot for seq in launch.seqs], INERT)
-    _fill(buffers["starts"], live, launch.starts, 0)
-    if launch.family == "decode":
+def write_step_inputs(buffers: Buffers, batch: Batch) -> None:
+    """Writes the step inputs of one batch; rows beyond the live ones become inert."""
+    live, tokens = batch.live, buffers["token_ids"]
+    _write(buffers["slots"], live, [seq.slot for seq in batch.seqs], INERT)
+    _write(buffers["starts"], live, batch.starts, 0)
+    if batch.family == "decode":
         for name, value in (("counts", 1), ("emit", 1), ("token_ids", FROM_STATE)):
-            _fill(buffers[name], live, value, 0)
+            _write(buffers[name], live, value, 0)
         return
-    _fill(buffers["counts"], live, launch.counts, 0)
-    _fill(buffers["emit"], live, launch.emits, 0)
+    _write(buffers["counts"], live, batch.counts, 0)
+    _write(buffers["emit"], live, batch.emits, 0)
     tokens.fill(0)
-    by_row = tokens.reshape(launch.bucket, -1)
-    for i, row in enumerate(launch.rows):
+    by_row = tokens.reshape(batch.bucket, -1)
+    for i, row in enumerate(batch.rows):
         by_row[i, : row.count] = row.seq.tokens[row.start : row.start + row.count]
 
 
-def _fill(array: Array, live: int, values: list[int] | list[bool] | int, rest: int) -> None:
+def _write(array: Array, live: int, values: list[int] | list[bool] | int, rest: int) -> None:
     array[:live] = values
     array[live:] = rest

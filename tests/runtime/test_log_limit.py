@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spark_engine.runtime.server.quiet import OneOfAKind
+from spark_engine.runtime.server.log_limit import OnePerKind
 
 
 def test_one_line_a_second_of_a_kind() -> None:
@@ -13,7 +13,7 @@ def test_one_line_a_second_of_a_kind() -> None:
     log = logging.Logger("server")
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    handler.addFilter(OneOfAKind(lambda: now[0]))
+    handler.addFilter(OnePerKind(lambda: now[0]))
     log.addHandler(handler)
     for i in range(1000):
         log.warning("bad request from %d", i)
@@ -27,7 +27,7 @@ def test_one_line_a_second_of_a_kind() -> None:
 
 
 def test_kinds_are_forgotten_before_they_fill_the_memory() -> None:
-    quiet = OneOfAKind(lambda: 0.0)
+    quiet = OnePerKind(lambda: 0.0)
     for i in range(5000):
         assert quiet.filter(logging.makeLogRecord({"msg": f"made elsewhere {i}", "name": "x"}))
     assert len(quiet._seen) <= 1000

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 

@@ -13,11 +13,11 @@ import pytest
 
 from spark_engine.interface import SAMPLING_F, SAMPLING_I, Limits, tables
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.fill import fill_launch, fill_tables, write_row
-from spark_engine.runtime.engine.plan import Launch, Plan
+from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.runtime.engine.prepare_inputs import write_row, write_step_inputs, write_tables
 from spark_engine.runtime.engine.request import Request, SamplingParams, Status
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.executors.memory import Memory, allocate
+from spark_engine.runtime.executors.memory import EngineMemory, allocate
 from spark_engine.tensors import Array
 from tests.runtime.fake import VOCAB, build_fake
 
@@ -93,36 +93,36 @@ def test_ends_are_impossible_before_min_tokens_and_as_asked_from_there_on() -> N
     seq = sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias)
     row = written(seq)
     found = dict(zip(row["bias_ids"].tolist(), row["bias_values"].tolist(), strict=True))
-    assert seq.suppressing and found == {4: 1.5, 9: -math.inf, 3: -math.inf, -1: 0}
-    memory = Memory((), tables(LIMITS), {})
+    assert seq.stops_suppressed and found == {4: 1.5, 9: -math.inf, 3: -math.inf, -1: 0}
+    memory = EngineMemory((), tables(LIMITS), {})
     write_row(memory.tables, seq)
     for start, after in ((5, -math.inf), (6, -2.0)):  # of the second token, and of the third
-        launch = Launch("decode", 1, [seq], [start], [1], [True])
-        fill_tables(memory, Plan(0, launches=[launch]))
+        batch = Batch("decode", 1, [seq], [start], [1], [True])
+        write_tables(memory, StepPlan(0, batches=[batch]))
         ids, values = (memory.tables[n][1].tolist() for n in ("bias_ids", "bias_values"))
         assert dict(zip(ids, values, strict=True))[9] == after, start
-    assert ids == [4, 9, -1, -1, -1] and not seq.suppressing
+    assert ids == [4, 9, -1, -1, -1] and not seq.stops_suppressed
 
 
 def test_a_tile_that_samples_nothing_does_not_lift_the_ban() -> None:
     seq = sequence(prompt=5, min_tokens=1, ends=(3,))
-    memory = Memory((), tables(LIMITS), {})
+    memory = EngineMemory((), tables(LIMITS), {})
     write_row(memory.tables, seq)
     for emit, banned in ((False, True), (True, False)):
-        launch = Launch("prefill", 1, [seq], [3], [3], [emit])
-        fill_tables(memory, Plan(0, launches=[launch]))
+        batch = Batch("prefill", 1, [seq], [3], [3], [emit])
+        write_tables(memory, StepPlan(0, batches=[batch]))
         assert (3 in memory.tables["bias_ids"][1]) is banned
 
 
 def test_forbidden_positions_are_counted_from_the_prompts_end() -> None:
     seq = sequence(prompt=5, min_tokens=2)
-    assert [seq.forbids_end(p) for p in (5, 6, 7)] == [True, True, False]
+    assert [seq.forbids_stop(p) for p in (5, 6, 7)] == [True, True, False]
 
 
 def test_a_new_page_is_written_at_its_index() -> None:
-    seq, memory = sequence(), Memory((), tables(LIMITS), {})
+    seq, memory = sequence(), EngineMemory((), tables(LIMITS), {})
     seq.pages = [6, 2, 8]
-    fill_tables(memory, Plan(0, grown=[(seq, 2)]))
+    write_tables(memory, StepPlan(0, grown=[(seq, 2)]))
     assert memory.tables["page_table"][1].tolist() == [-1, -1, 8, -1]
 
 
@@ -132,13 +132,13 @@ def buffers(rows: int, tokens: int) -> dict[str, Array]:
     return made | {"token_ids": np.full(tokens, 99, np.int32)}
 
 
-def test_a_prefill_launch_holds_each_tiles_tokens() -> None:
+def test_a_prefill_batch_holds_each_tiles_tokens() -> None:
     a, b = sequence(prompt=9), sequence(prompt=3)
     a.slot, b.slot, b.tokens = 2, 0, [7, 8, 9]
     b.tokens.append(5)
-    launch = Launch("prefill", 3, [a, b], [4, 0], [4, 3], [False, True])
+    batch = Batch("prefill", 3, [a, b], [4, 0], [4, 3], [False, True])
     made = buffers(3, 3 * 8)
-    fill_launch(made, launch)
+    write_step_inputs(made, batch)
     assert made["slots"].tolist() == [2, 0, -1]
     assert made["starts"].tolist() == [4, 0, 0]
     assert made["counts"].tolist() == [4, 3, 0]
@@ -147,11 +147,11 @@ def test_a_prefill_launch_holds_each_tiles_tokens() -> None:
     assert rows == [[4, 5, 6, 7, 0, 0, 0, 0], [7, 8, 9, 0, 0, 0, 0, 0], [0] * 8]
 
 
-def test_a_decode_launch_takes_the_tokens_sampled_last() -> None:
+def test_a_decode_batch_takes_the_tokens_sampled_last() -> None:
     a, b = sequence(), sequence()
     a.slot, b.slot = 2, 0
     made = buffers(4, 4)
-    fill_launch(made, Launch("decode", 4, [a, b], [7, 30], [1, 1], [True, True]))
+    write_step_inputs(made, Batch("decode", 4, [a, b], [7, 30], [1, 1], [True, True]))
     assert made["slots"].tolist() == [2, 0, -1, -1]
     assert made["starts"].tolist() == [7, 30, 0, 0]
     assert made["counts"].tolist() == made["emit"].tolist() == [1, 1, 0, 0]
