@@ -18,6 +18,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from spark_engine.builder import nvrtc
+from spark_engine.builder.cuda_sources import sources
 from spark_engine.builder.operands import Filling, fillings
 from spark_engine.builder.tactics import Work
 from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
@@ -221,7 +222,7 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
     """The plan's sources and their headers, by name."""
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
-        found |= nvrtc.sources(name)
+        found |= sources(name)
     return found
 
 
