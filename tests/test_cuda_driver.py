@@ -20,7 +20,7 @@ from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import Shape  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
-from spark_engine.runtime.executors import device, native  # noqa: E402
+from spark_engine.runtime.executors import native  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402

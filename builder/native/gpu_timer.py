@@ -16,10 +16,12 @@ from types import TracebackType
 import numpy as np
 
 from spark_engine.builder.native import nvrtc
+from spark_engine.builder.native.cuda_sources import sources
 from spark_engine.builder.native.tactics import Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device import Function, Gpu, Module, name_and_driver
+from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
 
@@ -197,7 +199,7 @@ def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
     """The plan's sources and their headers, by name."""
     found: dict[str, str] = {}
     for name in {launch.source or tactic.source for launch in plan.launches}:
-        found |= nvrtc.sources(name)
+        found |= sources(name)
     return found
 
 
