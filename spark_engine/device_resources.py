@@ -37,9 +37,9 @@ class DeviceResources:
         self._undo.callback(self.gpu.unpin, memory)
         return memory
 
-    def event(self) -> Event:
+    def event(self, timed: bool = False) -> Event:
         """A fresh event."""
-        event = self.gpu.event()
+        event = self.gpu.event(timed)
         self._undo.callback(self.gpu.destroy_event, event)
         return event
 
