@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.server.client import Busy, EngineDied
-from spark_engine.runtime.server.generation import GenerationFailed, TimedOut
+from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.generation import GenerationFailed
 from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.server.responses import Json, error
 from spark_engine.runtime.server.service import InFlight, Service, UnknownModel
