@@ -44,9 +44,9 @@ def stages(folder: Path) -> None:
 
 def upload(size: int, folder: Path) -> None:
     """Prints GB/s by threads and pieces."""
+    from spark_engine.device import Gpu
+    from spark_engine.device_resources import DeviceResources
     from spark_engine.runtime.executors import upload as module
-    from spark_engine.runtime.executors.device import Gpu
-    from spark_engine.runtime.executors.device_resources import DeviceResources
 
     path = folder / "upload_trial"
     block = np.random.default_rng(0).bytes(CHUNK)

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs
+from spark_engine import device
 from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.moe import moe_router_cuda
 from spark_engine.plugins.sampling import sample_cuda
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 
 WIDTH, VOCAB, TOP, BIASES = 248_320, 248_077, 20, 32

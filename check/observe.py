@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.manifest import StateInfo
-from spark_engine.plugins.gdn.delta_ring import caught_up, ring_behind
+from spark_engine.plugins.gdn.replay_ring import caught_up, ring_behind
 from spark_engine.tensors import Array
 
 Buffers = Mapping[str, NDArray[Any]]

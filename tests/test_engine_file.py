@@ -80,6 +80,7 @@ def example(folder: Path) -> Manifest:
         name="toy",
         producer={"numpy": "2.0"},
         target="cpu",
+        card="",
         executor="ort",
         model=ModelInfo("qwen3_5_text", 4, 64, 9, 12345),
         limits=limits,

@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     mark(int* token_counts, const int* tokens, const int* last, const int* slots, const int* starts,
          const int* counts, const int* prompt_lens, int tiles) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int first = blockIdx.y, slot = slots[first];
   if (slot < 0 || (first > 0 && slots[first - 1] == slot)) return;
   const int begin = blockIdx.x * PIECE, end = min(begin + PIECE, VOCAB);

@@ -13,8 +13,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     expect_rows,
     final_slots,
@@ -23,6 +22,7 @@ from spark_engine.plugins.common.tiles import (
     tokens_of,
     valid_tokens,
 )
+from spark_engine.plugins.common.shapes import count, expect
 from spark_engine.plugins.rowwise.embed import resolved_ids, tile_of
 from spark_engine.plugins.sampling import mark_tokens_cuda
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ u32 tops[2][WARPS];
   Work& w = *(Work*)memory;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int row = blockIdx.x, slot = slots[row];
   const u64 cells = (u64)row * CELLS;
   top_ids += row * TOP, top_logprobs += row * TOP;

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import expect_rows, over, read_rows
 from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import expect_rows, over, read_rows
 from spark_engine.plugins.sampling import philox, sample_cuda
 from spark_engine.plugins.sampling import sample_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (

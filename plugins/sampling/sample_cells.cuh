@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   __shared__ int found;
   constexpr int BLOCK = 8 * PER;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int row = blockIdx.y, slot = slots[row];
   const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
   float x[PER][8];

@@ -71,7 +71,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (32 * WARPS, 1, 1),
         (logits, token_counts, floats, integers, bias_ids, bias_values, steps[0], *left),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     outputs = tuple(Pointer("output", i) for i in range(6))
     second = Launch(
@@ -81,7 +81,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (logits, token_counts, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
         _shared(specs),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     return Plan((first, second), tuple(Scratch(4 * rows * cells) for _ in left))
 

@@ -180,10 +180,12 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
         parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
         parts += f"buffers {m.buffers / GIB:.2f}, "
+        card = f", built for the card {manifest.card}," if manifest.card else ""
+        here = "for this card (--card), or " if manifest.card else ""
         raise CapacityError(
-            f"engine {manifest.name} needs {need / GIB:.2f} GiB ({parts}swap "
+            f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
-            "programs, or rebuild with a smaller --kv-tokens, --max-context or --max-seqs"
+            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs"
         )
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_engine.device import Event
 from spark_engine.device_buffers import unit_bytes
+from spark_engine.device_resources import DeviceResources
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.executors.device import Event
-from spark_engine.runtime.executors.device_resources import DeviceResources
 from spark_engine.runtime.executors.memory import Changed, Snapshot
 from spark_engine.tensors import Array, Bytes, TensorSpec
 

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_engine.device import Event, Function, Gpu, Graph
 from spark_engine.device_buffers import Block, Buffers
+from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.runtime.executors.device import Event, Function, Gpu, Graph
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
-from spark_engine.runtime.executors.device_resources import DeviceResources
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.program import (
     LaunchRecord,
@@ -53,7 +53,7 @@ class NativeEngine:
 
     def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
         manifest, path = folder.manifest, folder.weights_path
-        buckets = manifest.buckets
+        buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
             _claim_gpu()
@@ -344,8 +344,8 @@ class NativeExecutor:
             raise EngineError(
                 f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
                 f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
-                f"multiprocessors) runs {room} at once: use a whole GPU of the kind that the "
-                "engine was built for (no MIG slice), or rebuild with --target cpu"
+                f"multiprocessors) runs {room} at once: use the card that the engine was built "
+                f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
     def _capture(self, payload: bytes) -> Graph:

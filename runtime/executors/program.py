@@ -115,7 +115,7 @@ class _LaunchRow(msgspec.Struct):
     block: tuple[Few, Few, Few]
     cluster: tuple[Few, Few, Few]
     shared: Shared
-    overlaps: bool
+    pdl: bool
     resident: bool
     args: list[list[Any]]
 
@@ -137,7 +137,7 @@ MOST_F32 = 3.4028235e38
 def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:
     args = tuple(_operand(arg, sizes) for arg in row.args)
     kinds = tuple(a.kind if isinstance(a, ScalarOperand) else "address" for a in args)
-    shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.overlaps)
+    shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
     return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from spark_engine.device import Event, Gpu
+from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import EngineError
-from spark_engine.runtime.executors.device import Event, Gpu
-from spark_engine.runtime.executors.device_resources import DeviceResources
 from spark_engine.tensors import Bytes
 
 PIECE = 4 << 20  # bytes read, queued and hashed at once: still in the core's cache when hashed

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import native, nvrtc  # noqa: E402
-from spark_engine.builder.buckets import Size  # noqa: E402
-from spark_engine.builder.tactics import Choice  # noqa: E402
+from spark_engine.builder.native import nvrtc, program  # noqa: E402
+from spark_engine.builder.native.tactics import Choice  # noqa: E402
+from spark_engine.builder.plan.buckets import Size  # noqa: E402
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
 from spark_engine.runtime.executors.program import (
     LaunchRecord,
@@ -23,7 +23,7 @@ from tests.builder.toy import OPS, toy_graph  # noqa: E402
 IN, OUT = Pointer("input", 0), Pointer("output", 0)
 WAITING = Launch("b", (7, 2, 1), (32, 1, 1), (IN, OUT, Pointer("scratch", 0), Pointer("scratch", 1),
                  Pointer("scratch", 2)), shared=99, resident=True)  # fmt: skip
-FREE = Launch("a", (3, 1, 1), (64, 1, 1), (IN, OUT, Scalar("f32", 0.5)), overlaps=True)
+FREE = Launch("a", (3, 1, 1), (64, 1, 1), (IN, OUT, Scalar("f32", 0.5)), pdl=True)
 
 
 def compiled() -> tuple[Program, dict[str, int]]:
@@ -33,10 +33,12 @@ def compiled() -> tuple[Program, dict[str, int]]:
     plans = [waiting, Plan((FREE,)), Plan((FREE,))]
     graph = toy_graph()
     choices = [Choice(tactic, plan, 1.0, {}) for plan in plans]
-    bucket = native.Decided(graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True)))
+    bucket = program.Decided(
+        graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
+    )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}
     cubins = {("t.cu", ()): nvrtc.Cubin(b"code", {})}
-    payload, memory = native.compile(bucket, weights, ("total",), OPS, cubins)
+    payload, memory = program.compile(bucket, weights, ("total",), OPS, cubins)
     return Program.read(payload), memory
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_engine.builder import native, native_backend, nvrtc, packing
 from spark_engine.builder.build import build
-from spark_engine.builder.graph import attrs_of, spec_of
-from spark_engine.builder.options import Options
+from spark_engine.builder.graph.nodes import attrs_of, spec_of
+from spark_engine.builder.native import backend, nvrtc, packing, program
+from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import Pointer
-from spark_engine.models.checkpoint import open_checkpoint
+from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.runtime.engine import load as runtime_load
@@ -59,14 +59,14 @@ class Fake:
 
 def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.MonkeyPatch) -> Fake:
     """Builds `folder` with cubins that are names only."""
-    fake, compile_one, pack = Fake(), native.compile, packing.pack
+    fake, compile_one, pack = Fake(), program.compile, packing.pack
 
     def compile_jobs(found: Any, *rest: Any) -> dict[Any, nvrtc.Cubin]:
         return {(j.source, j.defines): nvrtc.Cubin(repr(j).encode(), {}) for j in found}
 
-    def compile(bucket: native.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
+    def compile(bucket: program.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
         payload, nbytes = compile_one(bucket, weights, states, ops, cubins)
-        places = native._Places(bucket, weights, states, ops)
+        places = program._Places(bucket, weights, states, ops)
         fake.nodes[payload] = {
             node.name: _node(places, step, node, bucket.size.dims)
             for step, (node, _) in enumerate(bucket.nodes)
@@ -82,9 +82,9 @@ def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.M
 
     with patch.context() as m:
         m.setattr(nvrtc, "compiler_version", lambda: "13.0")
-        m.setattr(native, "compile_jobs", compile_jobs)
-        m.setattr(native, "compile", compile)
-        m.setattr(native_backend, "pack", remember)
+        m.setattr(program, "compile_jobs", compile_jobs)
+        m.setattr(program, "compile", compile)
+        m.setattr(backend, "pack", remember)
         build(checkpoint, folder, options, lambda text: None)
     return fake
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402

@@ -64,7 +64,7 @@ KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
 
 def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
     one = [1, 1, 1]
-    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "overlaps": True}
+    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "pdl": True}
     shape["resident"] = True
     return {"node": "n", "kernel": kernel, "args": list(args), **shape}
 
@@ -107,6 +107,7 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.N
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
     manifest = SimpleNamespace(
         target="sm_90a",
+        card="h200",
         states=STATES,
         tables=tables(LIMITS),
         buckets=[Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 4 * ROWS * VOCAB)],
@@ -263,7 +264,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(buckets=()),
+        manifest=SimpleNamespace(buckets=(), card="h200"),
         weights_path=tmp_path / "w",
         check_chunk=check,
     )

@@ -302,7 +302,7 @@ PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
 PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
 # Places where any value of the right type is as good as another.
 FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str}
-FREE |= {("launches", 0, key): bool for key in ("overlaps", "resident")}
+FREE |= {("launches", 0, key): bool for key in ("pdl", "resident")}
 FREE |= {(*ARGS, i, 1): int for i in (1, 3, 5)}
 FREE |= {("launches",): list, ("launches", 0, "args"): list, ("launches", 0, "kernel"): bool}
 

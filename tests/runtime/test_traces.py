@@ -224,7 +224,7 @@ def check_trace(trace: Trace) -> None:
 
 
 @settings(
-    max_examples=1000,
+    max_examples=3 * settings().max_examples,  # 300; 3,000 in `make soak`
     derandomize=True,
     deadline=None,
     database=None,

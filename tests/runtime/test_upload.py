@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.runtime.executors import upload  # noqa: E402
-from spark_engine.runtime.executors.device_resources import DeviceResources  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 CHUNK = 1000
