@@ -60,9 +60,9 @@ def _calls(node: ast.AST, receiver: str) -> bool:
 def stages(function: Callable[..., Any]) -> list[str]:
     """The stages that a build's clock is told of, in their order."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    found = [n for n in ast.walk(tree) if _calls(n, "clock") and getattr(n, "args", None)]
-    names = [n.args[0].value for n in found if isinstance(n.args[0], ast.Constant)]  # type: ignore[attr-defined]
-    return list(dict.fromkeys(str(name) for name in names))
+    told = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _calls(n, "clock") and n.args]
+    told.sort(key=lambda node: node.lineno)
+    return [str(ast.literal_eval(node.args[0])) for node in told]
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def test_like_layers_are_shown_once() -> None:
 
 def test_a_weight_is_traced_to_what_it_is_joined_from() -> None:
     stored = {f"m.layers.0.{n}.weight": {"shape": [2, n == "b"]} for n in ("a", "b", "cc", "c")}
-    assert picture.sources_of("layers.0.a+c.weight:op", stored) == [
-        *("m.layers.0.a.weight", "m.layers.0.c.weight")
+    assert picture.sources_of("layers.0.c+a.weight:op", stored) == [
+        *("m.layers.0.c.weight", "m.layers.0.a.weight")
     ]
     assert picture.sources_of("layers.0.a+d.weight:op", stored) == []
     assert picture.sources_of("layers.0.a+c.weight", stored) == [], "it is not packed"
