@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from spark_engine.builder.launches import bucket_of, launches, listing, told
+from spark_engine.builder.native.launches import bucket_of, launches, listing, told
 from spark_engine.builder.report import render
 from spark_engine.command import command
 from spark_engine.engine_file import read_engine, read_manifest, verify_files

@@ -18,7 +18,7 @@ typedef u16 Element;
 extern "C" __global__ void concat(const Element* a, const Element* b, const Element* c,
                                   const Element* d, Element* y) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int column = blockIdx.x * THREADS + threadIdx.x;
   const i64 row = blockIdx.y;
   if (column >= W0 + W1 + W2 + W3) return;
