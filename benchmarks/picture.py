@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.svg import Canvas
 from spark_engine import interface
 from spark_engine.builder import build
-from spark_engine.builder.launches import Launched, launches
+from spark_engine.builder.native.launches import Launched, launches
 from spark_engine.engine_file import read_engine, read_manifest
 from spark_engine.manifest import WEIGHTS, Manifest
 from spark_engine.runtime.engine.engine import Engine

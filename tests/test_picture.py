@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.launches import Launched  # noqa: E402
+from spark_engine.builder.native.launches import Launched  # noqa: E402
 from tests.builder.hollow import built  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 

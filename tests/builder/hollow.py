@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_engine.builder import native, nvrtc
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.plan.options import Options
 from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
 
@@ -27,7 +27,7 @@ def built(path: Path, format: str = "tiny") -> Path:
         write_checkpoint(checkpoint, format=format, config_kwargs=HEADS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            native, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
+            program, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
         )
         build(checkpoint, path / "engine", OPTIONS, lambda text: None)
     return path / "engine"

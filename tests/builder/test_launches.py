@@ -13,7 +13,7 @@ from spark_engine.builder import inspect  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native.cuda_sources import entry, logs, sources  # noqa: E402
 from spark_engine.builder.native.launches import launches, told  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import read_engine, read_manifest  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
 from tests.builder.hollow import built  # noqa: E402
