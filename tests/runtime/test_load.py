@@ -57,6 +57,10 @@ def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     check_capacity(manifest, 3 << 30, None)
     with pytest.raises(CapacityError, match=r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"):
         check_capacity(manifest, 3 << 30, need - 1)
+    other = replace(manifest, card="h200")
+    remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
+    with pytest.raises(CapacityError, match=remedy):
+        check_capacity(other, 3 << 30, need - 1)
 
 
 def test_memory_is_checked_before_anything_is_opened(

@@ -165,6 +165,7 @@ def test_a_gpu_without_room_for_all_blocks_of_a_launch_is_refused(
     gpus[0].multiprocessors, gpus[0].per_multiprocessor = sms, each
     numbers = (
         f"fix-up of the decode 2 .*131 blocks of meet .*{sms} multiproc.* runs {sms * each} at"
+        " once: .* built for, h200, .*rebuild"
     )
     with pytest.raises(EngineError, match=numbers):
         load(folder)
