@@ -21,6 +21,7 @@ from spark_engine.builder.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
+from spark_engine.kernel import CARDS
 from spark_engine.models.weights import Recipe
 from tests.checkpoints import write_checkpoint
 
@@ -104,6 +105,12 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
     (tmp_path / "photos" / "a.jpg").touch()
     done = call(checkpoint, "-o", tmp_path / "photos", *FEW)
     assert done.exit_code == 2 and "not an engine folder" in done.stderr
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_help_names_every_target_and_card(name: str) -> None:
+    text = call("--help").stdout
+    assert name in text and CARDS[name].name in text
 
 
 def test_a_targets_name_is_looked_at_before_any_package(
