@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine import device
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
 from spark_engine.device import Function, Gpu
 from spark_engine.kernel import TARGETS, Launch, Plan, Pointer, Target
 

@@ -26,8 +26,8 @@ from spark_engine.plugins.linear import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.plugins.rowwise import act_quant
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node

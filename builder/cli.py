@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from spark_engine.builder.buckets import parse_sizes
 from spark_engine.builder.build import build
-from spark_engine.builder.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
+from spark_engine.builder.plan.buckets import parse_sizes
+from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.kernel import CARDS

@@ -96,7 +96,7 @@ def _attributes(shape: Shape) -> list[Any]:
         dim = attribute.value.clusterDim
         dim.x, dim.y, dim.z = shape.cluster
         found.append(attribute)
-    if shape.overlaps:
+    if shape.pdl:
         attribute = driver.CUlaunchAttribute()
         attribute.id = _OVERLAP
         attribute.value.programmaticStreamSerializationAllowed = 1

@@ -182,7 +182,7 @@ class Shape:
     kinds: tuple[str, ...]
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
-    overlaps: bool = False
+    pdl: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,15 +196,15 @@ class Launch:
         args: in the kernel's order.
         defines: macros of this instantiation (`-DNAME=value`); equal (source, defines) are
             compiled once.
-        overlaps: launched with programmatic stream serialisation: it may begin while the launch
-            before it still runs. The kernel waits (griddepcontrol.wait) before it touches what
-            that launch writes, or writes what it reads, and lets the next begin
-            (griddepcontrol.launch_dependents) only after its own wait, so that everything older
-            than one launch may be read early. Coherent loads only: no `const … __restrict__`.
+        pdl: programmatic dependent launch: it may begin while the launch before it still runs.
+            The kernel waits (griddepcontrol.wait) before it reads what that launch writes or
+            writes what it reads, and lets the next begin (griddepcontrol.launch_dependents) only
+            after its own wait: so what is older than one launch may be read before the wait.
+            Coherent loads only: no `const … __restrict__`.
         source: file name of the CUDA source in `plugins/`, where it is not the tactic's.
-        resident: blocks wait for others of the launch (beyond their cluster, which the hardware
-            starts as one), so that all of them must run at once: a device that has no room for
-            so many is refused. Blocks that only count who came before them wait for none.
+        resident: blocks wait for other blocks of the launch outside their cluster, so all of
+            them must run at once: a GPU without room for so many is refused. (Blocks that only
+            count arrivals, and leave the rest to the last one, do not wait.)
     """
 
     symbol: str
@@ -214,7 +214,7 @@ class Launch:
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     defines: tuple[tuple[str, str], ...] = ()
-    overlaps: bool = False
+    pdl: bool = False
     source: str | None = None
     resident: bool = False
 
@@ -222,7 +222,7 @@ class Launch:
     def shape(self) -> Shape:
         """What the driver needs beside the kernel and the arguments' values."""
         kinds = tuple("address" if isinstance(a, Pointer) else a.kind for a in self.args)
-        return Shape(self.grid, self.block, kinds, self.shared, self.cluster, self.overlaps)
+        return Shape(self.grid, self.block, kinds, self.shared, self.cluster, self.pdl)
 
 
 @dataclass(frozen=True)
@@ -255,10 +255,10 @@ class Tactic:
             are those after packing.
         plan: (attrs, bound input specs, target) -> Plan.
         cost: (attrs, bound input specs, target) -> predicted seconds; chooses where no GPU is.
-        bits: (attrs, bound input specs, target) -> what decides the bits of a row's result beside
-            the row and its own state: two plans of an op that answer alike give a row the same
-            bits. None: the rows beside it do. The default is the tactic's name, for one that
-            sums in one order whatever the number of rows.
+        reduction: (attrs, bound input specs, target) -> key of the reduction order: equal keys
+            give a token bit-identical results in any batch. None: the result depends on the
+            token's place in its batch. Where it is not given, the key is the tactic's name: one
+            order for any number of rows.
     """
 
     name: str
@@ -266,11 +266,11 @@ class Tactic:
     refuse: Callable[[Attrs, Specs, Target], str | None]
     plan: Callable[[Attrs, Specs, Target], Plan]
     cost: Callable[[Attrs, Specs, Target], float]
-    bits: Callable[[Attrs, Specs, Target], str | None] | None = None
+    reduction: Callable[[Attrs, Specs, Target], str | None] | None = None
 
-    def order(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
-        """`bits` with its default."""
-        return self.name if self.bits is None else self.bits(attrs, specs, target)
+    def reduction_key(self, attrs: Attrs, specs: Specs, target: Target) -> str | None:
+        """`reduction` with its default."""
+        return self.name if self.reduction is None else self.reduction(attrs, specs, target)
 
 
 @dataclass(frozen=True)

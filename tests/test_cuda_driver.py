@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver, device  # noqa: E402
-from spark_engine.builder import gpu_timer  # noqa: E402
+from spark_engine.builder.native import gpu_timer  # noqa: E402
+from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
-from spark_engine.held import Held  # noqa: E402
 from spark_engine.kernel import Shape  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
 from spark_engine.runtime.executors import native  # noqa: E402
@@ -161,12 +161,12 @@ def test_what_the_driver_hands_out_comes_back(monkeypatch: pytest.MonkeyPatch) -
     driver = FakeDriver()
     use(monkeypatch, driver)
     gpu = device.Gpu()
-    held = Held(gpu)
-    held.zeros(5), held.event(), held.graph(lambda: None)
+    resources = DeviceResources(gpu)
+    resources.zeros(5), resources.event(), resources.graph(lambda: None)
     modules = [gpu.module(code) for code in (b"x", b"y", b"z")]
     gpu.unload(modules[1])
     assert driver.held["cuModuleLoadData"] == 2 and driver.held["cuStreamEndCapture"] == 0
-    held.close()
+    resources.close()
     gpu.close()
     gpu.close()
     assert +driver.held == -driver.held == NONE, driver.held
@@ -180,11 +180,11 @@ def test_what_was_made_before_a_failure_comes_back(
     use(monkeypatch, driver)
     with pytest.raises(ExecutorError, match="UNKNOWN"):
         gpu = device.Gpu()
-        held = Held(gpu)
+        resources = DeviceResources(gpu)
         try:
-            held.graph(lambda: None)
+            resources.graph(lambda: None)
         finally:
-            held.close()
+            resources.close()
             gpu.close()
     assert +driver.held == -driver.held == NONE, driver.held
 
@@ -198,7 +198,7 @@ def test_a_recording_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ExecutorError("a launch was refused")
 
     with pytest.raises(ExecutorError, match="a launch was refused"):
-        Held(gpu).graph(broken)
+        DeviceResources(gpu).graph(broken)
     calls = [call[0] for call in driver.asked]
     assert calls.count("cuStreamBeginCapture") == calls.count("cuStreamEndCapture") == 1
     gpu.close()

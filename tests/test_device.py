@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 device = pytest.importorskip("spark_engine.device")
-nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
+nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
 
+from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
-from spark_engine.held import Held  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Pointer, Scalar  # noqa: E402
 from spark_engine.manifest import StateInfo  # noqa: E402
 from spark_engine.runtime.executors import device_memory  # noqa: E402
@@ -87,7 +87,7 @@ class Chain:
         args = (Pointer("input", 0), Pointer("input", 1), Scalar("i32", 0))
         self.launches = []
         for i, name in enumerate(names):
-            launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, overlaps=name != "plain")
+            launch = Launch(name, (COUNT // 128, 1, 1), (128, 1, 1), args, pdl=name != "plain")
             values = (self.arrays[i], self.arrays[i + 1], i + 1)
             self.launches.append(gpu.prepare(found[name], launch.shape, values))
 
@@ -145,8 +145,8 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(device_memory, "STAGE", 1 << 20)
     slot = StateInfo(TensorSpec("layers.0.gdn_state", DType.F32, (5, 300, 1000)), "slot")
     page = StateInfo(TensorSpec("layers.1.k_pages", DType.BF16, (40, 4, 64, 128)), "page")
-    held = Held(gpu)
-    states = device_memory.DeviceStates(held, (slot, page))
+    resources = DeviceResources(gpu)
+    states = device_memory.DeviceStates(resources, (slot, page))
     rng = np.random.default_rng(1)
     written = {}
     for info in (slot, page):
@@ -167,7 +167,7 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
             again.pages[name].view(np.uint8), saved.pages[name].view(np.uint8)
         )
     np.testing.assert_array_equal(again.rows[slot.spec.name], saved.rows[slot.spec.name])
-    held.close()
+    resources.close()
 
 
 @pytest.mark.gpu

@@ -148,7 +148,7 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
         _args(attrs, specs, rows),
         shared=shared + ROW * rows,
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
-        overlaps=True,
+        pdl=True,
     )
     sums = units * s.group
     counters = rows * s.kv_heads * (FAN + 1)

@@ -93,7 +93,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         shared=prepare_bytes(h),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     scan = Launch(
         symbol="gated_delta_scan",
@@ -112,7 +112,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         shared=scan_bytes(h, buffers),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
     bases = (Scratch(4 * rows),) * ring

@@ -100,8 +100,8 @@ def load(
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
     memory = manifest.memory
-    held = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
-    shown.say(f"loading {path}: {held}")
+    contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
+    shown.say(f"loading {path}: {contents}")
     swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         check_capacity(manifest, swap_bytes, free)
@@ -118,7 +118,7 @@ def load(
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
-    with ThreadPoolExecutor(_lanes(memory, swap_bytes, free)) as pool:
+    with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, free)) as pool:
         opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
         for bucket, executor in zip(manifest.buckets, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
@@ -129,7 +129,7 @@ def load(
     return Loaded(*common, executors, folder, opener=opener)
 
 
-def _lanes(memory: Memory, swap_bytes: int, free: int | None) -> int:
+def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
     """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
     each beyond it as much again."""
     most = os.cpu_count() or 1

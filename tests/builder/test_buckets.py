@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from spark_engine.builder import budget
-from spark_engine.builder.buckets import (
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import (
     Size,
     bucket_sizes,
     decode_rows,
     fine_decode_rows,
     parse_sizes,
 )
-from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, gpu_of, resolve
+from spark_engine.builder.plan.options import KV_BUDGET, ModelFacts, Options, gpu_of, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.kernel import CARDS, GB10, H200

@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Level  # noqa: E402
 from spark_engine.command import DIVERGED

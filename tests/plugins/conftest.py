@@ -1,4 +1,4 @@
-"""What tests of CUDA kernels share: one folder of compiled kernels, and one GPU."""
+"""What tests of CUDA kernels share: one GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.plugins.cuda_node import Bench
-
-
-@pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled kernels by content, of earlier runs too: nothing is compiled twice."""
-    kept = getattr(pytestconfig, "cache", None)  # none with -p no:cacheprovider
-    return tmp_path_factory.mktemp("cubins") if kept is None else Path(kept.mkdir("cubins"))
 
 
 @pytest.fixture(scope="session")

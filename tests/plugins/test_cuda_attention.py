@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins.attention.paged_attention import OP  # noqa: E402

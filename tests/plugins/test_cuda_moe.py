@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Attrs, Case  # noqa: E402
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402

@@ -36,7 +36,7 @@ TARGET, VOCAB = "sm_90a", 512
 def prepare(base: Path) -> None:
     """Checkpoints, engines of both targets, the CPU's logits."""
     from spark_engine.builder.build import build
-    from spark_engine.builder.options import Options
+    from spark_engine.builder.plan.options import Options
     from tests.checkpoints import write_checkpoint
 
     sizes: dict[str, Any] = {"decode": (1, 4), "prefill": (64, 128), "max_seqs": 4}

@@ -63,7 +63,7 @@ class Bucket:
         row = {
             **{"node": "n", "kernel": 0, "grid": one, "block": one, "cluster": one, "shared": 0},
             **{
-                "overlaps": False,
+                "pdl": False,
                 "resident": False,
                 "args": [[k, s.name] for k, s in zip(kinds, self.specs, strict=True)],
             },

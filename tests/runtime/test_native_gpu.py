@@ -17,7 +17,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
 from spark_engine.device import Gpu  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
