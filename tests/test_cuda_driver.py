@@ -67,7 +67,7 @@ def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
 
     toy.write(tmp_path)
     monkeypatch.setattr(native, "Gpu", Card)
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
     use(monkeypatch, FakeDriver(1000, INTEGRATED=1))
     module.load(tmp_path).close()
     use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=1000)

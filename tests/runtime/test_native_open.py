@@ -48,7 +48,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGpu]]:
     monkeypatch.setattr(native, "Gpu", next_gpu)
     monkeypatch.setattr(device_memory, "STAGE", 1 << 16)  # so that no test fills MiB
     monkeypatch.setattr(upload, "PIECE", 1 << 10)
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
     yield made
     assert all(gpu.held == NOTHING for gpu in made), "something was not given back"
 
