@@ -130,9 +130,9 @@ def with_target(options: Options) -> Options:
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
-    if options.target == CPU:
-        return options
     gpu = gpu_of(options)
+    if gpu is None and options.target != "auto":
+        return options
     try:
         import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
         from spark_engine.device import present

@@ -102,7 +102,7 @@ def _node(places: Any, step: int, node: Any, dims: dict[str, int]) -> Node:
 def open_fake(fake: Fake, patch: pytest.MonkeyPatch) -> None:
     """From here on a native engine of `fake` opens on a GPU of numpy."""
     patch.setattr(runtime_native, "Gpu", lambda: FakeGpu({}))
-    patch.setattr(runtime_load, "runnable_targets", lambda: ("cpu", TARGET))
+    patch.setattr(runtime_load, "runnable_targets", lambda hosts: ("cpu", TARGET))
     real = runtime_native.NativeExecutor.launches
 
     def launches(self: Any, payload: bytes) -> list[runtime_native.QueuedLaunch]:
