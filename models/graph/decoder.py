@@ -87,10 +87,10 @@ def _zero_centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> 
 def _sample(w: Writer, logits: gs.Variable) -> None:
     """Counts this step's tokens, then samples; writes every output that engines share."""
     step = [w[n] for n in ("token_ids", "last_tokens", "slots", "starts", "counts")]
-    counted = [w["seen"], *step, w["prompt_lens"]]
-    seen = w.one("mark_tokens", counted, state_out("seen"), tile=w.tile)
+    counted = [w["token_counts"], *step, w["prompt_lens"]]
+    token_counts = w.one("mark_tokens", counted, state_out("token_counts"), tile=w.tile)
     knobs = [w[n] for n in ("sampling_f", "sampling_i", "bias_ids", "bias_values")]
-    operands = [logits, seen, *knobs, *w.rows, w["emit"], w["last_tokens"]]
+    operands = [logits, token_counts, *knobs, *w.rows, w["emit"], w["last_tokens"]]
     names = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok")
     outputs = [*names, state_out("last_tokens")]
     attrs = {"vocab": w.config.vocab, "top": w.limits.top_logprobs}

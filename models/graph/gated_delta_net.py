@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import cast, reshape
-from spark_engine.plugins.gdn.delta_ring import ring_width
+from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 

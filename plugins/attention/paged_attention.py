@@ -32,8 +32,8 @@ from spark_engine.plugins.attention.paged_attention_nodes import (
 )
 from spark_engine.plugins.attention.rope import rotate_array
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import expect_rows, read_rows, tokens_of
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.common.tiles import expect_rows, read_rows, tokens_of
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "paged_attention"

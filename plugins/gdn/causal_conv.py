@@ -13,8 +13,7 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     continuing,
     expect_rows,
@@ -24,6 +23,7 @@ from spark_engine.plugins.common.tiles import (
     tokens_of,
     valid_tokens,
 )
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
 from spark_engine.tensors import Array, DType, TensorSpec
 

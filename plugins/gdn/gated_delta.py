@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     continuing,
     expect_rows,
@@ -34,6 +33,7 @@ from spark_engine.plugins.common.tiles import (
     read_rows,
     tokens_of,
 )
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn import gated_delta_cases as cases
 from spark_engine.plugins.gdn import gated_delta_cuda, gdn_decode_cuda
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates

@@ -6,7 +6,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.gdn import gated_norm, gated_norm_quant_cuda
@@ -57,7 +57,7 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
-        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"

@@ -1,6 +1,6 @@
 """The gated delta rule over a state that lags behind: gated_delta with a replay ring.
 
-The maths are those of `gated_delta`; what differs is where the state stands (see `delta_ring`). A
+The maths are those of `gated_delta`; what differs is where the state stands (see `replay_ring`). A
 step reads the stored state and the ring, appends the token's record and folds the groups whose
 turn it is; a step at position 0 folds all. A chunk folds everything, its first tile from the ring,
 and leaves `base` at the position behind its last token. Between launches the two may alternate.
@@ -13,17 +13,17 @@ import numpy as np
 from spark_engine.kernel import Cuda
 from spark_engine.op import Attrs, Body, Case, Op
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import final_slots, read_rows
 from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import final_slots, read_rows
-from spark_engine.plugins.gdn import delta_ring_nodes as nodes
 from spark_engine.plugins.gdn import (
     gated_delta,
     gated_delta_cuda,
     gated_ring_cases,
     gdn_decode_cuda,
 )
-from spark_engine.plugins.gdn.delta_ring import Ring, Wide, caught_up, ring_of
+from spark_engine.plugins.gdn import replay_ring_nodes as nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
+from spark_engine.plugins.gdn.replay_ring import Ring, Wide, caught_up, ring_of
 from spark_engine.tensors import Array, DType, TensorSpec
 
 INPUTS = ("c", "ba", "a_log", "dt_bias", "gdn_state", "gdn_ring", "slots", "starts", "counts")

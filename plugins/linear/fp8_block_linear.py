@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -61,7 +61,7 @@ def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False)
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         xq, x_scale = formats.fp8_block_quantise(linear_cases.activations(rng, m, k))
         spread = np.exp(rng.standard_normal((n, k))).astype(np.float32)
-        w = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
+        w = random_arrays.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
         return xq, x_scale, *formats.fp8_block_weight(w)
 
     return linear_cases.case((m, n, k), make, dtype, bench)

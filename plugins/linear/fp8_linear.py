@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -50,10 +50,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x_scale = samples.positive(rng, low=0.005, high=0.01)
-        w_scale = samples.positive(rng, n, low=0.0005, high=0.001)
+        x_scale = random_arrays.positive(rng, low=0.005, high=0.01)
+        w_scale = random_arrays.positive(rng, n, low=0.0005, high=0.001)
         xq = formats.e4m3(linear_cases.activations(rng, m, k, scale=100.0))
-        w = formats.e4m3(samples.normal(rng, n, k, scale=200.0).astype(np.float32))
+        w = formats.e4m3(random_arrays.normal(rng, n, k, scale=200.0).astype(np.float32))
         return xq, w, x_scale, w_scale
 
     return linear_cases.case((m, n, k), make, dtype, bench)

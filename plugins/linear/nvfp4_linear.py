@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, activation, count, expect, width
@@ -55,15 +55,15 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def weight(rng: np.random.Generator, n: int, k: int) -> tuple[Array, ...]:
     """(w, w_scale, w_scale2 f32[n]) of a random weight with a block of zeros."""
-    dense = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32)
+    dense = random_arrays.normal(rng, n, k, scale=k**-0.5).astype(np.float32)
     dense[n // 2, :16] = 0
     packed, scale, scale2 = formats.nvfp4_weight(dense)
-    return packed, scale, scale2 * samples.positive(rng, n)
+    return packed, scale, scale2 * random_arrays.positive(rng, n)
 
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k, dtype=dtype)
+        x = random_arrays.normal(rng, m, k, dtype=dtype)
         if m > 2:
             x[1], x[2] = 0, np.nan
         return x, *weight(rng, n, k)

@@ -19,7 +19,7 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import (
@@ -242,18 +242,18 @@ def _fragment(
 
 def stack(rng: np.random.Generator, kind: str, experts: int, n: int, k: int) -> list[Array]:
     """Random weights [E,N,K] of a format, with their scales in operand order."""
-    dense = samples.normal(rng, experts, n, k, scale=1.5 * k**-0.5).astype(np.float32)
+    dense = random_arrays.normal(rng, experts, n, k, scale=1.5 * k**-0.5).astype(np.float32)
     if kind == "dense":
         return [dense.astype(DType.BF16.numpy)]
     if kind.startswith("nvfp4"):
         rows = [formats.nvfp4_weight(w) for w in dense]
         parts = [list(part) for part in zip(*rows, strict=True)]
-        wide = np.stack(parts[2])[:, None] * samples.positive(rng, experts, n)
+        wide = np.stack(parts[2])[:, None] * random_arrays.positive(rng, experts, n)
         return [np.stack(parts[0]), np.stack(parts[1]), wide]
     if kind == "fp8_block":
         return [np.stack(p) for p in zip(*map(formats.fp8_block_weight, dense), strict=True)]
     codes, scales = zip(*map(formats.fp8_weight, dense), strict=True)
-    return [np.stack(codes), np.stack(scales)[:, None] * samples.positive(rng, experts, n)]
+    return [np.stack(codes), np.stack(scales)[:, None] * random_arrays.positive(rng, experts, n)]
 
 
 def arrays(
@@ -261,13 +261,15 @@ def arrays(
 ) -> tuple[Array, ...]:
     """x, ids, weights and params; sizes are (experts, top_k, H, I)."""
     experts, top_k, hidden, inner = sizes
-    x = samples.normal(rng, rows, hidden)
+    x = random_arrays.normal(rng, rows, hidden)
     ids = np.argsort(rng.random((rows, experts)), axis=1)[:, :top_k].astype(np.int32)
-    weights = samples.positive(rng, rows, top_k, low=0.0, high=1.0)
+    weights = random_arrays.positive(rng, rows, top_k, low=0.0, high=1.0)
     params = stack(rng, kind, experts, 2 * inner, hidden) + stack(rng, kind, experts, hidden, inner)
     if "x_scale" in PARAMS[kind]:
         top = 448.0 if kind == "fp8" else 2688.0
-        params += [samples.positive(rng, experts, low=3 / top, high=6 / top) for _ in range(2)]
+        params += [
+            random_arrays.positive(rng, experts, low=3 / top, high=6 / top) for _ in range(2)
+        ]
     return (x, ids, weights, *params)
 
 
@@ -285,7 +287,7 @@ def _case(
         return (x.astype(dtype.numpy), *rest)
 
     label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {dtype}"
-    ignore = samples.ignore_rows(5) if rows > 5 else None
+    ignore = random_arrays.ignore_rows(5) if rows > 5 else None
     attrs: Attrs = {"format": kind, "dtype": dtype.value}
     rtol = 1e-5 if dtype is DType.F32 else 1e-2
     return Case(label, attrs, make, rtol=rtol, atol=rtol, bench=bench, ignore=ignore)

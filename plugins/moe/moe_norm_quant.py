@@ -13,7 +13,7 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count
 from spark_engine.plugins.moe import grouped_moe, moe_norm_cuda
@@ -93,17 +93,17 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x, ids, weights, *params = grouped_moe.arrays(rng, kind, rows, sizes)
-        residual = samples.normal(rng, rows, sizes[2], scale=3.0)
+        residual = random_arrays.normal(rng, rows, sizes[2], scale=3.0)
         if rows > 5:
             x[1], x[5], residual[3] = 0, np.nan, 0
-        norm_weight = samples.positive(rng, sizes[2])
-        scales = [samples.positive(rng, n, low=1e-3, high=3e-2)]
+        norm_weight = random_arrays.positive(rng, sizes[2])
+        scales = [random_arrays.positive(rng, n, low=1e-3, high=3e-2)]
         narrow = dtype.numpy
         operands = (x.astype(narrow), ids, weights, residual.astype(narrow), norm_weight, *params)
         return (*operands, *scales[: quantised.takes_scales(attrs)])
 
     label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {quant} n{n}"
-    ignore = samples.ignore_rows(5) if rows > 5 else None
+    ignore = random_arrays.ignore_rows(5) if rows > 5 else None
     rtol = 1e-5 if dtype is DType.F32 else 1e-2
     bench = rows > 5
     return Case(f"{label} keep{keep} {dtype}", attrs, make, rtol, rtol, bench, ignore)

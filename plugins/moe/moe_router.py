@@ -14,7 +14,7 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
 from spark_engine.plugins.moe import moe_router_cuda
@@ -83,14 +83,16 @@ def _case(
     bench: bool = False,
 ) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k, dtype=dtype)
+        x = random_arrays.normal(rng, m, k, dtype=dtype)
         if m > 5:
             x[1], x[5] = 0, np.nan  # a row of ties, a row of NaN
             x[2] *= np.asarray(60.0, x.dtype)  # logits far apart: exponentials underflow
-        w = samples.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
-        return (x, w, samples.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
+        w = random_arrays.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
+        return (
+            (x, w, random_arrays.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
+        )
 
-    ignore = samples.ignore_rows(5) if m > 5 else None
+    ignore = random_arrays.ignore_rows(5) if m > 5 else None
     label = f"{m} rows, {top_k} of {experts}, {k} wide {weight} {dtype}{' gate' if gate else ''}"
     # weights are at most 1 and an error of 1e-6 in a logit moves them by as much
     return Case(label, {"top_k": top_k}, make, 1e-4, 1e-6, bench=bench, ignore=ignore)

@@ -10,7 +10,7 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.rowwise import (
@@ -88,10 +88,12 @@ def _case(
     }
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands: tuple[Array, ...] = (samples.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),)
+        operands: tuple[Array, ...] = (
+            random_arrays.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),
+        )
         if act == "sigmoid_gate":
             operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import tokens_of
 from spark_engine.plugins.common.shapes import count, expect, width
-from spark_engine.plugins.common.tiles import tokens_of
 from spark_engine.plugins.rowwise import rows_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.plugins.rowwise import norm_quant_cuda, rms_norm
@@ -85,12 +85,12 @@ def fragment(
 
 def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.awkward(rng, rows, width, dtype)
-        operands = [x, samples.positive(rng, width)]
+        x = random_arrays.awkward(rng, rows, width, dtype)
+        operands = [x, random_arrays.positive(rng, width)]
         if attrs["add"]:
-            operands.append(samples.normal(rng, rows, width, dtype=dtype))
+            operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
         if quantised.takes_scales(attrs):
-            operands.append(samples.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
+            operands.append(random_arrays.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
         return tuple(operands)
 
     return make
@@ -107,7 +107,7 @@ def _case(
     dtype: DType = DType.F32,
 ) -> Case:
     attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
-    nan = samples.ignore_rows(5) if rows > 5 else None
+    nan = random_arrays.ignore_rows(5) if rows > 5 else None
     label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
     rtol = 1e-5 if dtype is DType.F32 else 1e-2
     inputs = _inputs(attrs, rows, width, dtype)

@@ -6,7 +6,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.plugins.rowwise import act_quant_cuda
@@ -51,7 +51,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(rows: int, half: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, rows, 2 * half, scale=4.0, dtype=dtype)
+        x = random_arrays.normal(rng, rows, 2 * half, scale=4.0, dtype=dtype)
         x[0, :4] = (-100.0, 100.0, -0.0, 1e-30)
         return (x,)
 

@@ -8,9 +8,9 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
-from spark_engine.builder.lower import Lowered, facts_of, lower
-from spark_engine.builder.options import Options, resolve
-from spark_engine.builder.rewrite import Rewritten
+from spark_engine.builder.graph.lower import Lowered, facts_of, lower
+from spark_engine.builder.graph.rewrite import Rewritten
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.errors import GraphError
 from spark_engine.manifest import Bucket, Fingerprint, Refusal
 from spark_engine.models.open_model import open_model

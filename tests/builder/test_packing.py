@@ -8,9 +8,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import variable
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.packing import Packing, pack
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.native.packing import Packing, pack
 from spark_engine.errors import GraphError
 from spark_engine.kernel import Attrs, Cuda, Pack
 from spark_engine.models.weights import recipes

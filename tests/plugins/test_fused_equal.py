@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins import registry
 from spark_engine.plugins.attention import attention_decode
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, random_arrays
 from spark_engine.plugins.gdn import gdn_decode, gdn_ring_decode
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant
 from spark_engine.tensors import Array
@@ -80,7 +80,7 @@ def scales_of(rng: np.random.Generator, quant: str, n: int) -> dict[str, Array]:
     if quant == "fp8_block":
         return {}
     low, high = (0.003, 0.01) if quant == "fp8" else (0.0005, 0.002)
-    scales = samples.positive(rng, n, low=low, high=high)
+    scales = random_arrays.positive(rng, n, low=low, high=high)
     return {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
 
 
@@ -118,9 +118,9 @@ def check_fused_quantiser(
 def test_norm_quant(quant: str, n: int, add: int, keep: int, width: int) -> None:
     rng = rng_of(quant, n, add, keep, width)
     values: dict[str, Array] = {
-        "x": samples.awkward(rng, ROWS, width),
-        "residual": samples.normal(rng, ROWS, width),
-        "weight": samples.positive(rng, width),
+        "x": random_arrays.awkward(rng, ROWS, width),
+        "residual": random_arrays.normal(rng, ROWS, width),
+        "weight": random_arrays.positive(rng, width),
         **scales_of(rng, quant, n),
     }
     attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
@@ -136,9 +136,9 @@ def test_norm_quant(quant: str, n: int, add: int, keep: int, width: int) -> None
 def test_gated_norm_quant(quant: str, n: int, keep: int) -> None:
     rng = rng_of(quant, n, keep)
     values: dict[str, Array] = {
-        "o": samples.awkward(rng, ROWS, 3 * 48),
-        "packed": samples.normal(rng, ROWS, 300, scale=3.0),
-        "weight": samples.positive(rng, 48),
+        "o": random_arrays.awkward(rng, ROWS, 3 * 48),
+        "packed": random_arrays.normal(rng, ROWS, 300, scale=3.0),
+        "weight": random_arrays.positive(rng, 48),
         **scales_of(rng, quant, n),
     }
     gate: Attrs = {"eps": 1e-6, "heads": 3, "offset": 100}
@@ -260,8 +260,8 @@ def test_act_quant(act: str, quant: str, n: int, keep: int) -> None:
     rng = rng_of(act, quant, n, keep)
     heads: Attrs = {"heads": 3, "head_dim": 48} if act == "sigmoid_gate" else {}
     values: dict[str, Array] = {
-        "x": samples.awkward(rng, ROWS, 144 if heads else 288),
-        "qkv": samples.normal(rng, ROWS, 400, scale=3.0),
+        "x": random_arrays.awkward(rng, ROWS, 144 if heads else 288),
+        "qkv": random_arrays.normal(rng, ROWS, 400, scale=3.0),
         **scales_of(rng, quant, n),
     }
     operands = ["x", "qkv"] if heads else ["x"]
@@ -303,9 +303,9 @@ def test_shared_expert_as_last_expert(kind: str, rows: int) -> None:
     _, _, _, *params = grouped_moe.arrays(rng, kind, rows, (experts, top_k, hidden, inner))
     named = dict(zip(grouped_moe.PARAMS[kind], params, strict=True))
     values: dict[str, Array] = {
-        "x": samples.normal(rng, rows, hidden),
-        "router": samples.normal(rng, experts - 1, hidden, scale=0.2),
-        "gate": samples.normal(rng, 1, hidden, scale=0.2),
+        "x": random_arrays.normal(rng, rows, hidden),
+        "router": random_arrays.normal(rng, experts - 1, hidden, scale=0.2),
+        "gate": random_arrays.normal(rng, 1, hidden, scale=0.2),
         **{f"all_{k}": v for k, v in named.items()},
         **{f"routed_{k}": v[:-1] for k, v in named.items()},
         **_shared_values(kind, named),
@@ -346,8 +346,8 @@ def test_merged_linears(kind: str, rows: int) -> None:
     """One linear over concatenated weights == Concat of the separate ones."""
     widths, k = ((128, 256, 37) if kind == "fp8_block" else (48, 1, 37)), 144
     rng = rng_of("merged", kind, rows)
-    values: dict[str, Array] = {"x": samples.normal(rng, rows, k)}
-    values["scale"] = np.asarray(samples.positive(rng, low=0.005, high=0.01))
+    values: dict[str, Array] = {"x": random_arrays.normal(rng, rows, k)}
+    values["scale"] = np.asarray(random_arrays.positive(rng, low=0.005, high=0.01))
     for i, n in enumerate(widths):
         stack = grouped_moe.stack(rng, kind, 1, n, k)
         values |= weight_values(f"w{i}", kind, stack, 0)
@@ -376,7 +376,7 @@ def test_the_comparison_can_fail() -> None:
 def test_weights_fit_the_merge() -> None:
     """fp8_block weights may be merged where all but the last end on a block edge."""
     rng = rng_of("edge")
-    a, b = (samples.normal(rng, n, 130).astype(np.float32) for n in (128, 37))
+    a, b = (random_arrays.normal(rng, n, 130).astype(np.float32) for n in (128, 37))
     (ca, sa), (cb, sb) = formats.fp8_block_weight(a), formats.fp8_block_weight(b)
     codes, scales = formats.fp8_block_weight(np.concatenate([a, b]))
     assert codes.tobytes() == ca.tobytes() + cb.tobytes()
