@@ -12,11 +12,12 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from spark_engine.builder import build as straight_line  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
-from spark_engine.errors import OptionError  # noqa: E402
+from spark_engine.errors import GraphError, OptionError  # noqa: E402
 from spark_engine.kernel import H200  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -164,3 +165,11 @@ def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
     ):
         built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()
+
+
+def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight_line, "pack_all", lambda graphs: None)
+    with pytest.raises(GraphError, match="graph, stage packed, layouts: .* which is not packed"):
+        built(folder)
