@@ -27,7 +27,7 @@ from spark_engine.builder.graph.nodes import (
 from spark_engine.builder.graph.packing import Packing
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, Limits
-from spark_engine.models.weights import Weight
+from spark_engine.models.weights.recipes import Weight
 from spark_engine.op import DOMAIN, Op
 from spark_engine.tensors import TensorSpec
 
