@@ -69,7 +69,7 @@ def decode(
         fused = fused_cases.Launch(launch, "fp8", keep=0)
         made = ring_cases.Launch(fused, ring) if ring else fused
         attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
-    for i in op.aliases.values():
+    for i in op.aliases(attrs).values():
         arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
     stored = rows * values * 128 * 128 * state.itemsize
     floor = 2 * stored / H200.bandwidth

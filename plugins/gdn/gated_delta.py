@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     Rows,
@@ -39,8 +41,19 @@ from spark_engine.plugins.gdn import gated_delta_cuda, gdn_decode_cuda
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("c", "ba", "a_log", "dt_bias", "gdn_state", "slots", "starts", "counts")
-OUTPUTS = ("o", "state_out")
+OPERANDS = (
+    operands.x("A[tokens,2·Hk·Dk+Hv·Dv]", name="c"),
+    operands.x("A[tokens,2·Hv]", name="ba"),
+    operands.weight("a_log", "f32[Hv]"),
+    operands.weight("dt_bias", "f32[Hv]"),
+    Operand("gdn_state", Role.STATE, "f32/bf16[S+1,Hv,Dv,Dk]"),
+    *operands.ROWS,
+)
+RESULTS = (
+    Result("o", "A[tokens,Hv·Dv]"),
+    Result("state_out", "f32/bf16[S+1,Hv,Dv,Dk]", updates="gdn_state"),
+)
+INPUTS, OUTPUTS = tuple(o.name for o in OPERANDS), tuple(r.name for r in RESULTS)
 Wide = NDArray[np.float64]
 ATTRS = ("tile", "key_heads", "value_heads", "key_dim", "value_dim")
 
@@ -252,26 +265,24 @@ def _tile_step(f: Text, carry: str, goes_on: str, old: str, *terms: str) -> tupl
 
 STEP = Op(
     name="gated_delta_step",
-    inputs=INPUTS,
-    outputs=OUTPUTS,
+    operands=OPERANDS,
+    results=RESULTS,
     attrs=dict.fromkeys(ATTRS),
     infer=infer,
     reference=reference,
     body=step_body,
     cases=cases.STEP,
-    aliases={1: 4},
     cuda=gdn_decode_cuda.CUDA,
 )
 
 CHUNK = Op(
     name="gated_delta_chunk",
-    inputs=INPUTS,
-    outputs=OUTPUTS,
+    operands=OPERANDS,
+    results=RESULTS,
     attrs=dict.fromkeys(ATTRS),
     infer=infer,
     reference=reference,
     body=chunk_body,
     cases=cases.CHUNK,
-    aliases={1: 4},
     cuda=gated_delta_cuda.CUDA,
 )

@@ -12,6 +12,8 @@ import numpy as np
 
 from spark_engine.kernel import Cuda
 from spark_engine.op import Attrs, Body, Case, Op
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import final_slots, read_rows
 from spark_engine.plugins.common.shapes import count, expect
@@ -26,8 +28,17 @@ from spark_engine.plugins.gdn.delta_ring import Ring, Wide, caught_up, ring_of
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("c", "ba", "a_log", "dt_bias", "gdn_state", "gdn_ring", "slots", "starts", "counts")
-OUTPUTS = ("o", "state_out", "ring_out")
+
+def _live(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Decays' logarithms and `base` are among it: neither grows, all is live."""
+    drawn = rng.standard_normal(1 << 20, np.float32)
+    return np.asarray(-np.abs(drawn) * np.float32(0.1))
+
+
+GDN_RING = Operand("gdn_ring", Role.STATE, "f32[S+1,L,W]", fill=_live)
+OPERANDS = (*gated_delta.OPERANDS[:5], GDN_RING, *operands.ROWS)
+RESULTS = (*gated_delta.RESULTS, Result("ring_out", "f32[S+1,L,W]", updates="gdn_ring"))
+INPUTS, OUTPUTS = tuple(o.name for o in OPERANDS), tuple(r.name for r in RESULTS)
 ATTRS = (*gated_delta.ATTRS, "ring")
 RING = 5  # operand
 
@@ -152,14 +163,13 @@ def _op(name: str, body: Body, cases: tuple[Case, ...], cuda: Cuda) -> Op:
     """One of the two ops; they differ in how many tokens a row may have."""
     return Op(
         name=name,
-        inputs=INPUTS,
-        outputs=OUTPUTS,
+        operands=OPERANDS,
+        results=RESULTS,
         attrs=dict.fromkeys(ATTRS),
         infer=infer,
         reference=reference,
         body=body,
         cases=cases,
-        aliases={1: 4, 2: 5},
         cuda=cuda,
     )
 

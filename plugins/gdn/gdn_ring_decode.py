@@ -8,9 +8,10 @@ ring of `delta_ring`, and each step rewrites one L-th of the recurrent state.
 from __future__ import annotations
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Op
+from spark_engine.op import Attrs, Chain, Op, Part
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised
+from spark_engine.plugins.common import operands, quantised
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count
 from spark_engine.plugins.gdn import (
@@ -89,6 +90,20 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (conv, state, ring, *kept, *made)
 
 
+def parts(attrs: Attrs) -> Chain:
+    """The convolution, the recurrence, the norm, the quantisers."""
+    rows = ("slots", "starts", "counts")
+    conv = ("qkvz", "conv_weight", "conv_state", *rows)
+    delta = ("c", "ba", "a_log", "dt_bias", "gdn_state", "gdn_ring", *rows)
+    step = "gated_delta_ring_step"
+    chain = (
+        Part("causal_conv", conv, ("c", STATES[0]), {"tile": 1}),
+        Part(step, delta, ("o", *STATES[1:]), _delta(attrs)),
+        Part("gated_norm", ("o", "qkvz", "norm_weight"), ("y",), _norm(attrs)),
+    )
+    return quantised.chain(attrs, chain, before=STATES)
+
+
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
     f = Text()
@@ -105,19 +120,29 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     y_out = next(free) if attrs["keep"] else ""
     y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
     k = heads.values * heads.value_dim
-    quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
-    return f.function(NAME, [*OPERANDS, "scales0"][: len(specs)], outs)
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
+    return f.function(NAME, [*OPERANDS, "scales"][: len(specs)], outs)
 
 
+_QKVZ = operands.x("A[tokens,X]", "q|k|v, z at column `offset`", "qkvz")
+_CONV_WEIGHT = operands.weight("conv_weight", "f32[C,K]")
+_NORM_WEIGHT = operands.weight("norm_weight", "f32[Dv]")
+_PARTS = {o.name: o for o in (*gated_ring.OPERANDS, *causal_conv.OPERANDS)}
+_PARTS |= {o.name: o for o in (_QKVZ, _CONV_WEIGHT, _NORM_WEIGHT)}
+MOVED = [o for o in OPERANDS if f"{o}_out" in STATES]
+DECLARED = (*(_PARTS[name] for name in OPERANDS), operands.SCALES)
 OP = Op(
     name=NAME,
-    inputs=(*OPERANDS, "scales*"),
-    outputs=(*STATES, "result*"),
+    operands=DECLARED,
+    results=(
+        *(Result(f"{o.name}_out", o.spec, updates=o.name) for o in DECLARED if o.name in MOVED),
+        Result("result*", "[y A[tokens,Hv·Dv] if keep], quantised…"),
+    ),
     attrs=dict.fromkeys((*SIZES, "ring", "eps", "offset", "keep", "quant", "n")),
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    aliases={0: 3, 1: 6, 2: 7},
+    fuses=parts,
     cuda=CUDA,
 )
