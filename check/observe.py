@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.manifest import StateInfo
-from spark_engine.plugins.gdn.delta_ring import caught_up, ring_behind
+from spark_engine.plugins.gdn.replay_ring import caught_up, ring_behind
 from spark_engine.tensors import Array
 
 Buffers = Mapping[str, NDArray[Any]]
@@ -68,7 +68,7 @@ def observe(
 
 
 def place(name: str) -> tuple[int, int, str]:
-    """Sort key: `seen`, then layer by layer, then the logits and what is drawn from them."""
+    """Sort key: `token_counts`, then layer by layer, then the logits and what they give."""
     found = LAYER.match(name)
     if found:
         part = found.group(2)

@@ -1,6 +1,6 @@
 """The gated delta rule over a state that lags behind: gated_delta with a replay ring.
 
-The maths are those of `gated_delta`; what differs is where the state stands (see `delta_ring`). A
+The maths are those of `gated_delta`; what differs is where the state stands (see `replay_ring`). A
 step reads the stored state and the ring, appends the token's record and folds the groups whose
 turn it is; a step at position 0 folds all. A chunk folds everything, its first tile from the ring,
 and leaves `base` at the position behind its last token. Between launches the two may alternate.
@@ -17,15 +17,15 @@ from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import final_slots, read_rows
 from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.gdn import delta_ring_nodes as nodes
 from spark_engine.plugins.gdn import (
     gated_delta,
     gated_delta_cuda,
     gated_ring_cases,
     gdn_decode_cuda,
 )
-from spark_engine.plugins.gdn.delta_ring import Ring, Wide, caught_up, ring_of
+from spark_engine.plugins.gdn import replay_ring_nodes as nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
+from spark_engine.plugins.gdn.replay_ring import Ring, Wide, caught_up, ring_of
 from spark_engine.tensors import Array, DType, TensorSpec
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from spark_engine.op import Attr, Case
 from spark_engine.plugins.gdn import gated_delta_cases as plain
-from spark_engine.plugins.gdn.delta_ring import Ring
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.plugins.gdn.replay_ring import Ring
 from spark_engine.tensors import Array, DType
 
 LAGS = (3, 1 << 20, 0, 5, 1)  # tokens since all was folded, of one slot after another

@@ -24,7 +24,7 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
-from spark_engine.plugins.gdn.delta_ring import GROUP
+from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
 from spark_engine.tensors import DType
 
 SOURCE = "gdn/gdn_decode.cu"
@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def accesses(self) -> int:
-        """16-byte accesses a lane makes for one chunk (U of the kernel)."""
+        """16-byte accesses a lane makes for one chunk (ACCESSES of the kernel)."""
         if self.lanes < 16:
             return self.lanes // 2
         return 8 if self.state is DType.F32 else 4
@@ -119,8 +119,8 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
-    if p.ring and p.value_dim % GROUP:
-        return f"{p.value_dim} value rows do not fold in groups of {GROUP}"
+    if p.ring and p.value_dim % FOLD_ROWS:
+        return f"{p.value_dim} value rows do not fold in groups of {FOLD_ROWS}"
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
     if p.heads(shape) > shape.warps:
@@ -151,7 +151,7 @@ def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
         args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
         shared=p.shared(shape),
         defines=_defines(p, shape, attrs, target),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 
@@ -238,7 +238,7 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
         over += 0.2  # less to move behind each block's start and end
-    if shape.stages and not shape.grouped and not target.hopper:
+    if shape.stages and not shape.grouped and not target.large_shared:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 

@@ -2,7 +2,7 @@
 causal_conv, gated_delta_ring_step and gated_norm[_quant] (see those for the maths).
 
 It is to `gdn_decode` what gated_delta_ring_step is to gated_delta_step: one state more, the replay
-ring of `delta_ring`, and each step rewrites one L-th of the recurrent state.
+ring of `replay_ring`, and each step rewrites one L-th of the recurrent state.
 """
 
 from __future__ import annotations

@@ -1,0 +1,119 @@
+"""A replay ring behind the recurrent state of the gated delta rule.
+
+The stored state S of value rows lags behind the sequence: it holds the tokens before some position,
+and a ring of L records holds what the last L − 1 tokens changed. A record of position p stands at
+p mod L: δ [Hv,Dv], k [Hk,Dk] (normalised), g [Hv] (the logarithm of the token's decay), padding. So
+with the live records numbered by age, 1 the newest, the state that the rule means is
+    e^(g_1 + … + g_n) S + Σ_j e^(g_1 + … + g_{j−1}) δ_j k_jᵀ,
+what token after token would have left but for the order of the sums. Value rows fold (S becomes
+that, their n zero) in groups of 16, each at its own time: group m of all heads' groups in the step
+at position p with (p + m) mod L = L − 1, so that every step rewrites one L-th of every state.
+The last number of record 0 is `base`: the position up to which a prefill, or the step at position
+0, has left every row folded. At position p group m has n = min(p − base, (p + m) mod L).
+Knows the layout and this sum in numpy; knows no op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import GraphError
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.tensors import Array
+
+FOLD_ROWS = 16  # value rows that fold together
+ALIGNMENT = 16  # floats: a record starts on 64 bytes
+LEAST, MOST = 2, 16  # records
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Where things stand in one slot's ring f32 [length, width]; offsets in floats."""
+
+    length: int
+    heads: Heads
+
+    @property
+    def keys(self) -> int:
+        """Offset of k [Hk,Dk] in a record; δ stands at 0."""
+        return self.heads.values * self.heads.value_dim
+
+    @property
+    def decays(self) -> int:
+        """Offset of g [Hv] in a record."""
+        return self.keys + self.heads.keys * self.heads.key_dim
+
+    def __post_init__(self) -> None:
+        if self.heads.key_dim < ALIGNMENT:
+            raise GraphError(f"a ring of keys of {self.heads.key_dim}; {ALIGNMENT} is the least")
+
+    @property
+    def width(self) -> int:
+        """Floats of a record; the last of record 0 is `base`."""
+        used = self.decays + self.heads.values + 1
+        return -(-used // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The group of each value row, [Hv,Dv]."""
+        per_head = -(-self.heads.value_dim // FOLD_ROWS)
+        rows = np.arange(self.heads.value_dim) // FOLD_ROWS
+        return np.arange(self.heads.values)[:, None] * per_head + rows
+
+    def phases(self, start: int) -> NDArray[np.int64]:
+        """(start + group) mod length of each value row, [Hv,Dv]; it folds at length − 1."""
+        found: NDArray[np.int64] = (start + self.groups) % self.length
+        return found
+
+
+def ring_of(op: str, length: int, heads: Heads) -> Ring:
+    """The ring. Raises GraphError for a length that no op takes."""
+    if not LEAST <= length <= MOST:
+        raise GraphError(f"{op}: a ring of {length} records; {LEAST} to {MOST} are possible")
+    return Ring(length, heads)
+
+
+def ring_behind(state: tuple[int, ...], records: tuple[int, ...]) -> Ring:
+    """The ring of one slot by the shapes of its state [Hv,Dv,Dk] and of its records."""
+    values, value_dim, key_dim = state
+    # Padding is shorter than a key, whose size is at least its alignment.
+    keys = (records[1] - values * (value_dim + 1) - 1) // key_dim
+    return Ring(records[0], Heads(1, keys, values, key_dim, value_dim))
+
+
+def ring_width(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
+    """Floats of a record of heads of these sizes."""
+    return Ring(LEAST, Heads(1, key_heads, value_heads, key_dim, value_dim)).width
+
+
+def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int) -> float:
+    """Bytes that a step moves of one slot's ring once it is full: the other records' keys, of
+    their deltas those that some group has not folded in (half of them), and a new record."""
+    others = length - 1
+    floats = (others + 1) * (keys * key_dim + values) + (others / 2 + 1) * values * value_dim
+    return 4 * floats
+
+
+def caught_up(ring: Ring, state: Wide, records: Array, start: int) -> Wide:
+    """The state [Hv,Dv,Dk] that the sequence has before position `start` > 0.
+
+    `state` is the stored one, `records` [length, width] the slot's ring.
+    """
+    h = ring.heads
+    wide = records.astype(np.float64)
+    behind = np.minimum(start - int(records[0, -1]), ring.phases(start))
+    added, factor = np.zeros(state.shape), np.ones((h.values, h.value_dim))
+    decay = np.ones(h.values)
+    for age in range(1, int(behind.max()) + 1):
+        record = wide[(start - age) % ring.length]
+        delta = decay[:, None] * record[: ring.keys].reshape(h.values, h.value_dim)
+        k = np.repeat(record[ring.keys : ring.decays].reshape(h.keys, h.key_dim), h.repeat, axis=0)
+        live = behind >= age
+        added += np.where(live, delta, 0)[..., None] * k[:, None]
+        decay = decay * np.exp(record[ring.decays : ring.decays + h.values])
+        factor = np.where(live, decay[:, None], factor)
+    return factor[..., None] * state + added
