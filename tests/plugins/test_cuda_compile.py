@@ -50,10 +50,13 @@ def _chosen(name: str, target: Target) -> list[cuda_node.Planned]:
 
 
 @pytest.fixture(scope="session")
-def compiled(cache: Path) -> Path:
-    """The cache with all of it, compiled side by side; a failure is left to its own test."""
+def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
+    """The cache with what the session's tests ask for, compiled side by side; a failure is left to
+    its own test."""
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     for target in TARGETS.values():
-        pairs = [(w.tactic.source, w.plan) for op in OPS for w in chosen(op, target)]
+        ops = [op for p in asked if p.get("target") is target and isinstance(op := p.get("op"), Op)]
+        pairs = [(w.tactic.source, w.plan) for op in ops for w in chosen(op, target)]
         try:
             nvrtc.compile_all(nvrtc.jobs_of(pairs), target, cache, WORKERS)
         except InternalError:

@@ -22,6 +22,15 @@ def test_the_table_is_current() -> None:
     assert page == written(page), "run .venv/bin/python -m tests.plugins.op_table"
 
 
+@pytest.mark.parametrize(
+    ("op", "attr"),
+    [pytest.param(op, attr, id=f"{op.name}-{attr}") for op in registry.OPS for attr in op.attrs],
+)
+def test_an_attribute_stands_in_the_table(op: Op, attr: str) -> None:
+    (line,) = [x for x in PAGE.read_text().splitlines() if x.startswith(f"| `{op.name}`")]
+    assert attr in line.split(" | ")[2].split(", ")
+
+
 @pytest.mark.parametrize(("op", "case"), PAIRS)
 def test_a_case_has_the_operands_that_are_declared(op: Op, case: Case) -> None:
     """Dtypes, ranks, and dimensions of one name of one size throughout."""
