@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,13 +21,9 @@ from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
     gdn_decode,
-    gdn_ring_decode,
 )
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
-from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
 from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType
@@ -61,13 +58,12 @@ def decode(
     keys, values = MODELS[model]
     launch = gated_delta_cases.Launch(
         1, (0,) * rows, (START,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
-        units=1,
+        units=1, ring=ring,
     )  # fmt: skip
     if op is gated_delta.STEP:
         attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
     else:
-        fused = fused_cases.Launch(launch, "fp8", keep=0)
-        made = ring_cases.Launch(fused, ring) if ring else fused
+        made = fused_cases.Launch(launch, "fp8", keep=0)
         attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
     for i in op.aliases.values():
         arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
@@ -89,7 +85,7 @@ def decode(
     print(line, flush=True)
 
 
-def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
+def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...], ring: int = 0) -> None:
     keys, values = MODELS[model]
     rows = [(s, t, min(64, n - t)) for s, n in enumerate(lengths) for t in range(0, n, 64)]
     slots, starts, counts = zip(*rows, strict=True)
@@ -108,9 +104,9 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
         history = np.zeros((len(lengths) + 1, 3, channels), DType.BF16.numpy)
         arrays = (x, np.ones((channels, 4), np.float32), history, *arrays[5:])
         attrs = {"tile": 64}
-    if op is gated_ring.CHUNK:
-        made = gated_ring_cases.Launch(one)
-        attrs, rings = made.attrs, (len(lengths) + 1, made.length, made.ring.width)
+    if ring:
+        made = replace(one, ring=ring)
+        attrs, rings = made.attrs, (len(lengths) + 1, ring, made.layout.width)
         arrays = (*arrays[:5], np.zeros(rings, np.float32), *arrays[5:])
     for tactic in op.cuda.tactics:
         node = Prepared(gpu, op, tactic, attrs, arrays)
@@ -140,7 +136,7 @@ def accuracy(gpu: Gpu) -> None:
 
 def rings(gpu: Gpu, ring: int) -> None:
     """The decode step over rings of one length."""
-    op, tactics = gdn_ring_decode.OP, gdn_ring_decode.OP.cuda.tactics
+    op, tactics = gdn_decode.RING_OP, gdn_decode.RING_OP.cuda.tactics
     for model in MODELS:
         for rows in (1, 8, 32, 64, 128):
             decode(gpu, op, model, rows, DType.F32, tactics, ring)
@@ -171,9 +167,9 @@ def main(what: str) -> None:
             rings(gpu, ring)
     elif what == "prefill":
         for model in MODELS:
-            for op in (gated_delta.CHUNK, gated_ring.CHUNK):
-                prefill(gpu, op, model, (8192,))
-                prefill(gpu, op, model, (1024,) * 8)
+            for op, ring in ((gated_delta.CHUNK, 0), (gated_delta.RING_CHUNK, 8)):
+                prefill(gpu, op, model, (8192,), ring)
+                prefill(gpu, op, model, (1024,) * 8, ring)
     else:
         prefill(gpu, causal_conv.OP, "27B", (8192,))
 

@@ -4,10 +4,13 @@ gated_norm[_quant] (see those for the maths).
 c = causal_conv(qkvz), o = gated_delta_step(c, ba), y = gated_norm(o, qkvz), then the quantised
 copies of y. Each intermediate is rounded to the activation dtype as if it were stored. Written
 with the fragments of the ops it replaces, so that the CPU's bits do not change. The states are
-the first outputs, since the number of the others depends on the format.
+the first outputs, since the number of the others depends on the format. `ring` is
+gated_delta_step's.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
@@ -20,12 +23,12 @@ from spark_engine.plugins.gdn import (
     gated_delta,
     gated_norm,
 )
-from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.plugins.gdn.gdn_decode_cases import CASES
 from spark_engine.plugins.gdn.gdn_decode_cuda import CUDA
 from spark_engine.tensors import Array, TensorSpec
 
-NAME = "gdn_decode"
+T = TypeVar("T", TensorSpec, Array)
+
 OPERANDS = (
     "qkvz",
     "ba",
@@ -40,34 +43,59 @@ OPERANDS = (
     "counts",
 )
 STATES = ("conv_state_out", "gdn_state_out")
-SIZES = ("key_heads", "value_heads", "key_dim", "value_dim")
+SIZES = ("key_heads", "value_heads", "key_dim", "value_dim", "ring")
+RING = 7  # operand, where there is a ring
+
+
+def name_of(attrs: Attrs) -> str:
+    """The op's name."""
+    return "gdn_ring_decode" if attrs["ring"] else "gdn_decode"
+
+
+def operands_of(attrs: Attrs) -> tuple[str, ...]:
+    """The operands' names, but for the scales."""
+    return (*OPERANDS[:RING], "gdn_ring", *OPERANDS[RING:]) if attrs["ring"] else OPERANDS
+
+
+def states_of(attrs: Attrs) -> tuple[str, ...]:
+    """The first results' names."""
+    return (*STATES, "gdn_ring_out") if attrs["ring"] else STATES
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands, [scales f32[n]] -> conv_state', gdn_state', [y A[tokens,Hv·Dv]], quantised…"""
-    quantised.check(NAME, attrs)
-    count(NAME, specs, len(OPERANDS) + quantised.takes_scales(attrs))
+    """The operands, [scales f32[n]] -> conv_state', gdn_state', [gdn_ring'], [y A[tokens,Hv·Dv]],
+    quantised…"""
+    name, known = name_of(attrs), len(operands_of(attrs))
+    quantised.check(name, attrs)
+    count(name, specs, known + quantised.takes_scales(attrs))
     try:
-        conv, delta, state, y = _inferred(attrs, specs)
+        *states, _, y = _inferred(attrs, specs[:known])
     except GraphError as error:
-        raise GraphError(f"{NAME}: {error}") from error
-    for spec in specs[len(OPERANDS) :]:
-        quantised.check_scales(NAME, attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer(NAME, attrs, y)
-    states = (TensorSpec(n, s.dtype, s.shape) for n, s in zip(STATES, (conv, state), strict=True))
+        raise GraphError(f"{name}: {error}") from error
+    for spec in specs[known:]:
+        quantised.check_scales(name, attrs, spec)
+    outs = [y] * bool(attrs["keep"]) + quantised.infer(name, attrs, y)
+    pairs = zip(states_of(attrs), states, strict=True)
     named = (TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
-    return (*states, *named)
+    return (*(TensorSpec(n, s.dtype, s.shape) for n, s in pairs), *named)
 
 
-def _inferred(
-    attrs: Attrs, specs: tuple[TensorSpec, ...]
-) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
-    """(conv_state', o, gdn_state', y) by the parts' own inference."""
-    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rows = specs[:11]
-    c, conv = causal_conv.infer({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
-    delta, state = gated_delta.infer(_delta(attrs), (c, ba, a_log, dt_bias, gdn_state, *rows))
-    (y,) = gated_norm.infer(_norm(attrs), (delta, qkvz, norm_weight))
-    return conv, delta, state, y
+def _inferred(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """(conv_state', gdn_state', [gdn_ring'], o, y) by the parts' own inference."""
+    c, conv = causal_conv.infer({"tile": 1}, _conv(specs))
+    o, *states = gated_delta.infer(_delta(attrs), _rule(c, specs))
+    (y,) = gated_norm.infer(_norm(attrs), (o, specs[0], specs[-4]))
+    return conv, *states, o, y
+
+
+def _conv(operands: tuple[T, ...]) -> tuple[T, ...]:
+    """Of the operands without scales, causal_conv's."""
+    return operands[:1] + operands[2:4] + operands[-3:]
+
+
+def _rule(c: T, operands: tuple[T, ...]) -> tuple[T, ...]:
+    """Of the operands without scales, gated_delta_step's."""
+    return (c,) + operands[1:2] + operands[4:-4] + operands[-3:]
 
 
 def _delta(attrs: Attrs) -> Attrs:
@@ -79,45 +107,50 @@ def _norm(attrs: Attrs) -> Attrs:
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands, [scales] -> conv_state', gdn_state', [y], quantised…"""
-    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rest = arrays
-    rows, scales = rest[:3], rest[3:]
-    c, conv = causal_conv.reference({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
-    o, state = gated_delta.reference(_delta(attrs), (c, ba, a_log, dt_bias, gdn_state, *rows))
-    y = gated_norm.evaluate(_norm(attrs), o, qkvz, norm_weight)
+    """The operands, [scales] -> conv_state', gdn_state', [gdn_ring'], [y], quantised…"""
+    known = len(operands_of(attrs))
+    operands, scales = arrays[:known], arrays[known:]
+    c, conv = causal_conv.reference({"tile": 1}, _conv(operands))
+    o, *states = gated_delta.reference(_delta(attrs), _rule(c, operands))
+    y = gated_norm.evaluate(_norm(attrs), o, operands[0], operands[-4])
     kept = [y] if attrs["keep"] else []
-    return (conv, state, *kept, *quantised.reference(attrs, y, scales[0] if scales else None))
+    made = quantised.reference(attrs, y, scales[0] if scales else None)
+    return (conv, *states, *kept, *made)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
-    f = Text()
+    f, states = Text(), states_of(attrs)
+    operands = specs[: len(operands_of(attrs))]
     outs = [s.name for s in infer(attrs, specs)]
-    free = iter(outs[2:])
-    qkvz, ba, conv_weight, conv_state, a_log, dt_bias, gdn_state, norm_weight, *rows = specs[:11]
-    c, _ = causal_conv.infer({"tile": 1}, (qkvz, conv_weight, conv_state, *rows))
-    operands = (qkvz, conv_weight, conv_state, *rows)
-    causal_conv.fragment(f, 1, operands, ("qkvz", "conv_weight"), ("c", STATES[0]))
-    heads = Heads(1, *(int(attrs[n]) for n in SIZES))
-    operands = (c, ba, a_log, dt_bias, gdn_state, *rows)
-    gated_delta.step_fragment(f, heads, operands, STATES[1])
-    _, o, _, _ = _inferred(attrs, specs)
+    free = iter(outs[len(states) :])
+    c, _ = causal_conv.infer({"tile": 1}, _conv(operands))
+    names = ("qkvz", "conv_weight"), ("c", states[0])
+    causal_conv.fragment(f, 1, _conv(operands), *names)
+    gated_delta.step_fragment(f, _delta(attrs), _rule(c, operands), states[1:])
+    o = _inferred(attrs, operands)[-2]
     y_out = next(free) if attrs["keep"] else ""
     y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
-    k = heads.values * heads.value_dim
+    k = int(attrs["value_heads"]) * int(attrs["value_dim"])
     quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
-    return f.function(NAME, [*OPERANDS, "scales0"][: len(specs)], outs)
+    return f.function(name_of(attrs), [*operands_of(attrs), "scales0"][: len(specs)], outs)
 
 
-OP = Op(
-    name=NAME,
-    inputs=(*OPERANDS, "scales*"),
-    outputs=(*STATES, "result*"),
-    attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
-    infer=infer,
-    reference=reference,
-    body=body,
-    cases=CASES,
-    aliases={0: 3, 1: 6},
-    cuda=CUDA,
-)
+def _op(ring: int) -> Op:
+    """The op with a ring or without."""
+    attrs: Attrs = {"ring": ring}
+    return Op(
+        name=name_of(attrs),
+        inputs=(*operands_of(attrs), "scales*"),
+        outputs=(*states_of(attrs), "result*"),
+        attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+        infer=infer,
+        reference=reference,
+        body=body,
+        cases=tuple(case for case in CASES if bool(case.attrs["ring"]) == bool(ring)),
+        aliases={0: 3, 1: 6, 2: 7} if ring else {0: 3, 1: 6},
+        cuda=CUDA,
+    )
+
+
+OP, RING_OP = _op(0), _op(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from spark_engine.op import Attrs, Case
 from spark_engine.plugins import registry
 from spark_engine.plugins.attention import attention_decode
 from spark_engine.plugins.common import formats, samples
-from spark_engine.plugins.gdn import gdn_decode, gdn_ring_decode
+from spark_engine.plugins.gdn import gdn_decode
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant
 from spark_engine.tensors import Array
 from tests.plugins.one_node import Node, run_graph
@@ -148,16 +147,16 @@ def test_gated_norm_quant(quant: str, n: int, keep: int) -> None:
     check_fused_quantiser("gated_norm_quant", operands, plain, ["y"] * keep, attrs, values)
 
 
-MIXERS = [(gdn_decode, c) for c in gdn_decode.OP.cases]
-MIXERS += [(gdn_ring_decode, c) for c in gdn_ring_decode.OP.cases]
+MIXERS = [*gdn_decode.OP.cases, *gdn_decode.RING_OP.cases]
 
 
-@pytest.mark.parametrize(("fusion", "case"), MIXERS, ids=lambda x: getattr(x, "label", ""))
-def test_gdn_decode(fusion: ModuleType, case: Case) -> None:
+@pytest.mark.parametrize("case", MIXERS, ids=lambda c: c.label)
+def test_gdn_decode(case: Case) -> None:
     """The whole mixer of a decode step, states included, over rows with and without tokens."""
     attrs, arrays = case.attrs, case.inputs(rng_of(case.label))
-    ring = fusion is gdn_ring_decode
-    values = dict(zip(fusion.OPERANDS, arrays, strict=False))
+    ring = bool(attrs["ring"])
+    known = gdn_decode.operands_of(attrs)
+    values = dict(zip(known, arrays, strict=False))
     if ring:  # records of no use hold NaN, which is not equal
         values["gdn_ring"] = np.nan_to_num(values["gdn_ring"])
     rows = ["slots", "starts", "counts"]
@@ -167,10 +166,10 @@ def test_gdn_decode(fusion: ModuleType, case: Case) -> None:
     for name in ("conv_state", "gdn_state"):
         values[name][-1] = 0
     quant, n = str(attrs["quant"]), int(attrs["n"])
-    if len(arrays) > len(fusion.OPERANDS):
+    if len(arrays) > len(known):
         scales = arrays[-1]
         values |= {"scales": scales, **{f"scale{i}": np.asarray(s) for i, s in enumerate(scales)}}
-    sizes = {k: attrs[k] for k in (*fusion.SIZES, *(["ring"] if ring else []))}
+    sizes = {k: attrs[k] for k in gdn_decode.SIZES}
     norm: Attrs = {"eps": attrs["eps"], "heads": attrs["value_heads"], "offset": attrs["offset"]}
     states = ["gdn_state", "gdn_ring"] if ring else ["gdn_state"]
     delta = ["c", "ba", "a_log", "dt_bias", *states, *rows]
@@ -185,7 +184,7 @@ def test_gdn_decode(fusion: ModuleType, case: Case) -> None:
     tail, outs = quantisers(quant, n, "y") if quant != "none" else ([], [])
     want = ["conv_out", *moved, *(["y"] if attrs["keep"] else []), *outs]
     got = names("r", len(want))
-    name = fusion.NAME
+    name = gdn_decode.name_of(attrs)
     fused = node(name, [n for n in values if not n.startswith("scale")], got, attrs)
     if "scales" in values:
         fused = node(name, [*fused.inputs, "scales"], got, attrs)

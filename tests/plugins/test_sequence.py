@@ -17,8 +17,6 @@ from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
 )
 from spark_engine.plugins.sampling import (
     mark_tokens,
@@ -38,8 +36,8 @@ SEQUENCE_OPS = (
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
-    gated_ring.STEP,
-    gated_ring.CHUNK,
+    gated_delta.RING_STEP,
+    gated_delta.RING_CHUNK,
     paged_attention.OP,
     sample.OP,
 )
@@ -94,9 +92,9 @@ def _real_cases() -> list[tuple[Op, Case]]:
         (gated_delta.STEP, step),
         (gated_delta.STEP, replace(step, state=BF16)),
         (gated_delta.CHUNK, chunk),
-        (gated_ring.STEP, gated_ring_cases.Launch(step)),
-        (gated_ring.STEP, gated_ring_cases.Launch(replace(step, state=BF16))),
-        (gated_ring.CHUNK, gated_ring_cases.Launch(chunk)),
+        (gated_delta.RING_STEP, replace(step, ring=8)),
+        (gated_delta.RING_STEP, replace(step, state=BF16, ring=8)),
+        (gated_delta.RING_CHUNK, replace(chunk, ring=8)),
         (paged_attention.OP, decode),
         (paged_attention.OP, replace(decode, heads=1)),
         (paged_attention.OP, replace(decode, kv=F8)),
@@ -115,8 +113,16 @@ SMALL = [
         (causal_conv.OP, ("decode", "prefill", "three tiles", "bf16")),
         (gated_delta.STEP, ("rows", "three value heads per key head", "bf16")),
         (gated_delta.CHUNK, ("tiles", "equal keys, strong decay")),
-        (gated_ring.STEP, ("rows", "sixteen records", "three value heads per key head", "bf16")),
-        (gated_ring.CHUNK, ("tiles", "strong decay")),
+        (
+            gated_delta.RING_STEP,
+            (
+                "ring of 8, rows",
+                "ring of 16, rows",
+                "ring of 8, three value heads per key head",
+                "ring of 8, bf16",
+            ),
+        ),
+        (gated_delta.RING_CHUNK, ("ring of 8, tiles", "ring of 8, strong decay")),
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
