@@ -1,16 +1,10 @@
-"""A replay ring behind the recurrent state of the gated delta rule.
+"""A replay ring behind the recurrent state of the gated delta rule: layout, and its sum in numpy.
 
-The stored state S of value rows lags behind the sequence: it holds the tokens before some position,
-and a ring of L records holds what the last L − 1 tokens changed. A record of position p stands at
-p mod L: δ [Hv,Dv], k [Hk,Dk] (normalised), g [Hv] (the logarithm of the token's decay), padding. So
-with the live records numbered by age, 1 the newest, the state that the rule means is
+docs/graph.md tells how a step reads, writes and folds. A record is δ [Hv,Dv], k [Hk,Dk], g [Hv] and
+padding. With the n records that a value row lags behind numbered by age, 1 the newest, the state S
+that is stored for it stands for
     e^(g_1 + … + g_n) S + Σ_j e^(g_1 + … + g_{j−1}) δ_j k_jᵀ,
-what token after token would have left but for the order of the sums. Value rows fold (S becomes
-that, their n zero) in groups of 16, each at its own time: group m of all heads' groups in the step
-at position p with (p + m) mod L = L − 1, so that every step rewrites one L-th of every state.
-The last number of record 0 is `base`: the position up to which a prefill, or the step at position
-0, has left every row folded. At position p group m has n = min(p − base, (p + m) mod L).
-Knows the layout and this sum in numpy; knows no op.
+what token after token would have left but for the order of the sums. Knows no op.
 """
 
 from __future__ import annotations
