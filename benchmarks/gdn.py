@@ -65,7 +65,8 @@ def decode(
     else:
         made = fused_cases.Launch(launch, "fp8", keep=0)
         attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
-    for i in op.aliases.values():
+    names = op.names(attrs, len(arrays))
+    for i in op.aliases(attrs).values():
         arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
     stored = rows * values * 128 * 128 * state.itemsize
     floor = 2 * stored / H200.bandwidth
@@ -79,7 +80,7 @@ def decode(
         if refused:
             continue
         node = Prepared(gpu, op, tactic, attrs, arrays)
-        seconds = timed(gpu, rotating(gpu, node, op.inputs.index("slots"), rows))
+        seconds = timed(gpu, rotating(gpu, node, names.index("slots"), rows))
         line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
         node.free()
     print(line, flush=True)
@@ -124,19 +125,20 @@ def accuracy(gpu: Gpu) -> None:
         made = case.inputs(np.random.default_rng(zlib.crc32(case.label.encode())))
         arrays = (*(a.astype(DType.BF16.numpy) for a in made[:2]), *made[2:])
         node = Prepared(gpu, op, op.cuda.tactics[0], case.attrs, arrays)
+        slots = arrays[op.names(case.attrs, len(arrays)).index("slots")]
         node.launch()
         got, want = node.fetch(), op.reference(case.attrs, arrays)
         node.free()
         for outputs in (got, want):
             case.ignore(outputs)  # type: ignore[misc]
-        live = np.unique(arrays[5][arrays[5] >= 0])
+        live = np.unique(slots[slots >= 0])
         o, state = far(got[0], want[0]), far(got[1][live], want[1][live])
         print(f"{case.label}: o {o:.1e}, state {state:.1e}")
 
 
 def rings(gpu: Gpu, ring: int) -> None:
     """The decode step over rings of one length."""
-    op, tactics = gdn_decode.RING_OP, gdn_decode.RING_OP.cuda.tactics
+    op, tactics = gdn_decode.OP, gdn_decode.OP.cuda.tactics
     for model in MODELS:
         for rows in (1, 8, 32, 64, 128):
             decode(gpu, op, model, rows, DType.F32, tactics, ring)
@@ -167,9 +169,9 @@ def main(what: str) -> None:
             rings(gpu, ring)
     elif what == "prefill":
         for model in MODELS:
-            for op, ring in ((gated_delta.CHUNK, 0), (gated_delta.RING_CHUNK, 8)):
-                prefill(gpu, op, model, (8192,), ring)
-                prefill(gpu, op, model, (1024,) * 8, ring)
+            for ring in (0, 8):
+                prefill(gpu, gated_delta.CHUNK, model, (8192,), ring)
+                prefill(gpu, gated_delta.CHUNK, model, (1024,) * 8, ring)
     else:
         prefill(gpu, causal_conv.OP, "27B", (8192,))
 

@@ -18,8 +18,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from spark_engine.builder import nvrtc
-from spark_engine.builder.operands import Filling, fillings
 from spark_engine.builder.tactics import Work
+from spark_engine.builder.timing_inputs import Filling, fillings
 from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
 from spark_engine.cuda_driver import MAX_SHARED, free_bytes, queueing, value
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
@@ -137,7 +137,7 @@ class _Bench:
     def fill(self) -> None:
         """Allocates everything, and writes operands and zeroed scratch."""
         self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
-        aliases = self._work.op.aliases if self._work.op else {}
+        aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
         self._outputs = [
             self._inputs[aliases[i]] if i in aliases else [self._allocate(spec.nbytes)]
             for i, spec in enumerate(self._work.outs)

@@ -23,8 +23,9 @@ from spark_engine.builder.graph import (
 )
 from spark_engine.builder.rewrite import Place, Rule, Scene
 from spark_engine.builder.weights import stack_scalars
+from spark_engine.plugins.registry import OPS
 
-QUANT = {"fp8_quant": "fp8", "fp8_block_quant": "fp8_block", "nvfp4_quant": "nvfp4"}
+QUANT = {op.name: op.quantises for op in OPS if op.quantises}
 
 
 @dataclass(frozen=True)

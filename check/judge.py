@@ -58,7 +58,7 @@ def module_of(recorded: Recorded, weights: Collection[str]) -> str:
     if not sizes:
         return step.name.removesuffix(".y")
     largest = max(sizes, key=lambda module: sizes[module])
-    if step.op is None or not step.op.aliases:
+    if step.op is None or not step.op.stateful:
         return largest
     layer = ".".join(largest.split(".")[:2]) + "."
     parts = [module.split(".") for module in sizes if module.startswith(layer)]
@@ -137,8 +137,9 @@ def _outputs(
 
 
 def _state_operand(step: Step, output: int) -> int:
-    if step.op is not None and output in step.op.aliases:
-        return step.op.aliases[output]
+    aliases = step.op.aliases(step.attrs) if step.op is not None else {}
+    if output in aliases:
+        return aliases[output]
     return step.inputs.index(step.outputs[output].removesuffix(STATE_OUT))
 
 

@@ -65,7 +65,6 @@ def _delta_rule(w: Writer, mixed: gs.Variable, gates: gs.Variable, layer: str) -
     attrs = {**c.delta_heads, "tile": w.tile, "ring": w.limits.gdn_ring}
     states = [state]
     if w.limits.gdn_ring:
-        kind = f"ring_{kind}"
         records = (w.limits.max_seqs + 1, w.limits.gdn_ring, ring_width(**c.delta_heads))
         states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, records), "slot"))
     outputs = [f"{p}.delta", *(state_out(s.name) for s in states)]

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     continuing,
     expect_rows,
@@ -40,39 +41,48 @@ from spark_engine.plugins.common.tiles import (
     read_rows,
     tokens_of,
 )
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn import gated_delta_cases as cases
 from spark_engine.plugins.gdn import gated_delta_cuda, gdn_decode_cuda, replay_ring_nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
 from spark_engine.plugins.gdn.replay_ring import append, caught_up, ring_of
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("c", "ba", "a_log", "dt_bias", "gdn_state", "slots", "starts", "counts")
-OUTPUTS = ("o", "state_out")
-RING = 5  # operand, where there is a ring
 Wide = NDArray[np.float64]
 ATTRS = ("tile", "key_heads", "value_heads", "key_dim", "value_dim", "ring")
 
 
-def name_of(attrs: Attrs) -> str:
-    """The op a tile belongs to."""
-    kind = "step" if int(attrs["tile"]) == 1 else "chunk"
-    return f"gated_delta_ring_{kind}" if attrs["ring"] else f"gated_delta_{kind}"
+def _live(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Decays' logarithms and `base` are among it: neither grows, all is live."""
+    drawn = rng.standard_normal(1 << 20, np.float32)
+    return np.asarray(-np.abs(drawn) * np.float32(0.1))
 
 
-def inputs_of(attrs: Attrs) -> tuple[str, ...]:
-    """The operands' names."""
-    return (*INPUTS[:RING], "gdn_ring", *INPUTS[RING:]) if attrs["ring"] else INPUTS
+OPERANDS = (
+    operands.x("A[tokens,2·Hk·Dk+Hv·Dv]", name="c"),
+    operands.x("A[tokens,2·Hv]", name="ba"),
+    operands.weight("a_log", "f32[Hv]"),
+    operands.weight("dt_bias", "f32[Hv]"),
+    Operand("gdn_state", Role.STATE, "f32/bf16[S+1,Hv,Dv,Dk]"),
+    Operand("gdn_ring", Role.STATE, "f32[S+1,L,W]", When("ring"), fill=_live),
+    *operands.ROWS,
+)
+RESULTS = (
+    Result("o", "A[tokens,Hv·Dv]"),
+    Result("state_out", "f32/bf16[S+1,Hv,Dv,Dk]", updates="gdn_state"),
+    Result("ring_out", "f32[S+1,L,W]", When("ring"), updates="gdn_ring"),
+)
 
 
-def outputs_of(attrs: Attrs) -> tuple[str, ...]:
-    """The results' names."""
-    return (*OUTPUTS, "ring_out") if attrs["ring"] else OUTPUTS
+def op_of(attrs: Attrs) -> Op:
+    """The op that a tile belongs to."""
+    return STEP if int(attrs["tile"]) == 1 else CHUNK
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> (o A[tokens,Hv·Dv], state_out [S+1,Hv,Dv,Dk], [ring_out f32 [S+1,L,W]])."""
-    op, h = name_of(attrs), heads_of(attrs)
-    count(op, specs, len(inputs_of(attrs)))
+    op, h = op_of(attrs).name, heads_of(attrs)
+    count(op, specs, len(op_of(attrs).given(attrs)))
     c, ba, a_log, dt_bias, state, *rings = specs[:-3]
     if h.values % h.keys:
         raise GraphError(f"{op}: {h.values} value heads are no multiple of {h.keys} key heads")
@@ -159,11 +169,18 @@ def advance(h: Heads, s: Wide, t: Factors) -> tuple[Wide, Wide]:
     return o, delta
 
 
+def _function(f: Text, attrs: Attrs) -> str:
+    """The op's body, of what was appended to `f`."""
+    op = op_of(attrs)
+    given, made = op.given(attrs), op.made(attrs)
+    return f.function(op.name, [o.name for o in given], [r.name for r in made])
+
+
 def step_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """One token per row; S k and S q share one pass over the old state."""
     f = Text()
-    step_fragment(f, attrs, specs, outputs_of(attrs)[1:])
-    return f.function(name_of(attrs), inputs_of(attrs), outputs_of(attrs))
+    step_fragment(f, attrs, specs, ("state_out", "ring_out"))
+    return _function(f, attrs)
 
 
 def step_fragment(
@@ -238,7 +255,7 @@ def chunk_body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         end = f("Where", inert, replay_ring_nodes.base_of(f, ring, lag.records), end)
         slots = final_slots(f, rows, n)
         replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", end, "ring_out")
-    return f.function(name_of(attrs), inputs_of(attrs), outputs_of(attrs))
+    return _function(f, attrs)
 
 
 def _chunk_fragment(
@@ -299,23 +316,26 @@ def _tile_step(f: Text, carry: str, goes_on: str, old: str, *terms: str) -> tupl
     return new, o, f("Identity", new)
 
 
-def _op(ring: int, tile: int) -> Op:
-    """One of the ops; they differ in how many tokens a row may have, and in the ring."""
-    attrs: Attrs = {"tile": tile, "ring": ring}
-    made = cases.STEP if tile == 1 else cases.CHUNK
-    return Op(
-        name=name_of(attrs),
-        inputs=inputs_of(attrs),
-        outputs=outputs_of(attrs),
-        attrs=dict.fromkeys(ATTRS),
-        infer=infer,
-        reference=reference,
-        body=step_body if tile == 1 else chunk_body,
-        cases=tuple(case for case in made if bool(case.attrs["ring"]) == bool(ring)),
-        aliases={1: 4, 2: 5} if ring else {1: 4},
-        cuda=gdn_decode_cuda.CUDA if tile == 1 else gated_delta_cuda.CUDA,
-    )
+STEP = Op(
+    name="gated_delta_step",
+    operands=OPERANDS,
+    results=RESULTS,
+    attrs=dict.fromkeys(ATTRS),
+    infer=infer,
+    reference=reference,
+    body=step_body,
+    cases=cases.STEP,
+    cuda=gdn_decode_cuda.CUDA,
+)
 
-
-STEP, CHUNK = _op(0, 1), _op(0, 64)
-RING_STEP, RING_CHUNK = _op(1, 1), _op(1, 64)
+CHUNK = Op(
+    name="gated_delta_chunk",
+    operands=OPERANDS,
+    results=RESULTS,
+    attrs=dict.fromkeys(ATTRS),
+    infer=infer,
+    reference=reference,
+    body=chunk_body,
+    cases=cases.CHUNK,
+    cuda=gated_delta_cuda.CUDA,
+)

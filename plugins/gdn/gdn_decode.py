@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Op
+from spark_engine.op import Attrs, Chain, Op, Part
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised
+from spark_engine.plugins.common import operands, quantised
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count
 from spark_engine.plugins.gdn import (
@@ -27,55 +28,36 @@ from spark_engine.plugins.gdn.gdn_decode_cases import CASES
 from spark_engine.plugins.gdn.gdn_decode_cuda import CUDA
 from spark_engine.tensors import Array, TensorSpec
 
-T = TypeVar("T", TensorSpec, Array)
+T = TypeVar("T")
 
-OPERANDS = (
-    "qkvz",
-    "ba",
-    "conv_weight",
-    "conv_state",
-    "a_log",
-    "dt_bias",
-    "gdn_state",
-    "norm_weight",
-    "slots",
-    "starts",
-    "counts",
-)
-STATES = ("conv_state_out", "gdn_state_out")
+NAME = "gdn_decode"
 SIZES = ("key_heads", "value_heads", "key_dim", "value_dim", "ring")
-RING = 7  # operand, where there is a ring
 
 
-def name_of(attrs: Attrs) -> str:
-    """The op's name."""
-    return "gdn_ring_decode" if attrs["ring"] else "gdn_decode"
-
-
-def operands_of(attrs: Attrs) -> tuple[str, ...]:
+def _names(attrs: Attrs) -> tuple[str, ...]:
     """The operands' names, but for the scales."""
-    return (*OPERANDS[:RING], "gdn_ring", *OPERANDS[RING:]) if attrs["ring"] else OPERANDS
+    return tuple(o.name for o in OP.given(attrs) if o is not operands.SCALES)
 
 
-def states_of(attrs: Attrs) -> tuple[str, ...]:
+def _states(attrs: Attrs) -> tuple[str, ...]:
     """The first results' names."""
-    return (*STATES, "gdn_ring_out") if attrs["ring"] else STATES
+    return tuple(r.name for r in OP.made(attrs) if r.updates)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands, [scales f32[n]] -> conv_state', gdn_state', [gdn_ring'], [y A[tokens,Hv·Dv]],
     quantised…"""
-    name, known = name_of(attrs), len(operands_of(attrs))
-    quantised.check(name, attrs)
-    count(name, specs, known + quantised.takes_scales(attrs))
+    known = len(_names(attrs))
+    quantised.check(NAME, attrs)
+    count(NAME, specs, known + quantised.takes_scales(attrs))
     try:
         *states, _, y = _inferred(attrs, specs[:known])
     except GraphError as error:
-        raise GraphError(f"{name}: {error}") from error
+        raise GraphError(f"{NAME}: {error}") from error
     for spec in specs[known:]:
-        quantised.check_scales(name, attrs, spec)
-    outs = [y] * bool(attrs["keep"]) + quantised.infer(name, attrs, y)
-    pairs = zip(states_of(attrs), states, strict=True)
+        quantised.check_scales(NAME, attrs, spec)
+    outs = [y] * bool(attrs["keep"]) + quantised.infer(NAME, attrs, y)
+    pairs = zip(_states(attrs), states, strict=True)
     named = (TensorSpec(f"result{i}", s.dtype, s.shape) for i, s in enumerate(outs))
     return (*(TensorSpec(n, s.dtype, s.shape) for n, s in pairs), *named)
 
@@ -88,14 +70,14 @@ def _inferred(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, 
     return conv, *states, o, y
 
 
-def _conv(operands: tuple[T, ...]) -> tuple[T, ...]:
+def _conv(given: tuple[T, ...]) -> tuple[T, ...]:
     """Of the operands without scales, causal_conv's."""
-    return operands[:1] + operands[2:4] + operands[-3:]
+    return given[:1] + given[2:4] + given[-3:]
 
 
-def _rule(c: T, operands: tuple[T, ...]) -> tuple[T, ...]:
+def _rule(c: T, given: tuple[T, ...]) -> tuple[T, ...]:
     """Of the operands without scales, gated_delta_step's."""
-    return (c,) + operands[1:2] + operands[4:-4] + operands[-3:]
+    return (c,) + given[1:2] + given[4:-4] + given[-3:]
 
 
 def _delta(attrs: Attrs) -> Attrs:
@@ -108,49 +90,71 @@ def _norm(attrs: Attrs) -> Attrs:
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands, [scales] -> conv_state', gdn_state', [gdn_ring'], [y], quantised…"""
-    known = len(operands_of(attrs))
-    operands, scales = arrays[:known], arrays[known:]
-    c, conv = causal_conv.reference({"tile": 1}, _conv(operands))
-    o, *states = gated_delta.reference(_delta(attrs), _rule(c, operands))
-    y = gated_norm.evaluate(_norm(attrs), o, operands[0], operands[-4])
+    known = len(_names(attrs))
+    given, scales = arrays[:known], arrays[known:]
+    c, conv = causal_conv.reference({"tile": 1}, _conv(given))
+    o, *states = gated_delta.reference(_delta(attrs), _rule(c, given))
+    y = gated_norm.evaluate(_norm(attrs), o, given[0], given[-4])
     kept = [y] if attrs["keep"] else []
     made = quantised.reference(attrs, y, scales[0] if scales else None)
     return (conv, *states, *kept, *made)
 
 
+def parts(attrs: Attrs) -> Chain:
+    """The convolution, the recurrence, the norm, the quantisers."""
+    names, states = _names(attrs), _states(attrs)
+    chain = (
+        Part("causal_conv", _conv(names), ("c", states[0]), {"tile": 1}),
+        Part("gated_delta_step", _rule("c", names), ("o", *states[1:]), _delta(attrs)),
+        Part("gated_norm", ("o", "qkvz", "norm_weight"), ("y",), _norm(attrs)),
+    )
+    return quantised.chain(attrs, chain, before=states)
+
+
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The bodies of the parts, one after the other."""
-    f, states = Text(), states_of(attrs)
-    operands = specs[: len(operands_of(attrs))]
+    f, states, names = Text(), _states(attrs), _names(attrs)
+    given = specs[: len(names)]
     outs = [s.name for s in infer(attrs, specs)]
     free = iter(outs[len(states) :])
-    c, _ = causal_conv.infer({"tile": 1}, _conv(operands))
-    names = ("qkvz", "conv_weight"), ("c", states[0])
-    causal_conv.fragment(f, 1, _conv(operands), *names)
-    gated_delta.step_fragment(f, _delta(attrs), _rule(c, operands), states[1:])
-    o = _inferred(attrs, operands)[-2]
+    c, _ = causal_conv.infer({"tile": 1}, _conv(given))
+    causal_conv.fragment(f, 1, _conv(given), ("qkvz", "conv_weight"), ("c", states[0]))
+    gated_delta.step_fragment(f, _delta(attrs), _rule(c, given), states[1:])
+    o = _inferred(attrs, given)[-2]
     y_out = next(free) if attrs["keep"] else ""
     y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
     k = int(attrs["value_heads"]) * int(attrs["value_dim"])
-    quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
-    return f.function(name_of(attrs), [*operands_of(attrs), "scales0"][: len(specs)], outs)
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
+    return f.function(NAME, [*names, "scales"][: len(specs)], outs)
 
 
-def _op(ring: int) -> Op:
-    """The op with a ring or without."""
-    attrs: Attrs = {"ring": ring}
-    return Op(
-        name=name_of(attrs),
-        inputs=(*operands_of(attrs), "scales*"),
-        outputs=(*states_of(attrs), "result*"),
-        attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
-        infer=infer,
-        reference=reference,
-        body=body,
-        cases=tuple(case for case in CASES if bool(case.attrs["ring"]) == bool(ring)),
-        aliases={0: 3, 1: 6, 2: 7} if ring else {0: 3, 1: 6},
-        cuda=CUDA,
-    )
-
-
-OP, RING_OP = _op(0), _op(1)
+RULE = {o.name: o for o in gated_delta.OPERANDS}
+CONV = {o.name: o for o in causal_conv.OPERANDS}
+STATES = (CONV["conv_state"], RULE["gdn_state"], RULE["gdn_ring"])
+OP = Op(
+    name=NAME,
+    operands=(
+        operands.x("A[tokens,X]", "q|k|v, z at column `offset`", "qkvz"),
+        RULE["ba"],
+        operands.weight("conv_weight", "f32[C,K]"),
+        CONV["conv_state"],
+        RULE["a_log"],
+        RULE["dt_bias"],
+        RULE["gdn_state"],
+        RULE["gdn_ring"],
+        operands.weight("norm_weight", "f32[Dv]"),
+        *operands.ROWS,
+        operands.SCALES,
+    ),
+    results=(
+        *(Result(f"{o.name}_out", o.spec, o.when, updates=o.name) for o in STATES),
+        Result("result*", "[y A[tokens,Hv·Dv] if keep], quantised…"),
+    ),
+    attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    fuses=parts,
+    cuda=CUDA,
+)

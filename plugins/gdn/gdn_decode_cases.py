@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.gdn import gated_delta_cases
 from spark_engine.tensors import Array, DType
 
@@ -43,15 +43,15 @@ class Launch:
         z = slice(self.channels + EXTRA, self.channels + EXTRA + inner)
         qkvz[:, z] = rng.standard_normal((rows, inner)) * 2
         qkvz[counts == 0, : self.channels] = np.nan  # z is read of every row (its y is not)
-        weight = samples.normal(rng, self.channels, TAPS, scale=0.4)
+        weight = random_arrays.normal(rng, self.channels, TAPS, scale=0.4)
         history = rng.standard_normal((d.units + 1, TAPS - 1, self.channels))
         history[-1] = np.nan
         stale = [s for s, start in zip(d.slots, d.starts, strict=True) if s >= 0 and start == 0]
         history[stale] = np.nan
         numpy = d.dtype.numpy
         operands = (qkvz.astype(numpy), ba, weight, history.astype(numpy), a_log, dt_bias, state)
-        norm = samples.positive(rng, d.value_dim)
-        scales = samples.positive(rng, self.n, low=3e-3, high=3e-2)
+        norm = random_arrays.positive(rng, d.value_dim)
+        scales = random_arrays.positive(rng, self.n, low=3e-3, high=3e-2)
         tail = (scales,) if quantised.takes_scales(self.attrs) else ()
         rings = (d.records(rng),) if d.ring else ()
         return (*operands, *rings, norm, slots, starts, counts, *tail)

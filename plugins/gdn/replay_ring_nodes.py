@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.gdn.replay_ring import Ring
 from spark_engine.tensors import DType
 

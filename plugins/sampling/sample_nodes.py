@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.sampling import philox
 from spark_engine.tensors import DType
 

@@ -22,7 +22,6 @@ from spark_engine.errors import InternalError  # noqa: E402
 from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
-from spark_engine.plugins.rowwise.rows_cuda import STANDARD  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
@@ -85,7 +84,7 @@ def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) 
 def test_standard_operators_compile(
     columns: tuple[int, ...], target: Target, compiled: Path
 ) -> None:
-    for name, cuda in STANDARD.items():
+    for name, cuda in registry.STANDARD.items():
         specs = tuple(TensorSpec("x", DType.BF16, (5, n)) for n in columns)
         (tactic,) = cuda.tactics
         if name == "Add":
@@ -97,7 +96,7 @@ def test_standard_operators_compile(
 
 
 def test_what_concat_refuses_is_named() -> None:
-    (tactic,) = STANDARD["Concat"].tactics
+    (tactic,) = registry.STANDARD["Concat"].tactics
 
     def refusal(*shapes: tuple[int, ...], axis: int = 1, dtype: DType = DType.BF16) -> str:
         specs = tuple(TensorSpec("x", dtype, s) for s in shapes)

@@ -30,10 +30,12 @@ from tests.plugins.covering import covering  # noqa: E402
 HERE = device.architecture() == "sm_90a"
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
 OPS = (
-    causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP,
-    gated_delta.RING_STEP, gated_delta.RING_CHUNK, gdn_decode.RING_OP,
-)  # fmt: skip
-RING_RESULT = {"gated_delta_ring_step": 2, "gated_delta_ring_chunk": 2, "gdn_ring_decode": 2}
+    causal_conv.OP,
+    gated_delta.STEP,
+    gated_delta.CHUNK,
+    gdn_decode.OP,
+)
+RING_RESULT = 2
 MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
 
 
@@ -128,9 +130,9 @@ CASES = [
     *((op, case) for op in OPS for case in op.cases),
     *((gdn_decode.OP, case) for case in SERVED),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
-    *((gdn_decode.RING_OP, case) for case in RINGS),
-    (gated_delta.RING_CHUNK, chunked_ring("27B", 8)),
-    (gated_delta.RING_CHUNK, chunked_ring("tiny", 16, DType.BF16)),
+    *((gdn_decode.OP, case) for case in RINGS),
+    (gated_delta.CHUNK, chunked_ring("27B", 8)),
+    (gated_delta.CHUNK, chunked_ring("tiny", 16, DType.BF16)),
 ]
 PAIRS = [
     pytest.param(op, case, tactic, id=f"{op.name}-{case.label}-{tactic.name}")
@@ -147,7 +149,7 @@ def as_bf16(op: Op, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Activations (and a convolution's state) rounded to bf16: what engines of a GPU hold."""
     names = {"x", "c", "ba", "qkvz", "conv_state"}
     bf16 = DType.BF16.numpy
-    pairs = zip(op.inputs, arrays, strict=False)
+    pairs = zip(op.inputs, arrays, strict=False)  # the names stand before what some nodes lack
     made = [a.astype(bf16) if name in names else a for name, a in pairs]
     return (*made, *arrays[len(made) :])
 
@@ -166,10 +168,10 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
     if case.ignore is not None:
         case.ignore(want)
         case.ignore(got)
-    touched = np.unique(arrays[op.inputs.index("slots")])
+    touched = np.unique(arrays[op.names(case.attrs, len(arrays)).index("slots")])
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         label = f"{op.name}/{case.label} output {i}"
-        if i in op.aliases:
+        if i in op.aliases(case.attrs):
             untouched = np.setdiff1d(np.arange(len(w) - 1), touched)
             assert g[untouched].tobytes() == w[untouched].tobytes(), f"{label}: a bystander changed"
             live = touched[touched >= 0]
@@ -178,7 +180,9 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
             other = np.mean(g.view(np.uint8) != w.view(np.uint8))
             assert other < 0.02, f"{label}: {other:.2%} of the codes differ"
             continue
-        if i == RING_RESULT.get(op.name):  # records that are of no use hold NaN, and keep it
+        if i == RING_RESULT and case.attrs.get(
+            "ring"
+        ):  # records that are of no use hold NaN, and keep it
             assert np.array_equal(np.isnan(g), np.isnan(w)), f"{label}: other records were written"
             g, w = np.nan_to_num(g), np.nan_to_num(w)
         hard = 2 if case.label == "equal keys" else 1  # small differences of large sums
@@ -188,7 +192,7 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
     """gdn_decode rounds c to bf16, where a last bit of f32 may fall the other way."""
-    return op in (gdn_decode.OP, gdn_decode.RING_OP) and arrays[0].dtype == DType.BF16.numpy
+    return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
 
 
 @pytest.mark.parametrize(("op", "case", "tactic"), PAIRS)
@@ -227,9 +231,7 @@ def test_decode_kernels_compile_without_spills(
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    "op", [causal_conv.OP, gated_delta.CHUNK, gated_delta.RING_CHUNK], ids=lambda op: op.name
-)
+@pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
     works = []
     for case in op.cases:
@@ -290,7 +292,7 @@ class TestRing:
         at, worst = 0, 0.0
         for kind, n in (*parts, ("steps", total - sum(n for _, n in parts))):
             tile = 1 if kind == "steps" else 64
-            op = gated_delta.RING_STEP if tile == 1 else gated_delta.RING_CHUNK
+            op = gated_delta.STEP if tile == 1 else gated_delta.CHUNK
             for t in range(at, at + n, n if tile > 1 else 1):
                 pad = ((0, 64 - n), (0, 0)) if tile > 1 else ((0, 0), (0, 0))
                 size = n if tile > 1 else 1
@@ -311,7 +313,7 @@ def test_tactics_behind_a_ring_give_the_same_bits(
     """They sum in one order, as `Tactic.bits` says."""
     if not HERE:
         pytest.skip("needs a Hopper GPU")
-    gpu, op = request.getfixturevalue("gpu"), gdn_decode.RING_OP
+    gpu, op = request.getfixturevalue("gpu"), gdn_decode.OP
     arrays = arrays_of(op, case)
     specs = gdn_gpu.specs_of(op, arrays)
     found = {}
@@ -335,7 +337,8 @@ def test_launches_of_many_rows_do_not_mix(request: pytest.FixtureRequest) -> Non
     many = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
     pick = [4]
     per_row = {"qkvz", "ba", "slots", "starts", "counts"}
-    single = tuple(a[pick] if n in per_row else a for n, a in zip(op.inputs, arrays, strict=True))
+    names = op.names(case.attrs, len(arrays))
+    single = tuple(a[pick] if n in per_row else a for n, a in zip(names, arrays, strict=True))
     alone = gdn_gpu.run(gpu, op, tactic, case.attrs, single)
     assert alone[1][4].tobytes() == many[1][4].tobytes()
     assert alone[2][0].tobytes() == many[2][4].tobytes()

@@ -45,9 +45,7 @@ class Sequence:
 
     def go(self, start: int, count: int, chunk: bool) -> Array:
         """o [count,Hv,Dv] of the tokens from `start`."""
-        ops = (gated_delta.RING_CHUNK, gated_delta.RING_STEP) if self.ring else ()
-        ops = ops or (gated_delta.CHUNK, gated_delta.STEP)
-        op, tile = ops[not chunk], 64 if chunk else 1
+        op, tile = (gated_delta.CHUNK, 64) if chunk else (gated_delta.STEP, 1)
         pad = ((0, tile - count), (0, 0))
         cut = {n: np.pad(self.arrays[n][start : start + count], pad) for n in ("c", "ba")}
         operands = {**self.arrays, **cut, "gdn_state": self.state, "gdn_ring": self.records}
@@ -56,7 +54,7 @@ class Sequence:
         s = self.s
         heads = {"key_heads": s.hk, "value_heads": s.hv, "key_dim": s.dk, "value_dim": s.dv}
         attrs: Attrs = {**heads, "tile": tile, "ring": self.ring}
-        chosen = {n: operands[n] for n in op.inputs}
+        chosen = {o.name: operands[o.name] for o in op.given(attrs)}
         if self.how == "reference":
             outputs = list(op.reference(attrs, tuple(chosen.values())))
         else:

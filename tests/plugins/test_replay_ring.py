@@ -63,14 +63,16 @@ class Sequence:
 
     def go(self, kind: str, start: int, end: int) -> Array:
         """o of tokens start…end; `kind` is "step" (one token) or "chunk"."""
-        op, tile = (gated_delta.RING_STEP, 1) if kind == "step" else (gated_delta.RING_CHUNK, 64)
+        op, tile = (gated_delta.STEP, 1) if kind == "step" else (gated_delta.CHUNK, 64)
         pad = ((0, tile - (end - start)), (0, 0))
         cut = {n: np.pad(self.given[n][start:end], pad) for n in ("c", "ba")}
         rows = {"slots": self.slot, "starts": start, "counts": end - start}
         operands = {**self.given, **cut, "gdn_state": self.state, "gdn_ring": self.records}
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         attrs: Attrs = {**PLAIN.attrs, "tile": tile, "ring": self.ring.length}
-        o, self.state, self.records = run(op, attrs, {n: operands[n] for n in op.inputs})
+        o, self.state, self.records = run(
+            op, attrs, {o.name: operands[o.name] for o in op.given(attrs)}
+        )
         return o[: end - start]
 
     def now(self, end: int) -> Array:
