@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import each_seconds, target_here
-from spark_engine.builder import nvrtc
+from spark_engine import device
+from spark_engine.builder.native import nvrtc
 from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.rowwise import rows_cuda
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node
 
@@ -136,8 +136,8 @@ def marked(rows: int) -> tuple[Op, Case]:
         slots, ones = np.arange(rows), np.ones(rows)
         lens = np.full(rows + 1, 100)
         columns = (np.full(rows, 7), lens, slots, 500 * ones, ones, lens)
-        seen = np.zeros((rows + 1, 248_320), np.int32)
-        return seen, *(np.asarray(c, np.int32) for c in columns)
+        token_counts = np.zeros((rows + 1, 248_320), np.int32)
+        return token_counts, *(np.asarray(c, np.int32) for c in columns)
 
     return registry.get("mark_tokens"), Case(f"mark_tokens {rows}", {"tile": 1}, make)
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from spark_engine.models.config import FULL
-from spark_engine.models.model import Model
+from spark_engine.models.config.model_config import FULL
+from spark_engine.models.open_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.tensors import DType
 

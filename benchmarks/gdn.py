@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
+from spark_engine.device import Gpu
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
 from spark_engine.plugins.gdn import (
@@ -25,7 +26,6 @@ from spark_engine.plugins.gdn import (
 )
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
 from spark_engine.plugins.gdn.replay_ring import ring_bytes
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
+from spark_engine import device
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.linear import (
     fp8_linear,
@@ -25,10 +26,9 @@ from spark_engine.plugins.linear import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.plugins.rowwise import act_quant
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_engine import interface
-from spark_engine.builder import ort
+from spark_engine.builder.executors import ort
 from spark_engine.builder.fingerprint import producer
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.options import Plan
-from spark_engine.builder.rewrite import Rewritten
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.rewrite import Rewritten
+from spark_engine.builder.plan.options import Plan
 from spark_engine.errors import GraphError
 from spark_engine.manifest import (
     Bucket,
@@ -27,8 +27,8 @@ from spark_engine.manifest import (
     Refusal,
     StateInfo,
 )
-from spark_engine.models.model import Model
-from spark_engine.models.schemes import Scheme
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.open_model import Model
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightLayout
 
@@ -74,6 +74,7 @@ def make_manifest(
         name=name,
         producer=producer(plan.target),
         target=plan.target,
+        card=plan.gpu.card.name if plan.gpu else "",
         executor=executor,
         model=_model_info(model),
         limits=plan.limits,

@@ -15,23 +15,23 @@ from threading import Lock
 
 from spark_engine.builder import report
 from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
-from spark_engine.builder.backend import Backend, OrtBackend
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
+from spark_engine.builder.executors.backend import Backend, OrtBackend
 from spark_engine.builder.fingerprint import fingerprint
-from spark_engine.builder.lower import Lowered, facts_of, lower, rounding_notes
-from spark_engine.builder.options import CPU, Options, Plan, check_target, resolve
+from spark_engine.builder.graph.lower import Lowered, facts_of, lower, rounding_notes
+from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
+from spark_engine.builder.graph.verify import Subject, verify
+from spark_engine.builder.plan.options import CPU, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
-from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
 from spark_engine.builder.rules import RULES
-from spark_engine.builder.verify import Subject, verify
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
-from spark_engine.models.checkpoint import refuse_pointer
-from spark_engine.models.model import Model, open_model
+from spark_engine.models.checkpoint.files import refuse_pointer
+from spark_engine.models.open_model import Model, open_model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
@@ -61,7 +61,7 @@ def build(
     anything is written; GraphError for a bug of ours.
     """
     clock = Clock(progress, advance)
-    check_target(options.target)
+    gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("read", f"opening {checkpoint}")
     model = open_model(checkpoint)
@@ -120,27 +120,32 @@ def compile_graph(model: Model, plan: Plan, family: str) -> Compiled:
     verify(_subject(lowered, plan), "lowered")
     if not plan.fuse:
         return Compiled(lowered, Rewritten({}, ()))
-    done = rewrite(scene_of(model, lowered), RULES)
+    done = rewrite(rewrite_context(model, lowered), RULES)
     verify(_subject(lowered, plan), "fused")
     return Compiled(lowered, done)
 
 
 def with_target(options: Options) -> Options:
-    """The options with `auto` decided: the GPU's target where there is one, else the CPU.
+    """The options with target and card decided: the GPU's where there is one, else the CPU.
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
     if options.target == CPU:
         return options
+    gpu = gpu_of(options)
     try:
-        from spark_engine.builder.nvrtc import present_target
+        import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
+        from spark_engine.device import present
     except ImportError as error:
-        if options.target == "auto":
+        if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {options.target} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
         ) from error
-    return replace(options, target=present_target() or CPU) if options.target == "auto" else options
+    gpu = gpu_of(options, present())
+    if gpu is None:
+        return replace(options, target=CPU)
+    return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
 def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
@@ -179,7 +184,7 @@ def backend_of(
     """What compiles buckets for the plan's target. Raises OptionError for ops it cannot run."""
     if plan.target == CPU:
         return OrtBackend()
-    from spark_engine.builder.native_backend import NativeBackend  # needs the extra `cuda`
+    from spark_engine.builder.native.backend import NativeBackend  # needs the extra `cuda`
 
     lowered = [c.lowered for c in families.values()]
     return NativeBackend(plan, lowered, REGISTRY, cubins, advance)
@@ -237,10 +242,10 @@ def copy_tokenizer(checkpoint: Path, folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def scene_of(model: Model, lowered: Lowered) -> Scene:
+def rewrite_context(model: Model, lowered: Lowered) -> RewriteContext:
     """What the rules work on."""
     assert model.checkpoint is not None
-    return Scene(lowered.graph, lowered.weights, model.checkpoint, REGISTRY)
+    return RewriteContext(lowered.graph, lowered.weights, model.checkpoint, REGISTRY)
 
 
 def _subject(lowered: Lowered, plan: Plan) -> Subject:

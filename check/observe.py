@@ -68,7 +68,7 @@ def observe(
 
 
 def place(name: str) -> tuple[int, int, str]:
-    """Sort key: `seen`, then layer by layer, then the logits and what is drawn from them."""
+    """Sort key: `token_counts`, then layer by layer, then the logits and what they give."""
     found = LAYER.match(name)
     if found:
         part = found.group(2)

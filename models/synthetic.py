@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import (
+from spark_engine.models.checkpoint.expected_tensors import expected_tensors, usual
+from spark_engine.models.checkpoint.files import (
     CONFIGS,
     DTYPES,
     INDEX,
@@ -30,10 +31,9 @@ from spark_engine.models.checkpoint import (
     StoredTensor,
     read_json,
 )
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.modules import Layout
-from spark_engine.models.quantisation import quant_table
-from spark_engine.models.tensors import expected_tensors, usual
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"

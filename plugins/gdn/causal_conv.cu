@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const int row = blockIdx.y, first = blockIdx.z * SEGMENT;
   const int channel = (blockIdx.x * 128 + threadIdx.x) * 4;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (channel >= channels) return;
   const int slot = slots[row], count = slot < 0 ? 0 : counts[row];
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;

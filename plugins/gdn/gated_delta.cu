@@ -310,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) char memory[];
   Scan& s = *(Scan*)memory;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
 #pragma unroll 1
   for (int sequence = blockIdx.z;; sequence += gridDim.z) {
     const int begin = sequence_begin(slots, rows, sequence);

@@ -66,7 +66,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     h, ring = heads_of(attrs), int(bool(attrs["ring"]))  # operands behind the state are moved by it
     rows, ds = specs[-1].dims[0], columns(h)
     tile_heads = rows * h.values
-    buffers = 2 if target.hopper else 1
+    buffers = 2 if target.large_shared else 1
     defines = tuple(
         (name, str(value))
         for name, value in (
@@ -93,7 +93,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         shared=prepare_bytes(h),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     scan = Launch(
         symbol="gated_delta_scan",
@@ -112,7 +112,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         shared=scan_bytes(h, buffers),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
     bases = (Scratch(4 * rows),) * ring

@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   const int row = blockIdx.y, head = blockIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
 #if RING  // the scan will write where this stands
   if (head == 0 && threadIdx.x == 0 && slots[row] >= 0)

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int i = 0; i < 8; i++) w[i] = weight[column % DIM + i];
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (live) {
     const u16* from = packed + row * PACKED + OFFSET + column;
     unpack8(*(const uint4*)(o + row * K + column), y);

@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 #endif
   wait_for_previous();  // the states above were written a whole step ago
-  let_next_start();
+  launch_dependents();
   x += (i64)token * x_width;
   if (live) {
 #if FUSED

@@ -150,7 +150,7 @@ def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
         args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
         shared=p.shared(shape),
         defines=_defines(p, shape, attrs, target),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 
@@ -237,19 +237,24 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
         over += 0.2  # less to move behind each block's start and end
-    if shape.stages and not shape.grouped and not target.hopper:
+    if shape.stages and not shape.grouped and not target.large_shared:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def bits(attrs: Attrs, specs: Specs, target: Target) -> str:
+def reduction_key(attrs: Attrs, specs: Specs, target: Target) -> str:
     """All tactics sum in one order."""
     return "one order"
 
 
 def _tactic(name: str, shape: Shape) -> Tactic:
     return Tactic(
-        name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape), bits
+        name,
+        SOURCE,
+        partial(refuse, shape),
+        partial(plan, shape),
+        partial(cost, shape),
+        reduction_key,
     )
 
 

@@ -1,6 +1,6 @@
 """The CUDA side of `grouped_moe`: tactics for few, for more and for many tokens.
 
-Knows how the kernels of few and of many tokens are cut (moe_grouped has those between); how
+Knows how the kernels of few and of many tokens are cut (moe_grouped_cuda has those between); how
 operands are packed is moe_packs'. Knows no model.
 """
 
@@ -19,9 +19,9 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
-from spark_engine.plugins.moe.moe_grouped import GROUPED
+from spark_engine.plugins.moe.moe_grouped_cuda import GROUPED
 from spark_engine.plugins.moe.moe_problem import (
     STRIP,
     THREADS,
@@ -65,10 +65,10 @@ def plan_each(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     steps = -(-groups // (WARPS // split(p.hidden)))
     up = Launch("each_up", (2 * steps, p.pairs, 1), (THREADS, 1, 1),
                 (*inputs(0, 1), *weights(p, "w13"), *scratch(0)), defines=defines,
-                overlaps=True)  # fmt: skip
+                pdl=True)  # fmt: skip
     down = Launch("each_down", (-(-p.hidden // 16), p.tokens, 1), (THREADS, 1, 1),
                   (*scratch(0), *inputs(1, 2), *weights(p, "w2"), Pointer("output", 0)),
-                  defines=defines, overlaps=True)  # fmt: skip
+                  defines=defines, pdl=True)  # fmt: skip
     return Plan((up, down), (Scratch(p.pairs * p.inner * 2),))
 
 
@@ -83,7 +83,7 @@ def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     reason = refuse(attrs, specs)
     if reason:
         return reason
-    if not target.hopper:
+    if not target.wgmma:
         return f"{target.name} has no wgmma"
     p = problem(attrs, specs)
     if p.quant:
@@ -110,13 +110,13 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
     sort = Launch("moe_sort", (clusters * SORT_CLUSTER, 1, 1), (1024, 1, 1),
                   (*inputs(0, 1), x, ranks, order, tiles, Scalar("i32", p.tokens)),
-                  cluster=(SORT_CLUSTER, 1, 1), defines=defines, overlaps=True)  # fmt: skip
+                  cluster=(SORT_CLUSTER, 1, 1), defines=defines, pdl=True)  # fmt: skip
 
     def product(symbol: str, rows: Arg, weight: str, out: Arg, groups: int) -> Launch:
         blocks = min(target.sms, most_tiles(p) * -(-groups // 4))
         args = (rows, order, tiles, *weights(p, weight), out)
         return Launch(symbol, (blocks, 1, 1), (640, 1, 1), args, depth * stage, defines=defines,
-                      overlaps=True)  # fmt: skip
+                      pdl=True)  # fmt: skip
 
     launches = (
         sort,

@@ -2,7 +2,7 @@
 // sum, and moe_combine, the sum over a token's experts.
 //
 // Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
-// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: expert_tiles.py.
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: expert_layout.py.
 // CHUNKED, if given: a node's tokens run in chunks of as many pairs as shared memory holds, and
 // each kernel takes its chunk's first token last. What the node reads and writes is indexed from
 // there, scratch memory from the chunk.
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
     float4 v[K1];
 #pragma unroll

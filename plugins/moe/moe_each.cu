@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   const int group = (blockIdx.x >> 1) * S::WN + wn, half = blockIdx.x & 1, pair = blockIdx.y;
   const bool busy = group < S::GROUPS;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int expert = ids[pair];
   uint4 words[S::KU][2];
   u32 scales[S::KU];
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
   sort_experts(ids, order);
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int j = i * S::WN + wn;

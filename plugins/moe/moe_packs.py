@@ -1,4 +1,4 @@
-"""How the operands of `grouped_moe` are packed: which, in each format; the layout is expert_tiles'.
+"""Which operands of `grouped_moe` are packed, in each format; how is expert_layout's.
 
 Knows the order of the operands (docs/graph.md) and no kernel.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from spark_engine.kernel import Attrs, Pack
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
 # Params by format, from the fourth input on.

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from spark_engine.kernel import Arg, Attrs, Launch, Pointer, Specs
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
 from spark_engine.tensors import DType
 
@@ -142,4 +142,4 @@ def combine(p: Problem, parts: int, defines: Defines, start: tuple[Arg, ...] = (
     threads = min(256, max(32, et.padded(p.hidden // 4, 32)))
     args = (*inputs(1, 2), *scratch(parts), Pointer("output", 0), *start)
     return Launch("moe_combine", (p.tokens, 1, 1), (threads, 1, 1), args, defines=defines,
-                  overlaps=True)  # fmt: skip
+                  pdl=True)  # fmt: skip

@@ -53,7 +53,7 @@ DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* 
                      float* scales) {
   constexpr int K = Side<UP>::K, TURN = 256 * 8;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const u64 row = blockIdx.x, from = UP && BY_PAIR ? row / K1 : row;
   const float scale = BY_PAIR ? given[ids[row]] : 1.0f;
   for (int base = 0; base < K; base += TURN) {

@@ -1,4 +1,4 @@
-// Which tokens an expert has, for grouped_moe.cu: every block counts the pairs (token, expert)
+// Which tokens an expert has, for moe_grouped.cu: every block counts the pairs (token, expert)
 // itself (a few hundred ids in L2), which saves a launch. COLS: the tokens of a block of work.
 #pragma once
 #include "moe/moe_common.cuh"

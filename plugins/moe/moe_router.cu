@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   uint4 a[EACH][2][2];
 #pragma unroll
-  for (int u = 0; u < EACH; ++u)  // weights do not depend on the launch before
+  for (int u = 0; u < EACH; ++u)  // weights do not depend on the previous launch
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256)
         a[u][h][i] = run_of_eight(rows[i], (warp * EACH + u) * 64 + h * 32 + t * 8,
                                   row + 8 * i < ROWS && warp * EACH + u < UNITS);
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float d[4] = {};
   const u8* from = x + (u64)min(token, tokens - 1) * HIDDEN * 2;
 #pragma unroll

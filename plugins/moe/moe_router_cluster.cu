@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const bool busy = row < EXPERTS;
   uint4 a[EACH][2][2];
 #pragma unroll
-  for (int u = 0; u < EACH; ++u)  // weights do not depend on the launch before
+  for (int u = 0; u < EACH; ++u)  // weights do not depend on the previous launch
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (gated) gate_run = load_once(gate + 2 * gate_k);
   cluster_meet();  // all blocks are there to be written to
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
     uint4 b[EACH][2];

@@ -82,7 +82,7 @@ def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         cluster=(CLUSTER, 1, 1),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,))
 
@@ -116,7 +116,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             Scalar("i32", tokens),
         ),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
-        overlaps=True,
+        pdl=True,
     )
     logits = Scratch(4 * groups * TOKENS * rows * ROWS)
     return Plan((launch,), (logits, Scratch(4 * groups, zeroed=True)))

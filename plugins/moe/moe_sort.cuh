@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
              int tokens) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (blockIdx.x < SORT_BLOCKS) sort_pairs(ids, tokens * K1, ranks, order, tiles);
   else reorder_rows(x, reordered, tokens);
 }

@@ -4,7 +4,7 @@
 //
 // Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to TILE tokens of one
 // expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
-// Same packed weights and same order of every sum as grouped_moe.cu, hence the same bits.
+// Same packed weights and same order of every sum as moe_grouped.cu, hence the same bits.
 // A block of work is a tile of tokens (N of wgmma, 8 … TILE columns, 128-byte swizzle in shared
 // memory) and four groups of 64 weight rows (M, dequantised to registers). Persistent blocks: four
 // ping-pong consumer warpgroups, a group each, and a producer warpgroup that fills a ring of stages
@@ -281,7 +281,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
   }
   __syncthreads();
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (threadIdx.x >= MULTIPLIERS) {
     fewer_registers<32>();
     fill<UP>(r, x, tiles, w, scales);

@@ -7,7 +7,7 @@
 // draws from all ids finds its cell by the cells' sums. top_p alone takes two more passes
 // (sample_nucleus.cuh), any other rule searches its thresholds by histograms (sample_select.cuh).
 // Ties go to the lowest id everywhere. No atomics on floats, no block waits for another. Rows
-// without penalties do not read `seen`.
+// without penalties do not read `token_counts`.
 // 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 / 226; a
 // read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
 // Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), PER (cells a warp of the first pass),
@@ -51,7 +51,7 @@ DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    sample_rows(const float* logits, const int* seen, const float* sampling_f,
+    sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,
                 const int* slots, const int* starts, const int* counts, const int* emit,
                 const u32* raw_keys, const u32* keys, const float* sums, const float* weights,
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ u32 tops[2][WARPS];
   Work& w = *(Work*)memory;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int row = blockIdx.x, slot = slots[row];
   const u64 cells = (u64)row * CELLS;
   top_ids += row * TOP, top_logprobs += row * TOP;
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < TOP) top_ids[threadIdx.x] = 0, top_logprobs[threadIdx.x] = 0.0f;
     return;
   }
-  Row r = row_of(logits, seen, sampling_f, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, row, slot);
   u32 raw_most = 0, most = 0;
   bool bad = false;
   for (int c = threadIdx.x; c < CELLS; c += THREADS) {

@@ -51,7 +51,7 @@ def _emit(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) 
 
 OPERANDS = (
     operands.x("f32[rows,V]", name="logits"),
-    Operand("seen", Role.STATE, "i32[S+1,V]"),
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
     Operand("sampling_f", Role.TABLE, "f32[S+1,8]", fill=_greedy),
     Operand("sampling_i", Role.TABLE, "i32[S+1,4]"),
     Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=_unused),
@@ -74,9 +74,9 @@ Wide = NDArray[np.float64]
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> the results, as declared."""
     count("sample", specs, len(OPERANDS))
-    logits, seen, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = specs
-    rows, (units, vocab) = expect_rows("sample", *steps), (seen.shape + (None, None))[:2]
-    expect("sample", seen, (DType.I32,), (None, None))
+    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = specs
+    rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
+    expect("sample", token_counts, (DType.I32,), (None, None))
     expect("sample", logits, (DType.F32,), (rows, vocab))
     expect("sample", sampling_f, (DType.F32,), (units, 8))
     expect("sample", sampling_i, (DType.I32,), (units, 4))
@@ -96,7 +96,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> the results, row by row. Inert rows are left zero."""
-    logits, seen, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = arrays
+    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = arrays
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
     top_ids, top_logprobs = np.zeros((rows, top), np.int32), np.zeros((rows, top), np.float32)
@@ -111,7 +111,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         top_ids[row] = np.argsort(-raw, kind="stable")[:top]
         top_logprobs[row] = raw[top_ids[row]]
         bias = (bias_ids[slot], bias_values[slot])
-        z = _penalised(clean, seen[slot], sampling_f[slot], bias)[: int(attrs["vocab"])]
+        z = _penalised(clean, token_counts[slot], sampling_f[slot], bias)[: int(attrs["vocab"])]
         u = philox.uniform(int(start + n), [int(x) for x in sampling_i[slot, 1:3]])
         tokens[row] = choose(z, sampling_f[slot], int(sampling_i[slot, 0]), u) if ok[row] else 0
         logprobs[row] = raw[tokens[row]]
@@ -120,15 +120,15 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return tokens, logprobs, top_ids, top_logprobs, ok, last
 
 
-def _penalised(logits: Wide, seen: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
+def _penalised(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
     z = logits.copy()
     for token, value in zip(*bias, strict=True):
         if token >= 0:
             z[token] += value
     _, _, _, repetition, presence, frequency = (float(x) for x in f[:6])
-    generated = seen.astype(np.int64) // 2
+    generated = token_counts.astype(np.int64) // 2
     penalty = np.where(z > 0, 1 / repetition, repetition)
-    z = np.where(seen.astype(np.int64) > 0, z * penalty, z)
+    z = np.where(token_counts.astype(np.int64) > 0, z * penalty, z)
     penalised_logits: Wide = z - frequency * generated - presence * (generated > 0)
     return penalised_logits
 

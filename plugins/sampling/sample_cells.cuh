@@ -67,11 +67,11 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
   if (r.penalised)
 #pragma unroll 2
     for (int c = 0; c < PER; ++c) {
-      int seen[8];
-      load8(r.seen, first + c, seen);
+      int token_counts[8];
+      load8(r.token_counts, first + c, token_counts);
 #pragma unroll
-      for (int i = 1; i < 8; ++i) seen[0] |= seen[i];
-      if (seen[0]) hard |= 1u << c;
+      for (int i = 1; i < 8; ++i) token_counts[0] |= token_counts[i];
+      if (token_counts[0]) hard |= 1u << c;
     }
   for (int i = 0; i < r.biases; ++i) {
     const int c = r.bias_ids[i] / CELL - first;
@@ -125,7 +125,7 @@ DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 a
 
 // A warp reads PER cells; blockIdx = (part of the row, row).
 extern "C" __global__ void __launch_bounds__(256, 4)
-    sample_cells(const float* logits, const int* seen, const float* sampling_f,
+    sample_cells(const float* logits, const int* token_counts, const float* sampling_f,
                  const int* sampling_i, const int* bias_ids, const float* bias_values,
                  const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
   __shared__ int found_ids[NB];
@@ -133,14 +133,14 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   __shared__ int found;
   constexpr int BLOCK = 8 * PER;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const int row = blockIdx.y, slot = slots[row];
   const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
   float x[PER][8];
 #pragma unroll
   for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
   if (slot < 0) return;
-  Row r = row_of(logits, seen, sampling_f, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, row, slot);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
   find_biases(r, bias_ids, bias_values, slot, begin * CELL, (begin + BLOCK) * CELL, found_ids,
               found_values, &found);

@@ -64,24 +64,24 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     defines = tuple((name, str(value)) for name, value in sizes.items())
     given = [Pointer("input", i) for i in range(11)]
     left = tuple(Pointer("scratch", i) for i in range(4))
-    logits, seen, floats, integers, bias_ids, bias_values, *steps, last = given
+    logits, token_counts, floats, integers, bias_ids, bias_values, *steps, last = given
     first = Launch(
         "sample_cells",
         (-(-cells // (WARPS * per)), rows, 1),
         (32 * WARPS, 1, 1),
-        (logits, seen, floats, integers, bias_ids, bias_values, steps[0], *left),
+        (logits, token_counts, floats, integers, bias_ids, bias_values, steps[0], *left),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     outputs = tuple(Pointer("output", i) for i in range(6))
     second = Launch(
         "sample_rows",
         (rows, 1, 1),
         (THREADS, 1, 1),
-        (logits, seen, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
+        (logits, token_counts, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
         _shared(specs),
         defines=defines,
-        overlaps=True,
+        pdl=True,
     )
     return Plan((first, second), tuple(Scratch(4 * rows * cells) for _ in left))
 

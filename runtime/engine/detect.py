@@ -11,7 +11,7 @@ def runnable_targets() -> tuple[str, ...]:
 
 def _gpu_target() -> str | None:
     try:
-        from spark_engine.runtime.executors.device import architecture
+        from spark_engine.device import architecture
     except ImportError:  # without the extra `cuda`
         return None
     return architecture()

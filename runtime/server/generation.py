@@ -15,7 +15,7 @@ from spark_engine.errors import CapacityError, InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
 class GenerationFailed(InternalError):
@@ -62,7 +62,7 @@ class Generation:
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what is new in it), until every choice has finished.
 
-        Raises RequestError when the engine refuses, EngineDied, GenerationFailed, TimedOut.
+        Raises Busy when the engine's queue is full, EngineDied, GenerationFailed, TimedOut.
         """
         try:
             while self._open:

@@ -33,11 +33,11 @@ from spark_engine.runtime.server.protocol import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.replies import ChatForm, Form, Json, TextForm, new_id, usage
+from spark_engine.runtime.server.responses import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.reply import THINK, ReplyParser
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 PROMPT_THREADS = 2
@@ -53,7 +53,7 @@ class UnknownModel(BadField):
 
 
 @dataclass(frozen=True)
-class Answering:
+class InFlight:
     """One request in flight with all that its answer needs."""
 
     generation: Generation
@@ -104,7 +104,7 @@ class Service:
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
 
-    async def chat(self, data: bytes) -> Answering:
+    async def chat(self, data: bytes) -> InFlight:
         """/v1/chat/completions. Raises RequestError, Busy, EngineDied."""
         body = decode(data, ChatBody)
         self._check(body, 1)
@@ -123,7 +123,7 @@ class Service:
         forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
         return self._start(body, [prompt], forms, "chat.completion", "chatcmpl")
 
-    async def complete(self, data: bytes) -> Answering:
+    async def complete(self, data: bytes) -> InFlight:
         """/v1/completions. Raises RequestError, Busy, EngineDied."""
         body = decode(data, CompletionBody)
         given = prompts(body.prompt)
@@ -188,7 +188,7 @@ class Service:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
-    async def answer(self, job: Answering) -> Json:
+    async def answer(self, job: InFlight) -> Json:
         """The whole answer. Raises what `Generation.pieces` raises."""
         tokens: list[list[int]] = [[] for _ in job.choices]
         ends: dict[int, Piece] = {}
@@ -207,7 +207,7 @@ class Service:
             choices.append(choice)
         return {**job.header, "object": job.kind, "choices": choices, "usage": job.usage}
 
-    async def stream(self, job: Answering) -> AsyncIterator[Json]:
+    async def stream(self, job: InFlight) -> AsyncIterator[Json]:
         """The chunks of the answer. Raises what `Generation.pieces` raises."""
         options = job.body.stream_options
         counted = bool(options and options.continuous_usage_stats)
@@ -224,16 +224,16 @@ class Service:
         if options and options.include_usage:
             yield {**self._chunk(job, [], False), "usage": job.usage}
 
-    def _chunk(self, job: Answering, choices: list[Json], counted: bool) -> Json:
+    def _chunk(self, job: InFlight, choices: list[Json], counted: bool) -> Json:
         chunk = {**job.header, "object": job.chunk_kind, "choices": choices}
         return {**chunk, "usage": job.usage} if counted else chunk
 
-    def _first_extra(self, job: Answering, index: int) -> Json:
+    def _first_extra(self, job: InFlight, index: int) -> Json:
         if not job.body.return_token_ids:
             return {}
         return {"prompt_token_ids": job.choices[index].request.prompt, "token_ids": []}
 
-    def _piece(self, job: Answering, index: int, piece: Piece) -> Json | None:
+    def _piece(self, job: InFlight, index: int, piece: Piece) -> Json | None:
         """One choice of a chunk, or None where nothing in it is worth sending."""
         form, wanted = job.forms[index], bool(job.body.return_token_ids)
         body = form.push(piece)
@@ -253,7 +253,7 @@ class Service:
         forms: Sequence[Form],
         kind: str,
         prefix: str,
-    ) -> Answering:
+    ) -> InFlight:
         """Submits, as the last thing that can fail: an error leaves no request behind."""
         choices = tuple(c for prompt in ids for c in self._choices(body, tuple(prompt)))
         slots = self.info.limits.max_seqs
@@ -264,7 +264,7 @@ class Service:
             raise
         header = {"id": new_id(prefix), "created": int(time.time()), "model": self.names[0]}
         total = sum(len(p) for p in ids)
-        return Answering(generation, choices, tuple(forms), header, kind, body, total)
+        return InFlight(generation, choices, tuple(forms), header, kind, body, total)
 
     def _choices(self, body: Body, prompt: tuple[int, ...]) -> list[Choice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""

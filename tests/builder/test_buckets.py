@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from spark_engine.builder import budget
-from spark_engine.builder.buckets import (
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import (
     Size,
     bucket_sizes,
     decode_rows,
     fine_decode_rows,
     parse_sizes,
 )
-from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, resolve
+from spark_engine.builder.plan.options import KV_BUDGET, ModelFacts, Options, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.kernel import H200
@@ -126,7 +126,7 @@ def test_a_gpus_memory_is_shared_out() -> None:
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
-    assert 0.89 * H200.memory < total <= 0.9 * H200.memory
+    assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
     assert "fit the memory of the target" in plan.notes[0]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16

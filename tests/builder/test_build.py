@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.build import build, compile_graph
-from spark_engine.builder.lower import facts_of
-from spark_engine.builder.options import Options, resolve
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.graph.verify import launches_per_layer
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
-from spark_engine.builder.verify import launches_per_layer
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from tests.builder.stepping import trace
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
@@ -43,7 +43,7 @@ SLOW = """
 import sys
 from pathlib import Path
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 options = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
 build(Path(sys.argv[1]), Path(sys.argv[2]), options, lambda text: print(text, flush=True))
 """

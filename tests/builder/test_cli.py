@@ -17,11 +17,11 @@ from click.testing import CliRunner, Result
 
 from spark_engine.builder import cli, inspect
 from spark_engine.builder.build import build, no_gpu_note
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights.recipes import Recipe
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64")
@@ -106,7 +106,7 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
 def test_a_targets_name_is_looked_at_before_any_package(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "spark_engine.builder.nvrtc", None)  # no extra `cuda`
+    monkeypatch.setitem(sys.modules, "spark_engine.builder.native.nvrtc", None)  # no extra `cuda`
     wrong = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm90")
     assert wrong.exit_code == 2 and "did you mean sm_90a?" in wrong.stderr
     assert "spark-engine[cuda]" not in wrong.stderr

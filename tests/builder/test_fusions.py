@@ -6,10 +6,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import add_node, attrs_of, variable
-from spark_engine.builder.rewrite import Scene, rewrite
+from spark_engine.builder.graph.nodes import add_node, attrs_of, variable
+from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.rules import RULES
-from spark_engine.models import weights
+from spark_engine.models.weights import recipes as weights
 from spark_engine.op import Case, Op, Part
 from spark_engine.plugins.registry import OPS, REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -34,7 +34,7 @@ class Chain:
 
     def __init__(self, op: Op, case: Case) -> None:
         assert op.fuses is not None
-        self.scene = Scene(gs.Graph(opset=23), {}, NoCheckpoint(), REGISTRY)
+        self.context = RewriteContext(gs.Graph(opset=23), {}, NoCheckpoint(), REGISTRY)
         self.tensors: dict[str, gs.Tensor] = {}
         arrays = case.inputs(np.random.default_rng(0))
         for operand, array in zip(op.given(case.attrs), arrays, strict=False):
@@ -49,16 +49,16 @@ class Chain:
         chain = op.fuses(case.attrs)
         for part in chain.parts:
             self._node(part)
-        self.scene.graph.outputs = [self.tensors[name] for name in chain.results]
+        self.context.graph.outputs = [self.tensors[name] for name in chain.results]
 
     def _input(self, tensor: gs.Tensor) -> None:
         self.tensors[tensor.name] = tensor
-        self.scene.graph.inputs.append(tensor)
+        self.context.graph.inputs.append(tensor)
 
     def _weight(self, spec: TensorSpec) -> None:
         source = weights.source(spec.name, spec.dtype, spec.dims)
-        self.scene.weights[spec.name] = weights.weight(spec.name, source)
-        self._input(variable(self.scene.weights[spec.name].spec))
+        self.context.weights[spec.name] = weights.weight(spec.name, source)
+        self._input(variable(self.context.weights[spec.name].spec))
 
     def _node(self, part: Part) -> None:
         inputs = [self.tensors[name] for name in part.inputs]
@@ -69,16 +69,16 @@ class Chain:
             first = inputs[0]
             out = gs.Variable(part.outputs[0], first.dtype, first.shape)
             node = gs.Node(part.op, out.name, dict(part.attrs), inputs, [out])
-        self.scene.graph.nodes.append(node)
+        self.context.graph.nodes.append(node)
         self.tensors |= {t.name: t for t in node.outputs}
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_the_rules_make_it_of_its_parts(op: Op, case: Case) -> None:
     chain = Chain(op, case)
-    results = [t.name for t in chain.scene.graph.outputs]
-    rewrite(chain.scene, RULES)
-    (node,) = chain.scene.graph.nodes
+    results = [t.name for t in chain.context.graph.outputs]
+    rewrite(chain.context, RULES)
+    (node,) = chain.context.graph.nodes
     assert node.op == op.name and op.fuses is not None
     assert op.fuses(attrs_of(node, op)) == op.fuses(case.attrs)
     want = [n for n in op.names(case.attrs, 99) if n != "scales"]

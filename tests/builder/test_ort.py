@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from spark_engine.builder import ort
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import variable
+from spark_engine.builder.executors import ort
+from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.errors import GraphError
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import plan_weights, write_weights

@@ -8,12 +8,12 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import variable
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.packing import Packing, pack
+from spark_engine.builder.graph.lower import Lowered
+from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.native.packing import Packing, pack
 from spark_engine.errors import GraphError
 from spark_engine.kernel import Attrs, Cuda, Pack
-from spark_engine.models import weights
+from spark_engine.models.weights import recipes
 from spark_engine.op import Op
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.builder import toy
@@ -45,9 +45,9 @@ def lowered(*calls: tuple[str, int], plain: bool = False) -> Lowered:
     if plain:
         outs.append(variable(TensorSpec("z", DType.F32, (2, 3))))
         nodes.append(gs.Node("Add", "z", {}, [x, w], [outs[-1]]))
-    recipe = weights.source("w", DType.F32, (2, 3))
+    recipe = recipes.source("w", DType.F32, (2, 3))
     graph = gs.Graph(nodes, [x, w], outs, opset=23)
-    return Lowered("decode", graph, {"w": weights.weight("w", recipe)}, ())
+    return Lowered("decode", graph, {"w": recipes.weight("w", recipe)}, ())
 
 
 class Store:

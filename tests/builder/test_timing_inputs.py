@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.builder.tactics import CONTEXT, Work
-from spark_engine.builder.timing_inputs import Filling, fillings, operands
+from spark_engine.builder.native.tactics import CONTEXT, Work
+from spark_engine.builder.native.timing_inputs import Filling, fillings, operands
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder import verify
-from spark_engine.builder.graph import variable
-from spark_engine.builder.verify import Subject
+from spark_engine.builder.graph import verify
+from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.operand import Result, When

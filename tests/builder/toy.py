@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import variable
+from spark_engine.builder.graph.nodes import variable
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.tensors import Array, DType, TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config import FULL, LINEAR, ModelConfig
+from spark_engine.models.config.model_config import FULL, LINEAR, ModelConfig
 from spark_engine.tensors import DType
 from tests.checkpoints import text_config
 from tests.models import nvidia_configs

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import describe, open_model
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.synthetic import open_synthetic, write_checkpoint
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams

@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
 from spark_engine.op import Attrs, Case, Op, Tolerance
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType, TensorSpec
 
 GUARD = 512  # bytes before and after each buffer

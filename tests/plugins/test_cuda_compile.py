@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
 from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402

@@ -22,8 +22,8 @@ from spark_engine.plugins.gdn import (
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
 from spark_engine.tensors import Array, DType
 
-nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
-device = pytest.importorskip("spark_engine.runtime.executors.device")
+nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
+device = pytest.importorskip("spark_engine.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402
 
@@ -310,7 +310,7 @@ class TestRing:
 def test_tactics_behind_a_ring_give_the_same_bits(
     request: pytest.FixtureRequest, case: Case
 ) -> None:
-    """They sum in one order, as `Tactic.bits` says."""
+    """They sum in one order, as `Tactic.reduction_key` says."""
     if not HERE:
         pytest.skip("needs a Hopper GPU")
     gpu, op = request.getfixturevalue("gpu"), gdn_decode.OP

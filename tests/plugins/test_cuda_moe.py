@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Attrs, Case, Tolerance  # noqa: E402
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
@@ -107,7 +107,7 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
     sizes: Sizes = (3, 9, 2048, 512)
     some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
     works = list(cuda_node.planned(OP, some, target))
-    few, many = ["each"] * (tokens < 5), ["wide"] * target.hopper
+    few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
     assert [w.tactic.name for w in works] == [*few, "grouped", *many]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):

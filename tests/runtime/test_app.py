@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from spark_engine.runtime.server import app as module
-from spark_engine.runtime.server.app import Front, create_app
+from spark_engine.runtime.server.app import Endpoints, create_app
 from tests.runtime.fake_client import FakeClient, service
 
 KEY = "Secret-clé"
@@ -18,7 +18,7 @@ KEY = "Secret-clé"
 
 def _client(key: str | None = None) -> httpx.AsyncClient:
     served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Front(served), served, key))
+    transport = httpx.ASGITransport(create_app(Endpoints(served), served, key))
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 

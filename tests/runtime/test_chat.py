@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_engine.errors import EngineError, RequestError
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.reply import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
 from tests.runtime import small_tokenizer
 
 USER = {"role": "user", "content": " hello <b>&</b> "}

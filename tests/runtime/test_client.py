@@ -41,13 +41,13 @@ def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.Mo
             await client.start()
             idle = time.monotonic()
             while time.monotonic() - idle < 2.5 * STALL_S:
-                assert client.sickness() is None
+                assert client.unhealthy_reason() is None
                 await asyncio.sleep(0.02)
             start = time.monotonic()
             client.submit([Request(stuck, SamplingParams(max_tokens=5))], asyncio.Queue(), 4)
-            assert await _until(lambda: client.sickness() is not None, 5 * STALL_S)
+            assert await _until(lambda: client.unhealthy_reason() is not None, 5 * STALL_S)
             assert time.monotonic() - start > 0.8 * STALL_S
-            assert "no step has ended" in str(client.sickness()), (
+            assert "no step has ended" in str(client.unhealthy_reason()), (
                 "pings were answered all the while"
             )
             client.cancel_all()

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from spark_engine.runtime.server import connections
-from spark_engine.runtime.server.connections import Connection, Crowd
+from spark_engine.runtime.server.connections import Connection, Connections
 
 READ_S = 0.3
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -41,7 +41,7 @@ class Server:
     """A server in this event loop, for as long as `use` runs."""
 
     def __init__(self, most: int) -> None:
-        self.crowd = Crowd(most, READ_S)
+        self.connections = Connections(most, READ_S)
         self.port = 0
         self._streams: list[Streams] = []
 
@@ -60,7 +60,7 @@ class Server:
         return await answer(reader)
 
     async def _run(self, use: Callable[[Server], Awaitable[None]]) -> None:
-        protocol = cast(Any, partial(Connection, self.crowd))
+        protocol = cast(Any, partial(Connection, self.connections))
         config = uvicorn.Config(
             _app, port=0, http=protocol, lifespan="off", log_config=None, log_level="critical"
         )
@@ -108,7 +108,7 @@ def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
         assert READ_S * 0.9 < time.monotonic() - start < READ_S + 1
         assert head.startswith(b"HTTP/1.1 408 ")
         assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
-        assert not server.crowd.inside and not server.crowd.waiting
+        assert not server.connections.inside and not server.connections.waiting
 
     Server(10).run(use)
 
@@ -118,7 +118,7 @@ def test_half_a_request_behind_a_whole_one_is_closed_too() -> None:
         reader, _ = await server.open(GET + HALVES[2][0][:-3])
         assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
         assert b"request's body did not come" in await _end(reader)
-        assert not server.crowd.inside
+        assert not server.connections.inside
 
     Server(10).run(use)
 
@@ -132,7 +132,7 @@ def test_an_answer_before_the_body_is_the_only_one() -> None:
         await answer(reader)
         writer.write(b"abc")
         assert b"408" not in await _end(reader)
-        assert not server.crowd.inside
+        assert not server.connections.inside
 
     Server(10).run(use)
 
@@ -187,7 +187,7 @@ def test_the_longest_silent_gives_way() -> None:
         ended = [asyncio.ensure_future(_end(reader)) for reader, _ in idle]
         await asyncio.sleep(0.02)
         assert [e.done() for e in ended] == [False, True, False, False]
-        assert len(server.crowd.inside) == 4
+        assert len(server.connections.inside) == 4
 
     Server(4).run(use)
 
@@ -213,7 +213,7 @@ def test_what_is_closed_leaves_nothing_behind() -> None:
             await asyncio.sleep(0.02)
             writer.close()
         await asyncio.sleep(0.05)
-        assert not server.crowd.inside and not server.crowd.waiting
+        assert not server.connections.inside and not server.connections.waiting
 
     Server(10).run(use)
 

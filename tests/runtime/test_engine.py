@@ -145,6 +145,16 @@ def test_refused_requests_leave_nothing_behind() -> None:
     assert list(finish(engine)) == [0]
 
 
+def test_ids_are_the_callers_and_grow() -> None:
+    engine = make()
+    engine.add(7, Request((1, 2), SamplingParams(max_tokens=2)))
+    for number in (3, 7):
+        with pytest.raises(InternalError, match=f"request {number} comes after request 7"):
+            engine.add(number, Request((1, 2)))
+    assert ask(engine) == 8
+    assert list(finish(engine)) == [7, 8]
+
+
 @BOTH
 def test_fail_ends_every_request_with_an_error(depth: int) -> None:
     engine = make(depth)

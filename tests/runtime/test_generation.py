@@ -11,7 +11,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, Sa
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.generation import Choice, Generation, GenerationFailed
 from spark_engine.runtime.server.metrics import Metrics
-from spark_engine.runtime.text.text import TextStream
+from spark_engine.runtime.text.text_stream import TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
 from tests.runtime.fake_client import FakeClient

@@ -9,12 +9,12 @@ from spark_engine.errors import EngineError
 from spark_engine.interface import Limits, tables
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.executors.executor import Specs
-from spark_engine.runtime.executors.memory import Memory, allocate
+from spark_engine.runtime.executors.memory import EngineMemory, allocate
 from spark_engine.tensors import DType, TensorSpec
 
 LIMITS = Limits(max_seqs=3, max_context=64, pages=5, vocab=11, page_size=16, bias_slots=2)
 STATES = (
-    StateInfo(TensorSpec("seen", DType.I32, (4, 11)), "slot"),
+    StateInfo(TensorSpec("token_counts", DType.I32, (4, 11)), "slot"),
     StateInfo(TensorSpec("layers.0.gdn_state", DType.BF16, (4, 2, 3)), "slot"),
     StateInfo(TensorSpec("layers.1.k_pages", DType.U8, (6, 2, 16)), "page"),
 )
@@ -28,9 +28,9 @@ def specs(rows: int) -> Specs:
     )
 
 
-def make(sets: int = 1) -> Memory:
+def make(sets: int = 1) -> EngineMemory:
     buckets = {("decode", n): specs(n) for n in (1, 2, 4)}
-    return Memory(STATES, tables(LIMITS), buckets, sets)
+    return EngineMemory(STATES, tables(LIMITS), buckets, sets)
 
 
 def test_buckets_share_states_tables_and_the_first_rows_of_their_own() -> None:
@@ -38,8 +38,8 @@ def test_buckets_share_states_tables_and_the_first_rows_of_their_own() -> None:
     small, large = memory.buffers("decode", 2, 0), memory.buffers("decode", 4, 0)
     assert small["top_ids"].shape == (2, 20) and large["top_ids"].shape == (4, 20)
     assert np.shares_memory(small["top_ids"], large["top_ids"])
-    assert small["seen"] is large["seen"] is memory.states["seen"]
-    assert small["seen.out"] is memory.states["seen"]
+    assert small["token_counts"] is large["token_counts"] is memory.states["token_counts"]
+    assert small["token_counts.out"] is memory.states["token_counts"]
     assert small["page_table"] is memory.tables["page_table"]
     assert all(a.flags.c_contiguous for a in small.values())
 
@@ -49,7 +49,7 @@ def test_sets_share_states_only() -> None:
     first, second = memory.buffers("decode", 4, 0), memory.buffers("decode", 4, 1)
     assert not np.shares_memory(first["slots"], second["slots"])
     assert not np.shares_memory(first["top_ids"], second["top_ids"])
-    assert first["seen"] is second["seen"]
+    assert first["token_counts"] is second["token_counts"]
 
 
 def test_unused_entries_of_the_tables_start_as_such() -> None:
@@ -75,7 +75,7 @@ def test_a_snapshot_moves_one_sequence_and_touches_no_other() -> None:
         state[1] = 77  # the copy must not follow
     memory.states["layers.1.k_pages"][[4, 0]] = 77
     memory.restore(saved, 2, [3, 1])
-    for name in ("seen", "layers.0.gdn_state"):
+    for name in ("token_counts", "layers.0.gdn_state"):
         assert (memory.states[name][2] == before[name][1]).all()
         assert (memory.states[name][[0, 3]] == before[name][[0, 3]]).all()
     pages = memory.states["layers.1.k_pages"]
@@ -96,12 +96,12 @@ def test_nan_in_what_is_saved_survives_bit_for_bit() -> None:
 
 
 def test_a_bucket_whose_state_differs_from_the_manifest_is_refused() -> None:
-    other = TensorSpec("seen", DType.I32, (4, 12))
+    other = TensorSpec("token_counts", DType.I32, (4, 12))
     bad = Specs(specs(1).inputs, (other, *specs(1).states[1:]), specs(1).outputs)
-    with pytest.raises(EngineError, match="seen is i32"):
-        Memory(STATES, tables(LIMITS), {("decode", 1): bad})
+    with pytest.raises(EngineError, match="token_counts is i32"):
+        EngineMemory(STATES, tables(LIMITS), {("decode", 1): bad})
     with pytest.raises(EngineError, match="not in the manifest"):
-        Memory(STATES[1:], tables(LIMITS), {("decode", 1): specs(1)})
+        EngineMemory(STATES[1:], tables(LIMITS), {("decode", 1): specs(1)})
 
 
 def test_arrays_are_aligned_and_zero() -> None:

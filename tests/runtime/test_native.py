@@ -20,7 +20,7 @@ from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
 from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
 from spark_engine.manifest import Bucket, StateInfo  # noqa: E402
 from spark_engine.runtime.executors import device_memory, native  # noqa: E402
-from spark_engine.runtime.executors.memory import Memory, allocate  # noqa: E402
+from spark_engine.runtime.executors.memory import EngineMemory, allocate  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
@@ -64,7 +64,7 @@ KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
 
 def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
     one = [1, 1, 1]
-    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "overlaps": True}
+    shape = {"grid": one, "block": one, "cluster": one, "shared": 0, "pdl": True}
     shape["resident"] = True
     return {"node": "n", "kernel": kernel, "args": list(args), **shape}
 
@@ -107,6 +107,7 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.N
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
     manifest = SimpleNamespace(
         target="sm_90a",
+        card="h200",
         states=STATES,
         tables=tables(LIMITS),
         buckets=[Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 4 * ROWS * VOCAB)],
@@ -129,10 +130,10 @@ def header() -> EngineHeader:
     return EngineHeader("native", "sm_90a", "decode", ROWS, 1, inputs, states, OUTPUTS, {})
 
 
-def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, Memory]:
+def opened(engine: native.NativeEngine) -> tuple[native.NativeExecutor, EngineMemory]:
     executor = engine.open(header(), payload(), Path(), 1)
     specs = {("decode", ROWS): executor.specs}
-    return executor, Memory(STATES, tables(LIMITS), specs, 2, engine.states, engine.tables)
+    return executor, EngineMemory(STATES, tables(LIMITS), specs, 2, engine.states, engine.tables)
 
 
 def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngine) -> None:
@@ -165,10 +166,10 @@ def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
     buffers["slots"][:] = (2, 0, 3)
     executor.launch(buffers)()
     gpu: Any = executor.gpu
-    held = len(gpu.blocks)
+    resources = len(gpu.blocks)
     alone = executor.launches(payload())
     assert [(x.node, x.symbol) for x in alone] == [("n", "sum_up"), ("n", "finish")]
-    assert len(gpu.blocks) == held, "scratch memory is the graph's"
+    assert len(gpu.blocks) == resources, "scratch memory is the graph's"
     for launch in alone:
         launch.queue()
     gpu.wait()
@@ -197,9 +198,9 @@ def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> N
         start = engine.tables.addresses[name]
         assert [(a - start, n) for a, n in gpu.uploads] == copies
     gpu.wait()
-    for name, held in memory.tables.items():
-        found = gpu.view(engine.tables.addresses[name], held.dtype, held.shape)
-        np.testing.assert_array_equal(found, held)
+    for name, resources in memory.tables.items():
+        found = gpu.view(engine.tables.addresses[name], resources.dtype, resources.shape)
+        np.testing.assert_array_equal(found, resources)
 
 
 def test_a_snapshot_goes_to_another_slot_and_other_pages(engine: native.NativeEngine) -> None:
@@ -263,7 +264,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
-        manifest=SimpleNamespace(buckets=()),
+        manifest=SimpleNamespace(buckets=(), card="h200"),
         weights_path=tmp_path / "w",
         check_chunk=check,
     )

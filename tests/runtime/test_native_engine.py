@@ -63,7 +63,7 @@ class Bucket:
         row = {
             **{"node": "n", "kernel": 0, "grid": one, "block": one, "cluster": one, "shared": 0},
             **{
-                "overlaps": False,
+                "pdl": False,
                 "resident": False,
                 "args": [[k, s.name] for k, s in zip(kinds, self.specs, strict=True)],
             },
@@ -102,7 +102,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         write_weights(tmp_path / "w", plan_weights([spec]), [np.zeros(4, np.float32)])
         states = fake_states(LIMITS)
         described = SimpleNamespace(
-            states=states, tables=tables(LIMITS), buckets=[manifest.Bucket("x", 8, 1, "f", 256)]
+            states=states,
+            tables=tables(LIMITS),
+            card="h200",
+            buckets=[manifest.Bucket("x", 8, 1, "f", 256)],
         )
         where: Any = SimpleNamespace(
             manifest=described, weights_path=tmp_path / "w", check_chunk=lambda *_: None

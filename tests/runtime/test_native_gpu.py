@@ -15,21 +15,21 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
+from spark_engine.device import Gpu  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.kernel import TARGETS  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine  # noqa: E402
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Request, SamplingParams  # noqa: E402
-from spark_engine.runtime.executors.device import Gpu  # noqa: E402
 from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
-HERE = nvrtc.present_target()
+HERE = device.architecture()
 MIB = 1 << 20
 pytestmark = [
     pytest.mark.gpu,

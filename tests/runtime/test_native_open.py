@@ -30,7 +30,7 @@ from spark_engine.runtime.executors import (  # noqa: E402
     native,
     upload,
 )
-from spark_engine.runtime.executors.memory import Memory  # noqa: E402
+from spark_engine.runtime.executors.memory import EngineMemory  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def step(loaded: Loaded) -> None:
     """One step of every bucket, waited for, over both sets of buffers."""
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = Memory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
     memory.flush()
     for turn in range(2):
         for (family, rows), executor in loaded.executors.items():
@@ -120,7 +120,7 @@ def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Pat
     """Its staging memory is gone."""
     loaded = load(folder)
     specs = {key: executor.specs for key, executor in loaded.executors.items()}
-    memory = Memory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
     wait = loaded.executors["decode", 2].launch(memory.buffers("decode", 2, 0))
     loaded.close()
     with pytest.raises(ExecutorError, match="was closed"):
@@ -302,7 +302,7 @@ PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
 PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
 # Places where any value of the right type is as good as another.
 FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str}
-FREE |= {("launches", 0, key): bool for key in ("overlaps", "resident")}
+FREE |= {("launches", 0, key): bool for key in ("pdl", "resident")}
 FREE |= {(*ARGS, i, 1): int for i in (1, 3, 5)}
 FREE |= {("launches",): list, ("launches", 0, "args"): list, ("launches", 0, "kernel"): bool}
 

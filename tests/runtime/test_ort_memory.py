@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
 from spark_engine.runtime.engine.load import _lanes

@@ -15,11 +15,11 @@ from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     EngineInfo,
     Ready,
     Stats,
+    StepReport,
     Submit,
     decode_command,
     decode_report,
@@ -169,7 +169,7 @@ def test_messages_between_the_processes_survive_the_way() -> None:
     commands = (Submit(7, Request((1, 2), params, 3)), Submit(8, Request((1,))), Cancel(7))
     assert tuple(decode_command(encode(c)) for c in commands) == commands
     events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), Event(2, finish=FinishReason.STOP)]
-    reports = (Batch(events, Stats(running=3, buckets={"decode_1": 2})), Ready(INFO))
+    reports = (StepReport(events, Stats(running=3, buckets={"decode_1": 2})), Ready(INFO))
     assert tuple(decode_report(encode(r)) for r in reports) == reports
 
 

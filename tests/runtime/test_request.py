@@ -99,5 +99,5 @@ def test_few_pages_bind_before_the_context() -> None:
 
 
 def test_what_ends_a_request() -> None:
-    assert SamplingParams(stop_token_ids=(9,)).ends(EOS) == {1, 2, 9}
-    assert SamplingParams(stop_token_ids=(9,), ignore_eos=True).ends(EOS) == {9}
+    assert SamplingParams(stop_token_ids=(9,)).stop_ids(EOS) == {1, 2, 9}
+    assert SamplingParams(stop_token_ids=(9,), ignore_eos=True).stop_ids(EOS) == {9}

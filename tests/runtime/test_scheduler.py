@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError
-from spark_engine.runtime.engine.plan import Plan
+from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.scheduler import (
     LATENCY,
@@ -39,15 +39,15 @@ class Clients:
         self.scheduler.add(seq)
         return seq
 
-    def step(self) -> Plan:
-        plan = self.scheduler.plan(in_flight=0)
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule(in_flight=0)
         self.collect(plan)
         return plan
 
-    def collect(self, plan: Plan) -> None:
+    def collect(self, plan: StepPlan) -> None:
         self.scheduler.collected(plan.step)
-        for launch in plan.launches:
-            for row in launch.rows:
+        for batch in plan.batches:
+            for row in batch.rows:
                 if row.emit and row.seq.status is not Status.FINISHED:
                     row.seq.tokens.append(0)
                     if len(row.seq.tokens) == row.seq.limit:
@@ -55,11 +55,11 @@ class Clients:
         self.scheduler.check()
 
 
-def shape(plan: Plan) -> list[tuple[str, int, list[tuple[int, int, int, bool]]]]:
+def shape(plan: StepPlan) -> list[tuple[str, int, list[tuple[int, int, int, bool]]]]:
     """[(family, bucket, [(sequence, start, count, emit)])]"""
     return [
         (x.family, x.bucket, [(r.seq.id, r.start, r.count, r.emit) for r in x.rows])
-        for x in plan.launches
+        for x in plan.batches
     ]
 
 
@@ -98,7 +98,7 @@ def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
     clients.step()
     # limits 3, 4, 5, 6: after the first token of each, 1, 2, 3 and 4 more are decoded
     assert [shape(clients.step())[0][1] for _ in range(4)] == [4, 4, 2, 1]
-    assert clients.step().launches == []
+    assert clients.step().batches == []
 
 
 def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
@@ -107,7 +107,7 @@ def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
     clients.step()
     clients.add(64 * 3)
     prefills = [
-        [len(x.rows) for x in clients.step().launches if x.family == "prefill"] for _ in range(12)
+        [len(x.rows) for x in clients.step().batches if x.family == "prefill"] for _ in range(12)
     ]
     assert prefills == [[], [], [], [1]] * 3
 
@@ -115,7 +115,7 @@ def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
 def test_latency_policy_takes_the_largest_bucket_when_nobody_decodes() -> None:
     clients = Clients(make(LATENCY))
     clients.add(64 * 6)
-    assert [len(clients.step().launches[0].rows) for _ in range(2)] == [4, 2]
+    assert [len(clients.step().batches[0].rows) for _ in range(2)] == [4, 2]
 
 
 def test_the_queue_is_priority_then_arrival_and_its_head_is_not_passed_over() -> None:
@@ -172,7 +172,7 @@ def test_over_the_swap_budget_a_sequence_restarts_with_all_its_tokens() -> None:
         clients.step()
     clients.add(5, limit=6, priority=1)
     assert clients.step().preempted == [seq]
-    assert seq.status is Status.WAITING and (seq.launched, seq.goal) == (0, 15)
+    assert seq.status is Status.WAITING and (seq.launched, seq.prefill_end) == (0, 15)
     assert shape(clients.step())[0] == ("prefill", 1, [(0, 0, 15, True)])
 
 
@@ -180,12 +180,12 @@ def test_a_step_in_flight_forbids_preemption_and_asks_to_drain() -> None:
     clients = Clients(make(slots=1))
     low = clients.add(10)
     clients.step()
-    running = clients.scheduler.plan(in_flight=0)
+    running = clients.scheduler.schedule(in_flight=0)
     clients.add(5, priority=1)
-    plan = clients.scheduler.plan(in_flight=1)
+    plan = clients.scheduler.schedule(in_flight=1)
     assert plan.drain and not plan.preempted and low.status is Status.RUNNING
     clients.collect(running), clients.collect(plan)
-    assert clients.scheduler.plan(in_flight=0).preempted == [low]
+    assert clients.scheduler.schedule(in_flight=0).preempted == [low]
 
 
 def test_what_a_finished_sequence_held_returns_after_the_last_launched_step() -> None:
@@ -193,7 +193,7 @@ def test_what_a_finished_sequence_held_returns_after_the_last_launched_step() ->
     scheduler = clients.scheduler
     seq = clients.add(10)
     clients.step()
-    first, second = scheduler.plan(0), scheduler.plan(1)
+    first, second = scheduler.schedule(0), scheduler.schedule(1)
     scheduler.collected(first.step)
     scheduler.finish(seq, FinishReason.STOP)
     assert (scheduler.slots.free, scheduler.pages.free) == (3, 19)
@@ -241,13 +241,13 @@ def test_pages_reach_to_the_first_decode_row_if_there_is_one(
 ) -> None:
     clients = Clients(make())
     seq = clients.add(prompt, limit=limit)
-    clients.scheduler.plan(in_flight=0)
+    clients.scheduler.schedule(in_flight=0)
     assert len(seq.pages) == pages
 
 
 def test_min_tokens_forbids_the_end_of_exactly_so_many() -> None:
     seq = Sequence(0, Request((0,) * 3, SamplingParams(min_tokens=2)), 9, frozenset({7}), seed=0)
-    assert [seq.forbids_end(position) for position in (3, 4, 5)] == [True, True, False]
+    assert [seq.forbids_stop(position) for position in (3, 4, 5)] == [True, True, False]
 
 
 def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
@@ -256,9 +256,9 @@ def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
     clients.step(), clients.step()  # `first` has taken the spare page
     clients.step()
     assert clients.scheduler.pages.free == 0
-    plan = clients.scheduler.plan(in_flight=1)
+    plan = clients.scheduler.schedule(in_flight=1)
     assert plan.drain and not plan.preempted and last.status is Status.RUNNING
-    assert [row.seq for launch in plan.launches for row in launch.rows] == [first]
+    assert [row.seq for batch in plan.batches for row in batch.rows] == [first]
     clients.collect(plan)
     assert clients.step().preempted == [last]
 
@@ -284,10 +284,10 @@ def test_nobody_is_preempted_for_what_the_step_in_flight_gives_back() -> None:
     clients = Clients(make(slots=2))
     ending, going = clients.add(10), clients.add(10)
     clients.step()
-    first = clients.scheduler.plan(in_flight=0)
+    first = clients.scheduler.schedule(in_flight=0)
     clients.scheduler.finish(ending, FinishReason.STOP)
     urgent = clients.add(5, priority=1)
-    plan = clients.scheduler.plan(in_flight=1)
+    plan = clients.scheduler.schedule(in_flight=1)
     assert not plan.drain and not plan.admitted
     clients.collect(first), clients.collect(plan)
     assert clients.step().admitted == [urgent] and going.status is Status.RUNNING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_engine.runtime.text.stops import StopMatcher, first_match, held_suffix
+from spark_engine.runtime.text.stops import StopMatcher, first_match, partial_match
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_the_first_to_be_completed_counts(
 
 
 def test_no_more_is_held_than_may_become_a_stop() -> None:
-    assert held_suffix("xxab", ("abc", "bd")) == 2
-    assert held_suffix("xxabc", ("abc",)) == 0  # a whole one is not held but found
-    assert held_suffix("xx", ("abc",)) == 0
+    assert partial_match("xxab", ("abc", "bd")) == 2
+    assert partial_match("xxabc", ("abc",)) == 0  # a whole one is not held but found
+    assert partial_match("xx", ("abc",)) == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.plan import Plan
+from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import (
     Event,
     FinishReason,
@@ -106,18 +106,18 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.events: dict[int, list[Event]] = {}
-        self._plan: Plan | None = None
+        self._plan: StepPlan | None = None
         self._due: set[Sequence] = set()
         self._stuck = 0
         self._mark: object = None
-        inner = engine.scheduler.plan
+        inner = engine.scheduler.schedule
 
-        def plan(in_flight: int) -> Plan:
+        def schedule(in_flight: int) -> StepPlan:
             self._due = {s for s in engine.scheduler.running if s.decodable}
             self._plan = inner(in_flight)
             return self._plan
 
-        engine.scheduler.plan = plan  # type: ignore[method-assign]
+        engine.scheduler.schedule = schedule  # type: ignore[method-assign]
 
     def submit(self, request: Request) -> int:
         number = self.engine.submit(request)
@@ -136,14 +136,14 @@ class Watch:
             self._check_plan(self._plan)
         poison_free(self.engine)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def _check_plan(self, plan: StepPlan) -> None:
         buckets = {"decode": self.engine.loaded.rows("decode")}
         buckets["prefill"] = self.engine.loaded.rows("prefill")
-        assert len({launch.family for launch in plan.launches}) == len(plan.launches) <= 2
-        for launch in plan.launches:
-            fitting = [b for b in buckets[launch.family] if b >= len(launch.rows)]
-            assert launch.rows and launch.bucket == fitting[0]
-        rows = {launch.family: launch.rows for launch in plan.launches}
+        assert len({batch.family for batch in plan.batches}) == len(plan.batches) <= 2
+        for batch in plan.batches:
+            fitting = [b for b in buckets[batch.family] if b >= len(batch.rows)]
+            assert batch.rows and batch.bucket == fitting[0]
+        rows = {batch.family: batch.rows for batch in plan.batches}
         decoded = {row.seq for row in rows.get("decode", ())}
         assert len(decoded) == len(rows.get("decode", ()))
         assert plan.drain or self._due - set(plan.preempted) <= decoded
@@ -224,7 +224,7 @@ def check_trace(trace: Trace) -> None:
 
 
 @settings(
-    max_examples=1000,
+    max_examples=3 * settings().max_examples,  # 300; 3,000 in `make soak`
     derandomize=True,
     deadline=None,
     database=None,

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
 from spark_engine.runtime.executors import upload  # noqa: E402
-from spark_engine.runtime.executors.held import Held  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
 
 CHUNK = 1000
@@ -36,8 +36,8 @@ def test_every_byte_arrives_and_every_chunk_is_hashed(
 ) -> None:
     path, data = write(tmp_path, size)
     gpu, found = FakeGpu({}), dict[int, str]()
-    held = Held(gpu)  # type: ignore[arg-type]
-    address = upload.upload_file(held, path, CHUNK, found.__setitem__, lanes)
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
+    address = upload.upload_file(resources, path, CHUNK, found.__setitem__, lanes)
     assert gpu.at(address, size).tobytes() == data
     chunks = [data[i : i + CHUNK] for i in range(0, size, CHUNK)]
     assert found == {i: hashlib.sha256(c).hexdigest() for i, c in enumerate(chunks)}
@@ -47,7 +47,7 @@ def test_every_byte_arrives_and_every_chunk_is_hashed(
 def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(tmp_path: Path) -> None:
     path, _ = write(tmp_path, 50 * CHUNK)
     gpu, seen = FakeGpu({}), list[int]()
-    held = Held(gpu)  # type: ignore[arg-type]
+    resources = DeviceResources(gpu)  # type: ignore[arg-type]
 
     def check(index: int, digest: str) -> None:
         seen.append(index)
@@ -55,9 +55,9 @@ def test_a_refused_chunk_ends_the_upload_and_frees_the_memory(tmp_path: Path) ->
             raise EngineError("chunk 2 was changed")
 
     with pytest.raises(EngineError, match="chunk 2"):
-        upload.upload_file(held, path, CHUNK, check, 1)
+        upload.upload_file(resources, path, CHUNK, check, 1)
     assert seen == [0, 1, 2]
-    held.close()
+    resources.close()
     assert gpu.held == {**NOTHING, "contexts": 1}
 
 
@@ -68,4 +68,4 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:1500])
 
     with pytest.raises(EngineError, match="was cut while it was read"):
-        upload.upload_file(Held(FakeGpu({})), path, CHUNK, check, 1)  # type: ignore[arg-type]
+        upload.upload_file(DeviceResources(FakeGpu({})), path, CHUNK, check, 1)  # type: ignore[arg-type]

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from spark_engine.errors import ExecutorError
+from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     Command,
     EngineInfo,
     Ping,
     Ready,
+    Refused,
+    StepReport,
     Submit,
     decode_report,
     encode,
@@ -32,13 +33,11 @@ class Broken(FakeEngine):
     def __init__(self, fails_too: bool) -> None:
         self._live: dict[int, Any] = {}
         self._ends: list[Event] = []
-        self._next = self._steps = 0
+        self._steps = 0
         self._fails_too = fails_too
 
-    def submit(self, request: Request) -> int:
-        self._next += 1
-        self._live[self._next] = request
-        return self._next
+    def add(self, request_id: int, request: Request) -> None:
+        self._live[request_id] = request
 
     def step(self) -> list[Event]:
         raise ExecutorError("the device is gone")
@@ -93,17 +92,31 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
         assert len(socket.sent) == 1
         return
     batch = socket.sent[1]
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, StepReport)
     words = "ExecutorError: the device is gone"
     ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
     assert batch.events == ends
+
+
+class Full(Idle):
+    """Takes no request."""
+
+    def add(self, request_id: int, request: Request) -> None:
+        raise CapacityError("the queue is full")
+
+
+def test_a_request_that_the_engine_cannot_queue_is_sent_back_by_its_id() -> None:
+    socket: Any = Socket()
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Full()).run()
+    assert socket.sent[1:3] == [Refused(number, "the queue is full") for number in (70, 80)]
 
 
 def test_an_idle_worker_answers_pings() -> None:
     socket: Any = Socket(Ping())
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
-    assert [type(report) for report in socket.sent] == [Ready, Batch]
+    assert [type(report) for report in socket.sent] == [Ready, StepReport]
     assert socket.sent[1].events == [] and socket.sent[1].stats.steps == 0
 
 
@@ -111,4 +124,4 @@ def test_a_cancel_of_what_has_ended_is_ignored() -> None:
     socket: Any = Socket(Cancel(70), Ping())
     with pytest.raises(Closed):
         Worker(socket, INFO, Idle()).run()
-    assert isinstance(socket.sent[-1], Batch)
+    assert isinstance(socket.sent[-1], StepReport)

@@ -1,0 +1,170 @@
+"""From stored tensors to op operands: the recipes of one projection, and of stacked experts.
+
+Knows each scheme's tensors in each dialect and the operand conventions of docs/graph.md: global
+scales that multiply, repeated to one per row. Knows no graph.
+
+modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.open_model import Model
+from spark_engine.models.weights.recipes import (
+    Recipe,
+    cast,
+    codes,
+    concat0,
+    maximum,
+    multiply,
+    part_scale,
+    reciprocal,
+    repeat,
+    reshape,
+    stack,
+    whole_scale,
+)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear module: [N, K] weights and their scales.
+
+    Attributes:
+        scales: the weight's scales by suffix, in operand order.
+        input_scale: f32 [] by which the input is quantised; None where it is not, or not
+            statically.
+    """
+
+    scheme: Scheme
+    weight: Recipe
+    scales: Mapping[str, Recipe] = field(default_factory=dict)
+    input_scale: Recipe | None = None
+
+
+def projection(model: Model, module: str, scheme: Scheme) -> Projection:
+    """The recipes of one module, named without prefix.
+
+    fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
+    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
+    """
+    return _READERS[scheme](model, module)
+
+
+def _plain(model: Model, module: str) -> Projection:
+    return Projection(Scheme.PLAIN, model.source(f"{module}.weight"))
+
+
+def _fp8(model: Model, module: str) -> Projection:
+    weight = codes(model.source(f"{module}.weight"))
+    scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
+    read = _scalar(model, f"{module}.input_scale")
+    return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
+
+
+def _fp8_block(model: Model, module: str) -> Projection:
+    suffix = "weight_scale" if model.table.dialect is Dialect.COMPRESSED else "weight_scale_inv"
+    scale = cast(part_scale(model.source(f"{module}.{suffix}")))
+    weight = codes(model.source(f"{module}.weight"))
+    return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
+
+
+def _nvfp4(model: Model, module: str) -> Projection:
+    weight, scale, scale2, _ = _fp4_tensors(model, module, False)
+    scales = {"weight_scale": scale, "w_scale2": repeat(scale2, weight.shape[0])}
+    return Projection(Scheme.NVFP4, weight, scales)
+
+
+def _nvfp4_a4(model: Model, module: str) -> Projection:
+    weight, scale, scale2, read = _fp4_tensors(model, module, True)
+    alpha = repeat(multiply(read, scale2), weight.shape[0])
+    return Projection(Scheme.NVFP4_A4, weight, {"weight_scale": scale, "alpha": alpha}, read)
+
+
+def _fp4_tensors(
+    model: Model, module: str, reads_input: bool
+) -> tuple[Recipe, Recipe, Recipe, Recipe]:
+    """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
+    block = part_scale(model.source(f"{module}.weight_scale"))
+    if model.table.dialect is Dialect.COMPRESSED:
+        packed = model.source(f"{module}.weight_packed")
+        scale2 = reciprocal(_scalar(model, f"{module}.weight_global_scale"))
+        read = f"{module}.input_global_scale"
+        return packed, block, scale2, reciprocal(_scalar(model, read)) if reads_input else scale2
+    packed = model.source(f"{module}.weight")
+    scale2 = _scalar(model, f"{module}.weight_scale_2")
+    return packed, block, scale2, _scalar(model, f"{module}.input_scale") if reads_input else scale2
+
+
+def _scalar(model: Model, name: str) -> Recipe:
+    return reshape(cast(whole_scale(model.source(name))), ())
+
+
+def _per_row(scale: Recipe, rows: int) -> Recipe:
+    """f32 [rows] from one scale for all, or from one for each row."""
+    if scale.shape in ((), (1,)) and rows != 1:
+        return repeat(cast(whole_scale(scale)), rows)
+    return reshape(cast(part_scale(scale)), (rows,))
+
+
+_READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
+    Scheme.PLAIN: _plain,
+    Scheme.FP8: _fp8,
+    Scheme.FP8_BLOCK: _fp8_block,
+    Scheme.NVFP4: _nvfp4,
+    Scheme.NVFP4_A4: _nvfp4_a4,
+}
+MOE_FORMATS: Mapping[Scheme, str] = {s: s.value for s in Scheme} | {Scheme.PLAIN: "dense"}
+
+
+def expert_params(model: Model, module: str, scheme: Scheme) -> dict[str, Recipe]:
+    """`grouped_moe`'s operands by name, in order, of the experts under `module`.
+
+    Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
+    """
+    if model.layout.fused_experts:
+        names = {"w13": "gate_up_proj", "w2": "down_proj"}
+        return {k: model.source(f"{module}.{name}") for k, name in names.items()}
+    moe = model.config.moe
+    assert moe is not None
+    if scheme is Scheme.FP8_BLOCK and moe.intermediate % 128:
+        raise CheckpointError(
+            f"{module}: moe_intermediate_size is {moe.intermediate}; with FP8 blocks it must be a "
+            "multiple of 128"
+        )
+    rows = [_expert(model, f"{module}.{e}", scheme) for e in range(moe.experts)]
+    return {name: stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _expert(model: Model, module: str, scheme: Scheme) -> dict[str, Recipe]:
+    """One expert's operands: gate and up rows joined as w13, down as w2."""
+    # W4A4's op wants the weight's own global scale beside the input's: read it as W4A16.
+    stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
+    gate, up, down = (
+        projection(model, f"{module}.{leaf}_proj", stored) for leaf in ("gate", "up", "down")
+    )
+    out = {"w13": concat0([gate.weight, up.weight])}
+    for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
+        out[f"w13_{suffix}"] = concat0([gate.scales[name], up.scales[name]])
+    out["w2"] = down.weight
+    for name, suffix in zip(down.scales, ("scale", "scale2"), strict=False):
+        out[f"w2_{suffix}"] = down.scales[name]
+    if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
+        read = {
+            leaf: _input_scale(model, f"{module}.{leaf}_proj", scheme)
+            for leaf in ("gate", "up", "down")
+        }
+        # The input is quantised once for both; calibration gives both the same scale.
+        out["x_scale"] = maximum(read["gate"], read["up"])
+        out["h_scale"] = read["down"]
+    return out
+
+
+def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
+    scale = projection(model, module, scheme).input_scale
+    assert scale is not None
+    return scale
