@@ -15,9 +15,7 @@ from spark_engine.plugins.gdn import (
     gated_delta,
     gated_norm,
     gated_norm_quant,
-    gated_ring,
     gdn_decode,
-    gdn_ring_decode,
 )
 from spark_engine.plugins.linear import (
     fp8_block_linear,
@@ -64,12 +62,9 @@ OPS: tuple[Op, ...] = (
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
-    gated_ring.STEP,
-    gated_ring.CHUNK,
     gated_norm.OP,
     gated_norm_quant.OP,
     gdn_decode.OP,
-    gdn_ring_decode.OP,
     paged_attention.OP,
     attention_decode.OP,
     sigmoid_gate.OP,

@@ -62,10 +62,9 @@ def _delta_rule(w: Writer, mixed: gs.Variable, gates: gs.Variable, layer: str) -
     state = w.state(TensorSpec(f"{layer}.gdn_state", w.precision.state, shape), "slot")
     decay = [w.weight(f"{p}.{n}", cast(w.model.source(f"{p}.{n}"))) for n in ("A_log", "dt_bias")]
     kind = "step" if w.tile == 1 else "chunk"
-    attrs: dict[str, int] = {**c.delta_heads, "tile": w.tile}
+    attrs = {**c.delta_heads, "tile": w.tile, "ring": w.limits.gdn_ring}
     states = [state]
     if w.limits.gdn_ring:
-        kind, attrs["ring"] = f"ring_{kind}", w.limits.gdn_ring
         records = (w.limits.max_seqs + 1, w.limits.gdn_ring, ring_width(**c.delta_heads))
         states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, records), "slot"))
     outputs = [f"{p}.delta", *(state_out(s.name) for s in states)]

@@ -47,6 +47,11 @@ def formal_names(names: Sequence[str], count: int) -> list[str]:
     return fixed + [f"{names[-1][:-1]}{i}" for i in range(count - len(fixed))]
 
 
+def result_names(op: Op, attrs: Attrs, count: int) -> list[str]:
+    """The formal names of a node's `count` results."""
+    return formal_names([r.name for r in op.made(attrs)], count)
+
+
 def constants(op: Op, attrs: Attrs) -> list[str]:
     """The operands that are weights in every engine; all others are written anew each step."""
     return [o.name for o in op.given(attrs) if o.constant]
@@ -64,7 +69,7 @@ def run_op(
     names = op.names(attrs, len(arrays))
     specs = tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))
     outs = op.infer(attrs, specs)
-    out_names = [f"out_{n}" for n in formal_names(op.outputs, len(outs))]
+    out_names = [f"out_{n}" for n in result_names(op, attrs, len(outs))]
     fixed = constants(op, attrs) if constant is None else constant
     values = dict(zip(names, arrays, strict=True))
     results = run_graph(

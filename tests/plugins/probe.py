@@ -14,7 +14,7 @@ from tests.plugins import one_node
 
 def run(op: Op, attrs: Attrs, operands: Mapping[str, Array], threads: int = 1) -> list[Array]:
     """The op's outputs in order; weights become initializers."""
-    return run_named(op, attrs, operands, op.outputs, threads)
+    return run_named(op, attrs, operands, [r.name for r in op.made(attrs)], threads)
 
 
 def run_named(
@@ -28,9 +28,9 @@ def run_named(
     return [results[n] for n in names]
 
 
-def named(op: Op, arrays: Sequence[Array]) -> dict[str, Array]:
-    """The arrays by operand name."""
-    return dict(zip(op.inputs, arrays, strict=True))
+def named(op: Op, arrays: Sequence[Array], attrs: Attrs | None = None) -> dict[str, Array]:
+    """The arrays by operand name, of a node with these attributes."""
+    return dict(zip(op.names(attrs or {}, len(arrays)), arrays, strict=True))
 
 
 def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> list[Array]:

@@ -41,7 +41,7 @@ def test_infer_agrees_with_reference(op: Op, case: Case) -> None:
     inferred = op.infer(case.attrs, specs)
     results = reference(op, case, arrays)
     assert [(s.dtype.numpy, s.dims) for s in inferred] == [(r.dtype, r.shape) for r in results]
-    assert [s.name for s in inferred] == one_node.formal_names(op.outputs, len(inferred))
+    assert [s.name for s in inferred] == one_node.result_names(op, case.attrs, len(inferred))
 
 
 @pytest.mark.parametrize(("op", "case"), PAIRS)
@@ -65,7 +65,7 @@ def test_body_is_one_function_in_the_ops_order(op: Op, case: Case) -> None:
     names = op.names(case.attrs, len(arrays))
     specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
     function = onnx.parser.parse_function(op.body(case.attrs, specs))
-    outputs = one_node.formal_names(op.outputs, len(op.infer(case.attrs, specs)))
+    outputs = one_node.result_names(op, case.attrs, len(op.infer(case.attrs, specs)))
     assert (function.domain, function.name) == (DOMAIN, op.name)
     assert (list(function.input), list(function.output)) == (names, outputs)
     assert [(i.domain, i.version) for i in function.opset_import] == [("", 23)]

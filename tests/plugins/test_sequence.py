@@ -17,8 +17,6 @@ from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
 )
 from spark_engine.plugins.sampling import (
     mark_tokens,
@@ -35,8 +33,6 @@ SEQUENCE_OPS = (
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
-    gated_ring.STEP,
-    gated_ring.CHUNK,
     paged_attention.OP,
     sample.OP,
 )
@@ -69,9 +65,9 @@ def _units(op: Op, name: str, operands: Mapping[str, Array], slot: int) -> Array
     return table[table >= 0]
 
 
-def _updates(op: Op) -> list[tuple[int, str]]:
-    """(result, state that it updates)."""
-    return [(i, result.updates) for i, result in enumerate(op.results) if result.updates]
+def _updates(op: Op, attrs: Attrs) -> list[tuple[int, str]]:
+    """(result, state that it updates) of a node with these attributes."""
+    return [(i, result.updates) for i, result in enumerate(op.made(attrs)) if result.updates]
 
 
 def _belongings(
@@ -104,9 +100,9 @@ def _real_cases() -> list[tuple[Op, Case]]:
         (gated_delta.STEP, step),
         (gated_delta.STEP, replace(step, state=BF16)),
         (gated_delta.CHUNK, chunk),
-        (gated_ring.STEP, gated_ring_cases.Launch(step)),
-        (gated_ring.STEP, gated_ring_cases.Launch(replace(step, state=BF16))),
-        (gated_ring.CHUNK, gated_ring_cases.Launch(chunk)),
+        (gated_delta.STEP, replace(step, ring=8)),
+        (gated_delta.STEP, replace(step, state=BF16, ring=8)),
+        (gated_delta.CHUNK, replace(chunk, ring=8)),
         (paged_attention.OP, decode),
         (paged_attention.OP, replace(decode, heads=1)),
         (paged_attention.OP, replace(decode, kv=F8)),
@@ -124,9 +120,10 @@ SMALL = [
         (mark_tokens.OP, ("decode", "prefill", "several tiles")),
         (causal_conv.OP, ("decode", "prefill", "three tiles", "bf16")),
         (gated_delta.STEP, ("rows", "three value heads per key head", "bf16")),
+        (gated_delta.STEP, ("ring of 8, rows", "ring of 16, rows", "ring of 8, bf16")),
+        (gated_delta.STEP, ("ring of 8, three value heads per key head",)),
         (gated_delta.CHUNK, ("tiles", "equal keys, strong decay")),
-        (gated_ring.STEP, ("rows", "sixteen records", "three value heads per key head", "bf16")),
-        (gated_ring.CHUNK, ("tiles", "strong decay")),
+        (gated_delta.CHUNK, ("ring of 8, tiles", "ring of 8, strong decay")),
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
@@ -140,7 +137,7 @@ INVARIANT = [pytest.param(op, c, id=f"{op.name}-{c.label}") for op, c in SMALL +
 @pytest.mark.parametrize(("op", "case"), INVARIANT)
 def test_a_sequence_alone_equals_itself_in_company(op: Op, case: Case, threads: int) -> None:
     """Bit for bit: alone, and with the other sequences in reverse order."""
-    operands = named(op, case.inputs(np.random.default_rng(5)))
+    operands = named(op, case.inputs(np.random.default_rng(5)), case.attrs)
     tile = int(case.attrs.get("tile", 1))
     slots = [int(s) for s in dict.fromkeys(operands["slots"]) if s >= 0]
     rows = {s: list(np.flatnonzero(operands["slots"] == s)) for s in slots}
@@ -159,11 +156,11 @@ def test_a_sequence_alone_equals_itself_in_company(op: Op, case: Case, threads: 
 @pytest.mark.parametrize(("op", "case"), INVARIANT)
 def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
     """Input and output of a state in the same memory give what separate memory gives."""
-    operands = named(op, case.inputs(np.random.default_rng(6)))
+    operands = named(op, case.inputs(np.random.default_rng(6)), case.attrs)
     apart = run(op, case.attrs, operands)
-    names = [f"out_{o}" for o in op.outputs]
+    names = [f"out_{r.name}" for r in op.made(case.attrs)]
     fixed = one_node.constants(op, case.attrs)
-    node = one_node.Node(op, op.inputs, names, case.attrs)
+    node = one_node.Node(op, list(operands), names, case.attrs)
     session, specs = one_node.build([node], operands, names, fixed)
     buffers = {n: np.ascontiguousarray(a).copy() for n, a in operands.items() if n not in fixed}
     binding = session.io_binding()
@@ -183,7 +180,7 @@ def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
     for slot in slots:
         want = _belongings(op, operands, apart, slot, tile)
         assert _belongings(op, operands, results, slot, tile) == want
-    for index, name in _updates(op):
+    for index, name in _updates(op, case.attrs):
         units = [_units(op, name, operands, s) for s in slots]
         others = np.ones(len(results[index]), np.bool_)
         others[np.concatenate(units)] = others[-1] = False
@@ -219,7 +216,7 @@ def _in_launches(
     parts: list[list[Array]] = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
         outputs = run(op, attrs, _launch(op, state, start, stop))
-        state.update({name: outputs[o] for o, name in _updates(op)})
+        state.update({name: outputs[o] for o, name in _updates(op, attrs)})
         kept = [x for o, x in enumerate(outputs) if not op.results[o].updates]
         parts.append([x[: stop - start] for x in kept])
     return [np.concatenate(x) for x in zip(*parts, strict=True)], state
@@ -256,7 +253,7 @@ def test_a_prompt_may_be_cut_anywhere(op: Op, cuts: list[int]) -> None:
     cut_outputs, cut_state = _in_launches(op, attrs, operands, cuts)
     for got, want in zip(cut_outputs, outputs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
-    for _, name in _updates(op):
+    for _, name in _updates(op, attrs):
         units = _units(op, name, operands, SLOT)
         got, want = cut_state[name][units], state[name][units]
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
