@@ -95,6 +95,20 @@ Fill = Callable[[TimedLaunch, tuple[int, ...], np.random.Generator], Array]
 
 
 @dataclass(frozen=True)
+class Completes:
+    """A state that holds the rest of another: spark-check shows the two as one.
+
+    Attributes:
+        state: the other's name.
+        whole: (its entry of a slot in float64, this one's, tokens so far) -> what an engine that
+            keeps nothing apart has there, in float64.
+    """
+
+    state: str
+    whole: Callable[[Array, Array, int], Array]
+
+
+@dataclass(frozen=True)
 class Operand:
     """One operand of an op.
 
@@ -107,6 +121,7 @@ class Operand:
         optional: nodes may lack it whatever their attributes; only a last operand.
         joins: nodes over one input merge into one by joining it along its first dimension, one
             entry of which serves so many columns of the result; 0: it must be the same in all.
+        completes: of a state, the other one that it holds the rest of.
         fill: its values when a node is timed; None: by role and dtype.
         note: of its meaning, for the table in docs/graph.md.
     """
@@ -117,6 +132,7 @@ class Operand:
     when: When | None = None
     optional: bool = False
     joins: int = 0
+    completes: Completes | None = None
     fill: Fill | None = None
     note: str = ""
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
+from spark_engine.operand import Completes, Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
@@ -45,7 +45,7 @@ from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn import gated_delta_cases as cases
 from spark_engine.plugins.gdn import gated_delta_cuda, gdn_decode_cuda, replay_ring_nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
-from spark_engine.plugins.gdn.replay_ring import append, caught_up, ring_of
+from spark_engine.plugins.gdn.replay_ring import append, caught_up, ring_of, whole_state
 from spark_engine.tensors import Array, DType, TensorSpec
 
 Wide = NDArray[np.float64]
@@ -64,7 +64,14 @@ OPERANDS = (
     operands.weight("a_log", "f32[Hv]"),
     operands.weight("dt_bias", "f32[Hv]"),
     Operand("gdn_state", Role.STATE, "f32/bf16[S+1,Hv,Dv,Dk]"),
-    Operand("gdn_ring", Role.STATE, "f32[S+1,L,W]", When("ring"), fill=_live),
+    Operand(
+        "gdn_ring",
+        Role.STATE,
+        "f32[S+1,L,W]",
+        When("ring"),
+        completes=Completes("gdn_state", whole_state),
+        fill=_live,
+    ),
     *operands.ROWS,
 )
 RESULTS = (

@@ -85,6 +85,12 @@ def ring_behind(state: tuple[int, ...], records: tuple[int, ...]) -> Ring:
     return Ring(records[0], Heads(1, keys, values, key_dim, value_dim))
 
 
+def whole_state(state: Array, records: Array, end: int) -> Array:
+    """The state of a slot after `end` tokens, by its records [length, width]: `caught_up`."""
+    ring = ring_behind(state.shape, records.shape)
+    return caught_up(ring, state.astype(np.float64), records, end)
+
+
 def ring_width(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
     """Floats of a record of heads of these sizes."""
     return Ring(LEAST, Heads(1, key_heads, value_heads, key_dim, value_dim)).width
