@@ -202,11 +202,17 @@ def _same_experts(recorded: Recorded, results: tuple[NDArray[Any], ...]) -> Any:
 
 
 def _base(recorded: Recorded) -> tuple[int, Array] | None:
-    """(output, array) where a node with weights adds its result to an operand."""
-    step = recorded.step
-    if step.kind != "moe_norm_quant" or step.op is None:
+    """(output, array) where a fused node adds what its parts make to an operand."""
+    op, attrs = recorded.step.op, recorded.step.attrs
+    if op is None or op.fuses is None:
         return None
-    return int(step.attrs["keep"]), recorded.operands[step.op.inputs.index("residual")]
+    chain = op.fuses(attrs)
+    operands = dict(zip(op.names(attrs, len(recorded.operands)), recorded.operands, strict=True))
+    for part in chain.parts:
+        added = [name for name in part.inputs if name in operands]
+        if part.op == "Add" and len(added) == 1 and part.outputs[0] in chain.results:
+            return chain.results.index(part.outputs[0]), operands[added[0]]
+    return None
 
 
 def _integers(output: _Output, most: float) -> Verdict:
