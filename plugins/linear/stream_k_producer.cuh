@@ -1,8 +1,8 @@
 // Producers of stream_k_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
 //
-// One warp issues TMA bulk copies of weights, and does so before the previous launch has ended (PDL),
-// since no launch writes weights; two warps copy activations by cp.async after the wait. A stage is
-// announced on its `full` mbarrier and freed on its `empty` one.
+// One warp issues TMA bulk copies of weights, and does so before the previous launch has ended
+// (PDL), since no launch writes weights; two warps copy activations by cp.async after the wait. A
+// stage is announced on its `full` mbarrier and freed on its `empty` one.
 #pragma once
 #include "common/numeric.cuh"
 
