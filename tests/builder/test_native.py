@@ -13,13 +13,14 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
+from spark_engine.builder import build as straight_line  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
-from spark_engine.errors import OptionError  # noqa: E402
+from spark_engine.errors import GraphError, OptionError  # noqa: E402
 from spark_engine.kernel import CARDS, H200  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
@@ -194,3 +195,11 @@ def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
     ):
         built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()
+
+
+def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight_line, "pack_all", lambda graphs: None)
+    with pytest.raises(GraphError, match="graph, stage packed, layouts: .* which is not packed"):
+        built(folder)
