@@ -34,7 +34,8 @@ from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.checkpoint.files import refuse_pointer
-from spark_engine.models.open_model import Model, open_model
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array

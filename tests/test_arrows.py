@@ -35,6 +35,14 @@ FOLDERS = {
         "sampling": {"common", "rowwise"},
         "": _OPS,
     },
+    "models": {
+        "config": set(),
+        "checkpoint": {"config"},
+        "weights": {"config", "checkpoint"},
+        "graph": {"config", "checkpoint", "weights"},
+        "families": {"config", "checkpoint", "weights", "graph"},
+        "": {"config", "checkpoint", "weights", "families", "graph"},
+    },
     "builder": {
         "plan": set(),
         "graph": {"plan"},

@@ -12,8 +12,8 @@ from spark_engine.builder.plan.options import ModelFacts, Plan
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.config.model_config import FULL, LINEAR
-from spark_engine.models.open_model import Model
 from spark_engine.models.weights.recipes import rounded
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType
 
