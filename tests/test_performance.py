@@ -50,5 +50,5 @@ def test_a_row_of_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert cells == [8, "6.00", "1,333", "4.50", "75%", 6.2, "12.35", "–"]
     assert performance._floors(row) == pytest.approx({"gdn": 0.3, "norm": 0.1})
     (tmp_path / "r.json").write_text(json.dumps({"rows": [row, row | {"gdn_state": "bf16"}]}))
-    assert list(performance.rows_of(tmp_path / "r.json")) == [("qwen36-27b", 8)]
+    assert performance.rows_of(tmp_path / "r.json") == {("qwen36-27b", 8): row}
     assert performance.filled("a\n<!-- short -->\nold\n<!-- end short -->\nb").count("old") == 0

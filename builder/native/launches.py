@@ -24,7 +24,10 @@ STANDARD = "https://onnx.ai/onnx/operators/onnx__{}.html"  # defines the ops tha
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: the graph's node, its op and tactic, the kernel and the source it is made of."""
+    """One launch: the graph's node, its op and tactic, the kernel and the source it is made of.
+
+    `operands`: (kind, name) of what it is given that has a name: weights, states, inputs, outputs.
+    """
 
     node: str
     op: str
@@ -33,6 +36,7 @@ class Launched:
     source: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    operands: tuple[tuple[str, str], ...]
 
     @property
     def kernel(self) -> str:
@@ -81,6 +85,7 @@ def _launched(row: Json, kernel: Json) -> Launched:
         source=kernel["source"],
         grid=tuple(row["grid"]),
         block=tuple(row["block"]),
+        operands=tuple((arg[0], arg[1]) for arg in row["args"] if isinstance(arg[1], str)),
     )
 
 
@@ -112,6 +117,7 @@ def told(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file
         ("kernel", f"{launch.kernel} ({launch.symbol})"),
         ("reference", launch.reference),
         ("variants", ", ".join(launch.logs)),
+        ("weights", ", ".join(name for kind, name in launch.operands if kind == "weight")),
     ]
     lines += [("timed", _timed(row)) for row in tactics if _decides(row, launch, file)]
     return "\n".join(f"{name:10}{text}" for name, text in lines)

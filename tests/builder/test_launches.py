@@ -9,35 +9,18 @@ from click.testing import CliRunner
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import inspect, native, nvrtc  # noqa: E402
+from spark_engine.builder import inspect  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.native.cuda_sources import entry, logs, sources  # noqa: E402
 from spark_engine.builder.native.launches import launches, told  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import read_engine, read_manifest  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
-from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.builder.hollow import built  # noqa: E402
 from tests.house import ROOT, files  # noqa: E402
 from tests.models.test_synthetic import folder as drawn  # noqa: E402
 
-TINY = ROOT / "models" / "tiny" / "checkpoint"
-HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows
 FORMATS = ("tiny", "bf16", "modelopt_mixed", "nvfp4_a4")
-
-
-def built(path: Path, format: str) -> Path:
-    """An engine whose cubins hold nothing: its records do not depend on them."""
-    nothing, checkpoint = nvrtc.Cubin(b"nothing", {}), TINY
-    if format != "tiny":
-        checkpoint = path / "checkpoint"
-        write_checkpoint(checkpoint, format=format, config_kwargs=HEADS)
-    options = Options("sm_90a", decode=(1, 32), prefill=(128,), max_seqs=32, max_context=256)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            native, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
-        )
-        build(checkpoint, path / "engine", options, lambda text: None)
-    return path / "engine"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +66,7 @@ def test_the_command_lists_them_and_tells_of_one(engine: Path) -> None:
     assert code == 0 and lines["reference"] == found[number].reference
     assert lines["kernel"] == f"{found[number].kernel} ({found[number].symbol})"
     assert lines["variants"] == ", ".join(found[number].logs)
+    assert "layers.0.linear_attn.in_proj_" in lines["weights"]
     assert "predicted" in lines["timed"] and f"{found[number].tactic} " in lines["timed"]
 
 
@@ -124,14 +108,14 @@ def test_sources_headers_and_logs(tmp_path: Path) -> None:
         'extern "C" __global__ void __launch_bounds__(32)\n    k(int* x) {}\n'
     )
     (tmp_path / "a" / "h.cuh").write_text(
-        '// See log/h.md.\n#include "a/i.cuh"\nextern "C" __global__ void other(int* k) {}\n'
+        '// See log/h.md.\nextern "C" __global__ void other(int* k) {}\n'
     )
     (tmp_path / "a" / "i.cuh").write_text("// One.\nint i;\n// log/late.md\n")
     assert list(sources("a/k.cu", tmp_path))[0] == "a/k.cu"
     assert set(sources("a/k.cu", tmp_path)) == {"a/k.cu", "a/h.cuh", "a/i.cuh"}
     assert logs("a/k.cu", tmp_path) == tuple(f"benchmarks/log/{n}.md" for n in ("k", "more", "h"))
     assert entry("k", "a/k.cu", tmp_path) == (tmp_path / "a" / "k.cu", 5)
-    assert entry("other", "a/k.cu", tmp_path) == (tmp_path / "a" / "h.cuh", 3)
+    assert entry("other", "a/k.cu", tmp_path) == (tmp_path / "a" / "h.cuh", 2)
     with pytest.raises(InternalError, match="no kernel x"):
         entry("x", "a/k.cu", tmp_path)
 
