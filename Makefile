@@ -54,7 +54,7 @@ abuse: $(VENV)/.test
 
 # Generated traces of requests, ten times as many as in `make test`: minutes.
 soak: $(VENV)/.test
-	$(BIN)/pytest -n 2 --hypothesis-profile soak tests/runtime/test_traces.py tests/runtime/test_real_engine.py
+	$(BIN)/pytest -n 2 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spark_engine.models.config.model_config import FULL
-from spark_engine.models.open_model import Model
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.tensors import DType
 

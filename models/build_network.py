@@ -1,7 +1,7 @@
 """`build_network`: a model as an unfused ONNX graph, weight recipes and states.
 
-Knows the order: inputs, the model type's nodes, outputs. Needs configs and the tensor table
-only; no weight is read but quantised inputs' scales, where the files are there.
+Knows the order: inputs, the nodes of the model's own network, outputs. Needs configs and the
+tensor table only; no weight is read but quantised inputs' scales, where the files are there.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import onnx_graphsurgeon as gs
 from spark_engine import interface
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
-from spark_engine.models.families.registry import NETWORKS
+from spark_engine.models.families.registry import family_of
 from spark_engine.models.graph.writer import Writer, state_out
-from spark_engine.models.open_model import Model
 from spark_engine.models.weights.recipes import Weight
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 
 
@@ -56,7 +56,7 @@ def build_network(
         w.input(spec)
     for spec in interface.common_states(limits):
         w.state(spec, "slot")
-    NETWORKS[model.config.model_type](w, debug)
+    family_of(model.config).network(model.config).write(w, debug)
     for spec, _ in w.states:
         w.output(w[state_out(spec.name)])
     return Network(w.graph, w.weights, tuple(w.states))

@@ -15,7 +15,7 @@ from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server.assets import describe, read_text
+from spark_engine.runtime.server.assets import read_info, read_text
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.responses import FINISH, usage
 from spark_engine.runtime.text.reply_parser import THINK
@@ -67,7 +67,7 @@ class OneShot:
     def __init__(self, folder: Path) -> None:
         """Raises EngineError."""
         self._folder = folder
-        self._info = describe(folder)
+        self._info = read_info(folder)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
 

@@ -35,6 +35,14 @@ FOLDERS = {
         "sampling": {"common", "rowwise"},
         "": _OPS,
     },
+    "models": {
+        "config": set(),
+        "checkpoint": {"config"},
+        "weights": {"config", "checkpoint"},
+        "graph": {"config", "checkpoint", "weights"},
+        "families": {"config", "checkpoint", "weights", "graph"},
+        "": {"config", "checkpoint", "weights", "families", "graph"},
+    },
     "builder": {
         "plan": set(),
         "graph": {"plan"},
@@ -64,7 +72,13 @@ NEVER = {
 }
 # Heavy libraries live in one file each, so that the rest imports without them.
 ONE_FILE = {
-    "onnxruntime": {"runtime/executors/ort.py", "builder/executors/ort.py", "check/operators.py"},
+    "onnxruntime": {"runtime/executors/ort.py", "check/operators.py"},
+    "onnx": {
+        "builder/executors/ort.py",
+        "check/mark.py",
+        "check/operators.py",
+        "check/reference.py",
+    },
     "cuda": {
         "spark_engine/cuda_driver.py",
         "builder/native/nvrtc.py",

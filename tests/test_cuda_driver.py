@@ -67,7 +67,7 @@ def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
 
     toy.write(tmp_path)
     monkeypatch.setattr(native, "Gpu", Card)
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
     use(monkeypatch, FakeDriver(1000, INTEGRATED=1))
     module.load(tmp_path).close()
     use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=1000)
@@ -86,6 +86,39 @@ def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integ
     timer._gpu = device.Gpu()
     timer._functions = lambda *_: ([], [])
     assert timer._measure(None, None, None) == (1.0 if integrated else None)
+
+
+@pytest.mark.parametrize(
+    ("product", "capability", "sms", "gib", "card"),
+    [
+        ("NVIDIA H200", (9, 0), 132, 139.8, "h200"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), 132, 79.1, "h100"),
+        ("NVIDIA H100 PCIe", (9, 0), 114, 79.1, "NVIDIA H100 PCIe, 114 SMs, 79 GiB"),
+        ("NVIDIA GB10", (12, 1), 48, 119.6, "gb10"),  # of which a process has seven eighths
+        ("NVIDIA GB9", (12, 1), 24, 64.0, "NVIDIA GB9, 24 SMs, 56 GiB"),
+        ("NVIDIA A100", (8, 0), 108, 80.0, None),
+    ],
+)
+def test_the_card_that_is_present(
+    monkeypatch: pytest.MonkeyPatch,
+    product: str,
+    capability: tuple[int, int],
+    sms: int,
+    gib: float,
+    card: str | None,
+) -> None:
+    major, minor = capability
+    driver = FakeDriver(
+        MULTIPROCESSOR_COUNT=sms, INTEGRATED=int(capability == (12, 1)),
+        COMPUTE_CAPABILITY_MAJOR=major, COMPUTE_CAPABILITY_MINOR=minor,
+    )  # fmt: skip
+    driver.product, driver.total = product, int(gib * (1 << 30))
+    use(monkeypatch, driver)
+    found = device.present()
+    assert (found.card.name if found else None) == card
+    assert device.architecture() == (found.name if found else None)
+    driver.fails = ("cuInit",)
+    assert device.present() is None
 
 
 def test_mps_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,13 +162,9 @@ def test_what_the_driver_hands_out_comes_back(monkeypatch: pytest.MonkeyPatch) -
     use(monkeypatch, driver)
     gpu = device.Gpu()
     resources = DeviceResources(gpu)
-    (
-        resources.zeros(5),
-        resources.event(),
-        resources.graph(lambda: None),
-        gpu.module(b"x"),
-        gpu.module(b"y"),
-    )
+    resources.zeros(5), resources.event(), resources.graph(lambda: None)
+    modules = [gpu.module(code) for code in (b"x", b"y", b"z")]
+    gpu.unload(modules[1])
     assert driver.held["cuModuleLoadData"] == 2 and driver.held["cuStreamEndCapture"] == 0
     resources.close()
     gpu.close()

@@ -1,67 +1,50 @@
-"""What the straight line asks of an executor's build half, and the one for onnxruntime.
+"""What the straight line asks of an executor's build half. Knows none of them.
 
-Knows no CUDA: `native/backend.py` is the other one.
+To compile is to make machine code of CUDA sources, here as everywhere in the builder: who has no
+kernels of ours has nothing to pack, to choose or to compile, and is asked to emit alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
-from spark_engine.builder.executors import ort
-from spark_engine.builder.graph.lower import Lowered
-from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.engine_file import EngineHeader
 from spark_engine.manifest import Json
-from spark_engine.plugins.registry import REGISTRY
+from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
-
-class Backend(Protocol):
-    """Compiles buckets of graphs that are legal and final."""
-
-    @property
-    def executor(self) -> str:
-        """The executor that runs them."""
-        ...
-
-    @property
-    def tactics(self) -> tuple[Json, ...]:
-        """Rows of the manifest."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences for the report."""
-        ...
-
-    def compile(
-        self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
-    ) -> tuple[EngineHeader, bytes, dict[str, int]]:
-        """Header, payload, and bytes of memory beside weights, states and tables, by the name of
-        the manifest's `Bucket`."""
-        ...
+Emitted = tuple[EngineHeader, bytes, dict[str, int]]
 
 
-class OrtBackend:
-    """The CPU's."""
+class Backend:
+    """Turns final graphs into the payloads of buckets; to be made into an executor's own.
 
-    executor = ort.EXECUTOR
+    Attributes:
+        executor: who runs them, as the manifest names it.
+        kernels: weights are packed, tactics chosen and kernels compiled before `emit`.
+        timed: tactics are timed, so that those that compete are compiled before one is chosen.
+        tactics: rows of the manifest, once they are chosen.
+        notes: sentences for the report.
+    """
+
+    executor: str
+    kernels = False
+    timed = False
     tactics: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def compile(
-        self, lowered: Lowered, size: Size, target: str, weights: Mapping[str, WeightEntry]
-    ) -> tuple[EngineHeader, bytes, dict[str, int]]:
-        """An ONNX model. onnxruntime places nothing by our plan, but takes no more.
+    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+        """Compiles every kernel of the tactics that compete."""
 
-        `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
-        """
-        states = tuple(spec.name for spec, _ in lowered.states)
-        arena = place(lifetimes(lowered.graph, REGISTRY, size.dims))
-        header = ort.header(lowered.graph, size, target, states)
-        payload = ort.compile(lowered.graph, size, weights, REGISTRY)
-        held = ort.held_bytes((w.spec for w in lowered.weights.values()), payload)
-        passing = arena.nbytes + ort.PASSING * held
-        return header, payload, {"arena_bytes": passing, "buffer_bytes": held}
+    def choose(self, graphs: Sequence[FamilyGraph]) -> None:
+        """Decides every node of every bucket. Raises OptionError for what cannot be run."""
+
+    def compile(self, advance: Advance) -> None:
+        """Compiles the kernels of what was chosen."""
+
+    def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
+        """Header, payload, and bytes of memory beside weights, states and tables, by the name of
+        the manifest's `Bucket`."""
+        raise NotImplementedError

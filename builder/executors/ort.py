@@ -16,12 +16,14 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, parser
 
-from spark_engine import interface
-from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of, state_aliases
+from spark_engine.builder.executors.backend import Backend, Emitted
+from spark_engine.builder.executors.header import header
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.engine_file import WEIGHTS, EngineHeader
+from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
-from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
@@ -37,6 +39,27 @@ NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measu
 # there is room for more.
 PASSING = 5
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
+
+
+class OrtBackend(Backend):
+    """The CPU's. onnxruntime places nothing by our plan, but takes no more."""
+
+    executor = EXECUTOR
+
+    def __init__(self, target: str, ops: Ops) -> None:
+        self._target, self._ops = target, ops
+
+    def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
+        """An ONNX model.
+
+        `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
+        """
+        arena = place(lifetimes(graph.graph, self._ops, size.dims))
+        payload = encode(graph.graph, size, weights, self._ops)
+        held = held_bytes((w.spec for w in graph.weights.values()), payload)
+        passing = arena.nbytes + PASSING * held
+        memory = {"arena_bytes": passing, "buffer_bytes": held}
+        return header(graph, size, self.executor, self._target), payload, memory
 
 
 class Functions:
@@ -63,7 +86,7 @@ class Functions:
         return self._names[key]
 
 
-def compile(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
+def encode(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
     """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes.
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
@@ -83,32 +106,6 @@ def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
     """Bytes that a session of this model holds while it is open, beside the weights file."""
     folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
     return folded + NODES * len(payload)
-
-
-def header(graph: gs.Graph, size: Size, target: str, states: tuple[str, ...]) -> EngineHeader:
-    """What the compiled bucket reads and writes, in the order of docs/graph.md."""
-    found = {t.name: spec_of(t).bind(size.dims) for t in graph.inputs}
-    results = [spec_of(t).bind(size.dims) for t in graph.outputs]
-    updates = {name + STATE_OUT for name in states}
-    given = {*found} - {*states}
-    return EngineHeader(
-        executor=EXECUTOR,
-        target=target,
-        family=size.family,
-        rows=size.rows,
-        tile=size.tile,
-        inputs=tuple(found[n] for n in _input_order(given)),
-        states=tuple(found[n] for n in states),
-        outputs=tuple(s for s in results if s.name not in updates),
-        aliases=state_aliases(states),
-    )
-
-
-def _input_order(names: set[str]) -> list[str]:
-    """Steps, then tables; weights are no inputs of the engine."""
-    steps = [s.name for s in interface.steps()]
-    tables = [s.name for s in interface.tables(interface.Limits(1, 1, 1, 1))]
-    return [name for name in (*steps, *tables) if name in names]
 
 
 def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:

@@ -1,51 +1,35 @@
 """The checkpoint's network as a graph of one family, and the facts its options depend on.
 
-Knows how to ask `models`; attaches no op's body yet (`ort.py` does, per bucket).
+Knows how to ask `models`; attaches no op's body (`executors/ort.py` does, per bucket).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-import onnx_graphsurgeon as gs
-
+from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.options import ModelFacts, Plan
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.config.model_config import FULL, LINEAR
-from spark_engine.models.open_model import Model
-from spark_engine.models.weights.recipes import Weight, rounded
+from spark_engine.models.weights.recipes import rounded
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_width
-from spark_engine.tensors import DType, TensorSpec
+from spark_engine.tensors import DType
 
 NAMED = 3  # rounded matrices that a note names
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A network of one family that rules may rewrite.
-
-    `weights` (recipes by input name) changes with the graph; `states` are (spec, unit) with
-    unit "slot" or "page".
-    """
-
-    family: str
-    graph: gs.Graph
-    weights: dict[str, Weight]
-    states: tuple[tuple[TensorSpec, str], ...]
-
-
-def lower(model: Model, plan: Plan, family: str) -> Lowered:
+def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
     network = build_network(model, family, plan.limits, plan.precision, plan.debug)
     network.graph.toposort()
-    return Lowered(family, network.graph, dict(network.weights), network.states)
+    return FamilyGraph(family, network.graph, dict(network.weights), network.states)
 
 
-def rounding_notes(families: Iterable[Lowered]) -> tuple[str, ...]:
+def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
     """A sentence where matrices of the checkpoint are rounded to bf16."""
-    weights = [w.recipe for lowered in families for w in lowered.weights.values()]
+    weights = [w.recipe for graph in families for w in graph.weights.values()]
     sources = {r.source: r for recipe in weights for r in rounded(recipe)}
     if not sources:
         return ()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import onnx_graphsurgeon as gs
+from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, aliases, spec_of
 from spark_engine.device_buffers import aligned
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 
 @dataclass(frozen=True)

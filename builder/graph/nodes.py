@@ -1,20 +1,22 @@
 """A graphsurgeon graph seen through our types: specs, ops, producers and consumers.
 
-Knows graphsurgeon and the Op contract; knows no single op and no rule.
+Knows the Op contract; knows no single op and no rule. Nothing is changed here, and no ONNX
+imported: what emits launches reads a graph through this file alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
-
-import onnx_graphsurgeon as gs
+from typing import TYPE_CHECKING
 
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.tensors import DType, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 Ops = Mapping[str, Op]
 
@@ -33,11 +35,6 @@ def spec_of(tensor: gs.Tensor) -> TensorSpec:
 def specs_of(tensors: Iterable[gs.Tensor]) -> tuple[TensorSpec, ...]:
     """`spec_of` each."""
     return tuple(spec_of(t) for t in tensors)
-
-
-def variable(spec: TensorSpec) -> gs.Variable:
-    """A new tensor without producer."""
-    return gs.Variable(spec.name, spec.dtype.numpy, list(spec.shape))
 
 
 def is_op(node: gs.Node, *names: str) -> bool:
@@ -84,31 +81,6 @@ def infer(node: gs.Node, ops: Ops) -> tuple[TensorSpec, ...]:
     """Output specs of a node of ours by its op's shape inference. Raises GraphError."""
     op = ops[node.op]
     return op.infer(attrs_of(node, op), specs_of(node.inputs))
-
-
-def add_node(
-    ops: Ops,
-    name: str,
-    op: str,
-    inputs: list[gs.Tensor],
-    outputs: list[gs.Tensor | str],
-    **attrs: Any,
-) -> gs.Node:
-    """A new node of ours; an output given as a name gets its spec by inference."""
-    node = gs.Node(op, name, attrs, inputs, domain=DOMAIN)
-    specs = infer(node, ops)
-    if len(specs) != len(outputs):
-        raise GraphError(f"{op} has {len(specs)} outputs, not {len(outputs)}")
-    for spec, out in zip(specs, outputs, strict=True):
-        named = isinstance(out, str)
-        node.outputs.append(variable(TensorSpec(out, spec.dtype, spec.shape)) if named else out)
-    return node
-
-
-def detach(node: gs.Node) -> None:
-    """Cuts a node off, so that the next cleanup removes it."""
-    node.inputs.clear()
-    node.outputs.clear()
 
 
 def aliases(node: gs.Node, ops: Ops) -> list[tuple[gs.Tensor, gs.Tensor]]:

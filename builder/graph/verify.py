@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from spark_engine import interface
+from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import (
     Ops,
     aliases,
     attrs_of,
     consumers,
-    infer,
     is_standard,
     producer,
     spec_of,
 )
+from spark_engine.builder.graph.packing import Packing
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, Limits
+from spark_engine.models.weights import Weight
 from spark_engine.op import DOMAIN, Op
 from spark_engine.tensors import TensorSpec
 
@@ -43,8 +45,14 @@ class Subject:
     family: str
     limits: Limits
     states: dict[str, tuple[TensorSpec, str]]
-    weights: frozenset[str]
+    weights: Mapping[str, Weight]
     ops: Ops
+
+    @classmethod
+    def of(cls, graph: FamilyGraph, limits: Limits, ops: Ops) -> Subject:
+        """A family's graph."""
+        states = {spec.name: (spec, unit) for spec, unit in graph.states}
+        return cls(graph.graph, graph.family, limits, states, graph.weights, ops)
 
 
 Check = Callable[[Subject], Iterator[str]]
@@ -113,13 +121,28 @@ def inference(s: Subject) -> Iterator[str]:
     """Every node's outputs have the dtype and shape that shape inference gives."""
     for node in s.graph.nodes:
         try:
-            wanted = infer(node, s.ops) if node.domain == DOMAIN else _standard(node)
+            wanted = _inferred(s, node) if node.domain == DOMAIN else _standard(node)
         except GraphError as error:
             yield f"{node.name}: {error}"
             continue
         got = [spec_of(t) for t in node.outputs]
         if [(w.dtype, w.shape) for w in wanted] != [(g.dtype, g.shape) for g in got]:
             yield f"{node.op} {node.name} writes {_show(got)}, inferred {_show(wanted)}"
+
+
+def layouts(s: Subject) -> Iterator[str]:
+    """Every weight lies as the op that reads it packs it, and no other operand is packed."""
+    for node in _ours(s):
+        op = s.ops[node.op]
+        for i, tensor in enumerate(node.inputs):
+            packing = _packing(s, tensor)
+            if packing is None and i in op.cuda.packs:
+                yield f"{node.op} {node.name} reads {tensor.name}, which is not packed"
+            elif packing is not None:
+                if (packing.op.name, packing.operand) != (node.op, i):
+                    yield f"{node.op} {node.name} reads {tensor.name}, packed for another operand"
+                elif (spec := packing.spec(_unpacked(s, tensor))) != spec_of(tensor):
+                    yield f"{tensor.name} is {_show([spec_of(tensor)])}, packed {_show([spec])}"
 
 
 def inputs(s: Subject) -> Iterator[str]:
@@ -195,7 +218,8 @@ _WELL_FORMED: tuple[Check, ...] = (known_ops, operands, wiring, order, inference
 _INTERFACE: tuple[Check, ...] = (inputs, outputs, states, hazards, no_state_copies)
 STAGES: dict[str, tuple[Check, ...]] = {
     "lowered": (*_WELL_FORMED, *_INTERFACE),
-    "fused": (*_WELL_FORMED, *_INTERFACE, no_quantisers, launches),
+    "rewritten": (*_WELL_FORMED, *_INTERFACE, no_quantisers, launches),
+    "packed": (*_WELL_FORMED, *_INTERFACE, layouts),
 }
 
 
@@ -203,6 +227,28 @@ def launches_per_layer(graph: gs.Graph) -> dict[int, int]:
     """Nodes whose name starts with `layers.{i}.`, by layer."""
     found = (re.match(r"layers\.(\d+)\.", node.name) for node in graph.nodes)
     return dict(sorted(Counter(int(m.group(1)) for m in found if m).items()))
+
+
+def _packing(s: Subject, tensor: gs.Tensor) -> Packing | None:
+    """How a weight was packed; None for what was not."""
+    weight = s.weights.get(tensor.name)
+    function = weight.recipe.function if weight else None
+    return function if isinstance(function, Packing) else None
+
+
+def _unpacked(s: Subject, tensor: gs.Tensor) -> TensorSpec:
+    """The spec that shape inference knows: a packed weight's before it was packed."""
+    packing = _packing(s, tensor)
+    if packing is None:
+        return spec_of(tensor)
+    source = s.weights[tensor.name].recipe.args[0]
+    name = tensor.name.removesuffix(f":{packing.op.name}")
+    return TensorSpec(name, source.dtype, source.shape)
+
+
+def _inferred(s: Subject, node: gs.Node) -> tuple[TensorSpec, ...]:
+    op = s.ops[node.op]
+    return op.infer(attrs_of(node, op), tuple(_unpacked(s, t) for t in node.inputs))
 
 
 def _ours(s: Subject) -> Iterator[gs.Node]:

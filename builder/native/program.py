@@ -7,19 +7,16 @@ the bytes); knows no single op and no CUDA binding but the compiler. Node order 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx_graphsurgeon as gs
-
-from spark_engine.builder.executors import ort
 from spark_engine.builder.graph.memory import Block, homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Choice, Chooser
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.device_buffers import aligned
-from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import OptionError
 from spark_engine.interface import STATE_OUT
 from spark_engine.kernel import Launch, Pointer, Target
@@ -27,7 +24,11 @@ from spark_engine.manifest import Json, canonical_json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
 
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
 EXECUTOR = "native"
+Cubins = Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]  # by source and macros
 
 
 @dataclass(frozen=True)
@@ -75,23 +76,18 @@ def compile_jobs(
     cache: Path,
     workers: int,
     advance: Advance = ignore,
-) -> dict[tuple[str, nvrtc.Defines], nvrtc.Cubin]:
+) -> Cubins:
     """Cubins by (source, defines)."""
     made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
     return {(job.source, job.defines): cubin for job, cubin in made.items()}
 
 
-def header(graph: gs.Graph, size: Size, target: str, states: tuple[str, ...]) -> EngineHeader:
-    """What the compiled bucket reads and writes: as for `ort`, but that weights are by name."""
-    return replace(ort.header(graph, size, target, states), executor=EXECUTOR)
-
-
-def compile(
+def encode(
     bucket: Decided,
     weights: Mapping[str, WeightEntry],
     states: tuple[str, ...],
     ops: Ops,
-    cubins: Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin],
+    cubins: Cubins,
 ) -> tuple[bytes, dict[str, int]]:
     """The payload, and its scratch memory by the name of the manifest's `Bucket`."""
     places = _Places(bucket, weights, states, ops)
@@ -194,7 +190,7 @@ def _scratch_name(node: gs.Node, index: int) -> str:
 class _Kernels:
     """The bucket's kernels, numbered as they are met."""
 
-    def __init__(self, cubins: Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]) -> None:
+    def __init__(self, cubins: Cubins) -> None:
         self._cubins = cubins
         self._found: dict[tuple[str, nvrtc.Defines, str], int] = {}
         self._shared: list[int] = []

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import onnx_graphsurgeon as gs
+from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
@@ -18,6 +17,9 @@ from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
 from spark_engine.plugins.rowwise.rows_cuda import STANDARD
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
 # Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences

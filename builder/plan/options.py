@@ -19,7 +19,8 @@ from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
 CPU = "cpu"
-TARGETS = (CPU, *kernel.TARGETS)
+# The executor of each target, by the module of the builder that has its build half.
+TARGETS = {CPU: "executors.ort", **dict.fromkeys(kernel.TARGETS, "native.backend")}
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
@@ -107,10 +108,10 @@ class Plan:
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
     gpu = options.gpu or gpu_of(options)
-    target = gpu.name if gpu else CPU
-    if target == CPU and options.timing:
+    target = gpu.name if gpu else CPU if options.target == "auto" else options.target
+    if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
-    precision = _precision(options, facts, target)
+    precision = _precision(options, facts, gpu)
     ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
     needs = facts.needs(precision, Limits.page_size, ring)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
@@ -162,22 +163,22 @@ def check_target(name: str) -> str:
     return name
 
 
-def _precision(options: Options, facts: ModelFacts, target: str) -> Precision:
+def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
     """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
     told."""
-    activation = DType.F32 if target == CPU else DType.BF16
+    activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
         activation = _dtype("activation", options.activation, STATE_DTYPES)
-        if target != CPU and activation is not DType.BF16:
-            raise OptionError(f"activations are bf16 on {target}, not {activation}")
+        if gpu and activation is not DType.BF16:
+            raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
     if options.state_dtype != "auto":
         state = _dtype("--state-dtype", options.state_dtype, STATE_DTYPES)
-    if target != CPU and kv is DType.F32:
-        raise OptionError(f"--kv-dtype f32: {target} keeps bf16 or fp8 pages; choose one of them")
+    if gpu and kv is DType.F32:
+        raise OptionError(f"--kv-dtype f32: {gpu.name} keeps bf16 or fp8 pages; choose one of them")
     return Precision(activation, kv, state)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import add_node, detach, is_op, producer, read_alone
+from spark_engine.builder.graph.edit import add_node, detach
+from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
 FUSED = {"gated_delta_step": "gdn_decode", "gated_delta_ring_step": "gdn_ring_decode"}

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import (
-    add_node,
-    consumers,
-    detach,
-    is_op,
-    is_output,
-    is_standard,
-    producer,
-)
+from spark_engine.builder.graph.edit import add_node, detach
+from spark_engine.builder.graph.nodes import consumers, is_op, is_output, is_standard, producer
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 from spark_engine.builder.rules.weights import stack_scalars
 

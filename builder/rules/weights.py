@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.rewrite import RewriteContext
 from spark_engine.errors import GraphError
 from spark_engine.models.weights import recipes

@@ -1,52 +1,51 @@
-"""The tensors a checkpoint must hold, from its config and quantisation table alone.
+"""The tensors a checkpoint must hold: its network's list, in the forms that its schemes have.
 
-Knows every tensor name of the text network in its stored forms, and recognises the vision tower
-(`model.visual.*`) and the multi-token-prediction head (`mtp.*`), which are counted, reported and
-not compiled. Knows no file: `check_tensors` compares names, dtypes and shapes.
+Knows which tensors hold a projection of each scheme in each dialect. What a network lists beside
+its text part (a vision tower, say) is counted, reported and not compiled. Knows no name of a
+network and no file: `check_tensors` compares names, dtypes and shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.layout import HEAD, Layout, Shape, linears
-from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.config.model_config import FULL, ModelConfig
-from spark_engine.models.families.ignored import mtp_tensors, vision_tensors
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row, Shape, Tensor
 from spark_engine.tensors import DType
 
 PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
 FIRST = 10  # faults listed one by one; the rest are counted
-KV_SCALES = ("k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale")
-_NVFP4_NAMES = {
-    False: ("weight", "weight_scale_2", "input_scale"),
-    True: ("weight_packed", "weight_global_scale", "input_global_scale"),
-}
-_VISION = ("model.visual.", "visual.")
-_MTP = "mtp."
+_NEED = {Kind.TIED_HEAD: "rare", Kind.CACHE_SCALE: "rare"}
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One tensor: the dtypes and shapes it may have, the usual one first.
+    """One tensor of a file: the dtypes and shapes it may have, the usual one first.
 
-    `need`: "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there).
-    `scheme` is that of its module, `part` is text, vision or mtp.
+    `row` is the entry of the network's list that it stores, or stores a part of. `need`:
+    "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there). `scheme`
+    is that of its module.
     """
 
     name: str
     dtypes: tuple[DType, ...]
     shapes: tuple[Shape, ...]
+    row: Row
     need: str = "required"
     scheme: Scheme = Scheme.PLAIN
-    part: str = "text"
+
+    @property
+    def part(self) -> str:
+        """text, or the part of the model that is left out."""
+        return self.row.part if isinstance(self.row, Tensor) else "text"
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +58,7 @@ class Expected:
 
 
 class Stored(Protocol):
-    """What a file says of a tensor (`checkpoint.StoredTensor`)."""
+    """What a file says of a tensor (`files.StoredTensor`)."""
 
     @property
     def dtype(self) -> DType: ...
@@ -70,33 +69,28 @@ class Stored(Protocol):
 
 
 def expected_tensors(
-    config: ModelConfig, table: QuantTable, layout: Layout
+    rows: Iterable[Row], plain: DType, table: QuantTable, layout: Layout
 ) -> Mapping[str, Expected]:
-    """Every tensor by its name in the file.
+    """Every tensor by its name in the file; `plain` is the usual dtype of what is not quantised.
 
-    Raises CheckpointError when a quantised projection's columns do not split into groups.
+    Raises CheckpointError when a quantised projection's columns do not split into groups, or
+    stacked experts are declared to be quantised.
     """
-    plain = (config.dtype, *(d for d in PLAIN if d is not config.dtype))
-    rows: dict[str, Expected] = {}
-    for name, shape in _unquantised(config):
-        rows[name] = Expected(layout.file_name(name), plain, (shape,))
-    fused = layout.fused_experts and config.moe is not None
-    for module, shape in linears(config):
-        if fused and ".experts." in module:
-            continue
-        scheme = table[_table_key(module)]
-        for row in _stored(module, shape, scheme, table.dialect, plain):
-            rows[row.name] = _in_file(row, layout)
-    if fused:
-        rows |= {r.name: _in_file(r, layout) for r in _fused(config, table, plain)}
-    rows |= {r.name: _in_file(r, layout) for r in _kv_scales(config)}
-    if config.tied:  # some exporters store the tied head again; `models/open_model.py` compares it
-        head = f"{HEAD}.weight"
-        rows[head] = Expected(head, plain, ((config.vocab, config.hidden),), "rare")
-    found = {row.name: row for row in rows.values()}
-    for part, tensors in (("vision", vision_tensors(config)), ("mtp", mtp_tensors(config))):
-        found |= {n: Expected(n, plain, (s,), "usual", part=part) for n, s in tensors}
-    return found
+    dtypes = (plain, *(d for d in PLAIN if d is not plain))
+    found: list[Expected] = []
+    listed = list(rows)
+    stacked = layout.fused_experts and any(_is_stacked(row) for row in listed)
+    for row in listed:
+        if isinstance(row, Linear):
+            if not (row.group and stacked):
+                found += _projection(row, table[row.table_key], table.dialect, dtypes, layout)
+        elif stacked or not _is_stacked(row):
+            found.append(_unquantised(row, table, dtypes, layout))
+    return {tensor.name: tensor for tensor in found}
+
+
+def _is_stacked(row: Row) -> bool:
+    return isinstance(row, Tensor) and row.kind is Kind.STACKED_EXPERTS
 
 
 def usual(expected: Mapping[str, Expected], *parts: str) -> list[Expected]:
@@ -105,32 +99,33 @@ def usual(expected: Mapping[str, Expected], *parts: str) -> list[Expected]:
 
 
 def check_tensors(
-    expected: Mapping[str, Expected], tensors: Mapping[str, Stored]
+    expected: Mapping[str, Expected],
+    tensors: Mapping[str, Stored],
+    ignored: Mapping[str, tuple[str, ...]],
 ) -> Mapping[str, int]:
-    """Compares a file's tensors with the table; returns how many are vision and mtp.
+    """Compares a file's tensors with the table; returns how many are of each ignored part.
 
-    Raises CheckpointError listing every missing, unknown, mistyped or misshapen text tensor
-    (the first ten, and how many there are), with what to do.
+    `ignored`: the prefixes of names by part; what begins so may be there or not. Raises
+    CheckpointError listing every missing, unknown, mistyped or misshapen text tensor (the first
+    ten, and how many there are), with what to do.
     """
+    parts = {name: _part(name, ignored) for name in tensors}
     faults: list[str] = []
     for name, want in expected.items():
         if name in tensors and want.part == "text":
             faults += _misfit(want, tensors[name])
         elif name not in tensors and want.part == "text" and want.need == "required":
             faults.append(f"{name} is missing: expected {want}")
-    unknown = [n for n in tensors if n not in expected and not ignored_part(n)]
+    unknown = [n for n in tensors if n not in expected and not parts[n]]
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
         raise CheckpointError(_report(faults))
-    parts = [ignored_part(name) for name in tensors]
-    return {"vision": parts.count("vision"), "mtp": parts.count("mtp")}
+    return {part: list(parts.values()).count(part) for part in ignored}
 
 
-def ignored_part(name: str) -> str:
-    """ "vision" or "mtp" for tensors that are recognised and left alone, else ""."""
-    if name.startswith(_MTP):
-        return "mtp"
-    return "vision" if name.startswith(_VISION) else ""
+def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
+    """The part that is recognised and left alone, or ""."""
+    return next((part for part, starts in ignored.items() if name.startswith(starts)), "")
 
 
 def _misfit(want: Expected, got: Stored) -> list[str]:
@@ -149,102 +144,54 @@ def _report(faults: Sequence[str]) -> str:
     )
 
 
-def _in_file(row: Expected, layout: Layout) -> Expected:
-    return Expected(layout.file_name(row.name), row.dtypes, row.shapes, row.need, row.scheme)
+def _unquantised(
+    row: Tensor, table: QuantTable, plain: tuple[DType, ...], layout: Layout
+) -> Expected:
+    """A tensor that no scheme changes. Stacked experts are refused where one should."""
+    if row.part != "text":
+        return Expected(row.name, plain, (row.shape,), row, "usual")
+    name = layout.file_name(row.name)
+    if row.kind is Kind.CACHE_SCALE:
+        return Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
+    if row.kind is Kind.STACKED_EXPERTS and table[row.module] is not Scheme.PLAIN:
+        raise CheckpointError(
+            f"{row.module} is fused into 3-D tensors and declared {table[row.module]}; quantised "
+            "experts are read one by one: give an export that stores them so"
+        )
+    return Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
 
 
-def _table_key(module: str) -> str:
-    head, found, _ = module.partition(".experts.")
-    return head + ".experts" if found else module
-
-
-def _unquantised(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    """Embedding, norms, convolutions, decay parameters and routers."""
-    yield "embed_tokens.weight", (config.vocab, config.hidden)
-    yield "norm.weight", (config.hidden,)
-    for i, kind in enumerate(config.layers):
-        p = f"layers.{i}."
-        yield f"{p}input_layernorm.weight", (config.hidden,)
-        yield f"{p}post_attention_layernorm.weight", (config.hidden,)
-        if kind == FULL:
-            yield f"{p}self_attn.q_norm.weight", (config.head_dim,)
-            yield f"{p}self_attn.k_norm.weight", (config.head_dim,)
-        else:
-            yield f"{p}linear_attn.conv1d.weight", (config.conv_channels, 1, config.conv_kernel)
-            yield f"{p}linear_attn.A_log", (config.value_heads,)
-            yield f"{p}linear_attn.dt_bias", (config.value_heads,)
-            yield f"{p}linear_attn.norm.weight", (config.value_dim,)
-        if config.moe is not None:
-            yield f"{p}mlp.gate.weight", (config.moe.experts, config.hidden)
-            yield f"{p}mlp.shared_expert_gate.weight", (1, config.hidden)
-
-
-def _stored(
-    module: str, shape: tuple[int, int], scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...]
+def _projection(
+    linear: Linear, scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...], layout: Layout
 ) -> Iterator[Expected]:
-    """The tensors that hold one projection, named without prefix."""
-    n, k = shape
+    """The tensors that hold one projection."""
+    n, k = linear.rows, linear.columns
+    module, suffixes = layout.file_name(linear.module), SUFFIXES[dialect]
 
-    def row(
+    def tensor(
         suffix: str, dtypes: tuple[DType, ...], shapes: tuple[Shape, ...], need: str = "required"
     ) -> Expected:
-        return Expected(f"{module}.{suffix}", dtypes, shapes, need, scheme)
+        return Expected(f"{module}.{suffix}", dtypes, shapes, linear, need, scheme)
 
-    compressed = dialect is Dialect.COMPRESSED
     if scheme is Scheme.PLAIN:
-        yield row("weight", plain, (shape,))
+        yield tensor("weight", plain, ((n, k),))
     elif scheme is Scheme.FP8:
-        yield row("weight", (DType.F8E4M3,), (shape,))
-        yield row("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
-        yield row("input_scale", SCALE, SCALAR)
+        yield tensor("weight", (DType.F8E4M3,), ((n, k),))
+        yield tensor("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
+        yield tensor("input_scale", SCALE, SCALAR)
     elif scheme is Scheme.FP8_BLOCK:
-        suffix = "weight_scale" if compressed else "weight_scale_inv"
-        yield row("weight", (DType.F8E4M3,), (shape,))
-        yield row(suffix, (DType.BF16, DType.F32), ((-(-n // 128), -(-k // 128)),))
+        blocks = (-(-n // 128), -(-k // 128))
+        yield tensor("weight", (DType.F8E4M3,), ((n, k),))
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), (blocks,))
     else:
-        yield from _nvfp4(row, module, shape, scheme, compressed)
-
-
-def _nvfp4(
-    row: Callable[..., Expected],
-    module: str,
-    shape: tuple[int, int],
-    scheme: Scheme,
-    compressed: bool,
-) -> Iterator[Expected]:
-    n, k = shape
-    if k % 16:
-        raise CheckpointError(
-            f"{module}: {k} columns do not split into NVFP4 groups of 16; leave it unquantised"
-        )
-    f32 = (DType.F32,)
-    reads_input = scheme is Scheme.NVFP4_A4
-    names = _NVFP4_NAMES[compressed]
-    yield row(names[0], (DType.U8,), ((n, k // 2),))
-    yield row("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
-    yield row(names[1], f32, SCALAR)
-    unread = "rare" if compressed else "usual"
-    yield row(names[2], f32, SCALAR, "required" if reads_input else unread)
-
-
-def _fused(config: ModelConfig, table: QuantTable, plain: tuple[DType, ...]) -> Iterator[Expected]:
-    moe = config.moe
-    if moe is None:
-        return
-    for i in range(len(config.layers)):
-        module = f"layers.{i}.mlp.experts"
-        if table[module] is not Scheme.PLAIN:
+        if k % 16:
             raise CheckpointError(
-                f"{module} is fused into 3-D tensors and declared {table[module]}; quantised "
-                "experts are read one by one: give an export that stores them so"
+                f"{linear.module}: {k} columns do not split into NVFP4 groups of 16; leave it "
+                "unquantised"
             )
-        up, down = (2 * moe.intermediate, config.hidden), (config.hidden, moe.intermediate)
-        yield Expected(f"{module}.gate_up_proj", plain, ((moe.experts, *up),))
-        yield Expected(f"{module}.down_proj", plain, ((moe.experts, *down),))
-
-
-def _kv_scales(config: ModelConfig) -> Iterator[Expected]:
-    """Calibrated scales of an FP8 cache: modelopt's names, and compressed-tensors'."""
-    for i, kind in enumerate(config.layers):
-        for name in KV_SCALES if kind == FULL else ():
-            yield Expected(f"layers.{i}.self_attn.{name}", SCALE, SCALAR, "rare")
+        unread = "rare" if dialect is Dialect.COMPRESSED else "usual"
+        need = "required" if scheme is Scheme.NVFP4_A4 else unread
+        yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
+        yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
+        yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
+        yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)

@@ -1,13 +1,13 @@
 """The storage schemes of a projection, and what one file declares about them.
 
-The vocabulary of `models/checkpoint/quant_declarations.py` (which reads the declarations) and
-`models/checkpoint/quant_table.py` (which makes the table of them). Knows no JSON and no tensor.
+The vocabulary of `quant_declarations.py` (which reads the declarations) and `quant_table.py`
+(which makes the table of them), and what each dialect calls a projection's tensors. Knows no JSON.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -28,6 +28,27 @@ class Dialect(enum.StrEnum):
     COMPRESSED = "compressed-tensors"
     BLOCK = "fp8"
 
+
+@dataclass(frozen=True)
+class Suffixes:
+    """What a dialect calls the tensors of a projection, behind the module's name.
+
+    The others are `weight`, `weight_scale` and, of FP8, `input_scale` in each dialect.
+    """
+
+    fp4_weight: str
+    fp4_global: str
+    fp4_input: str
+    block_scale: str
+
+
+_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale_inv")
+_COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
+SUFFIXES: Mapping[Dialect, Suffixes] = {
+    Dialect.MODELOPT: _MODELOPT,
+    Dialect.COMPRESSED: _COMPRESSED,
+    Dialect.BLOCK: _MODELOPT,
+}
 
 SUPPORTED = (
     "supported are bf16/f16/f32, modelopt FP8, NVFP4, W4A16_NVFP4 and MIXED_PRECISION of them, "

@@ -7,21 +7,22 @@ Built from the checkpoint's own declarations (`quant_declarations.py` reads thei
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import layout, quant_declarations
+from spark_engine.models.checkpoint import quant_declarations
+from spark_engine.models.checkpoint.layout import spellings
 from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
 from spark_engine.models.config.json_values import malformed_json
-from spark_engine.models.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
 class QuantTable:
-    """Scheme by module; experts of one layer share one, found at `layers.N.mlp.experts`.
+    """Scheme by module; experts of one layer share one, found at the name of their group.
 
     `kv_fp8`: the checkpoint asks for an e4m3 KV cache.
     """
@@ -45,24 +46,24 @@ class QuantTable:
 
 
 def quant_table(
-    config: ModelConfig, config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+    rows: Iterable[Row], config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
 ) -> QuantTable:
-    """The table of a checkpoint, from config.json and hf_quant_config.json ({} if absent).
+    """The table of the projections in `rows`, from both JSON files ({} where absent).
 
     Raises CheckpointError when a method is unsupported, when the two files contradict each
     other, or when the experts of one layer are not stored alike.
     """
     from_files = declarations(config_json, hf_quant)
     if not from_files:
-        names = {_group(m): Scheme.PLAIN for m, _ in layout.linears(config)}
+        names = {linear.table_key: Scheme.PLAIN for linear in linears(rows)}
         return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
     table: dict[str, Scheme] = {}
-    for module, _ in layout.linears(config):
-        scheme = _agreed(module, from_files)
-        if table.setdefault(_group(module), scheme) is not scheme:
+    for linear in linears(rows):
+        scheme = _agreed(linear, from_files)
+        if table.setdefault(linear.table_key, scheme) is not scheme:
             raise CheckpointError(
-                f"{from_files[0].where}: {module} is {scheme}, but other experts of its layer are "
-                f"{table[_group(module)]}; quantise all experts of a layer alike"
+                f"{from_files[0].where}: {linear.module} is {scheme}, but other experts of its "
+                f"layer are {table[linear.table_key]}; quantise all experts of a layer alike"
             )
     kv_fp8 = any(d.kv_fp8 for d in from_files)
     return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8)
@@ -82,19 +83,13 @@ def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) ->
     return found
 
 
-def _agreed(module: str, from_files: list[Declared]) -> Scheme:
-    names = layout.spellings(module)
+def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
+    names = spellings(linear.module)
     said = [d.scheme(names) for d in from_files]
     if len(set(said)) > 1:
         first, second = from_files
         raise CheckpointError(
-            f"{module} is {said[0]} in {first.where} but {said[1]} in {second.where}; take both "
-            "files from one export of the checkpoint"
+            f"{linear.module} is {said[0]} in {first.where} but {said[1]} in {second.where}; take "
+            "both files from one export of the checkpoint"
         )
     return said[0]
-
-
-def _group(module: str) -> str:
-    """`layers.N.mlp.experts` for any of its experts' projections, else the module itself."""
-    head, found, _ = module.partition(".experts.")
-    return head + ".experts" if found else module

@@ -1,7 +1,7 @@
 """Writes nodes, weights and states into a graphsurgeon graph, typed by the ops' own inference.
 
 Knows the graph's grammar (docs/graph.md) and how a projection of each scheme is spelled in ops;
-knows no layer. A writer is used for one graph and thrown away.
+knows no block. A writer is used for one graph and thrown away.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import onnx_graphsurgeon as gs
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, TILE, Limits, Precision
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.open_model import Model
-from spark_engine.models.weights import operands as params
+from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
-from spark_engine.models.weights.operands import Projection
+from spark_engine.models.weights.operands import Projection, projection
 from spark_engine.models.weights.recipes import Recipe, Weight
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
@@ -94,6 +94,10 @@ class Writer:
         narrow = self.precision.activation is DType.BF16
         return self.weight(name, recipes.to_bf16(recipe) if narrow else recipe)
 
+    def stored_matrix(self, tensor: Tensor) -> gs.Variable:
+        """A matrix that no scheme changes, under its own name."""
+        return self.matrix(tensor.name, self.model.source(tensor.name))
+
     def op(
         self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any
     ) -> list[gs.Variable]:
@@ -130,20 +134,21 @@ class Writer:
         return out
 
     def project(
-        self, x: gs.Variable, module: str, dtype: str | None = None, output: str = ""
+        self, x: gs.Variable, linear: Linear, dtype: str | None = None, output: str = ""
     ) -> gs.Variable:
-        """y = x · Wᵀ by the module's scheme, its input quantised first where that asks for it.
+        """y = x · Wᵀ by the projection's scheme, its input quantised first where that asks for it.
 
         y is named after the module unless `output` names it.
         """
+        module = linear.module
         output = output or f"{module}.y"
         scheme = self.model.table[module]
         if scheme is Scheme.PLAIN:
-            matrix = self.matrix(f"{module}.weight", self.model.source(f"{module}.weight"))
+            matrix = self.matrix(linear.weight, self.model.source(linear.weight))
             return self.matmul(x, matrix, output, dtype)
-        p = params.projection(self.model, module, scheme)
+        p = projection(self.model, module, scheme)
         scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]
-        operands = [*self._quantise(x, module, p), self.weight(f"{module}.weight", p.weight)]
+        operands = [*self._quantise(x, module, p), self.weight(linear.weight, p.weight)]
         if scheme is Scheme.FP8:  # xq, w, x_scale, w_scale
             operands = [operands[0], operands[2], operands[1]]
         attrs = {"dtype": dtype or self.activation}

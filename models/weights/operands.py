@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
-from spark_engine.models.open_model import Model
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Experts, Linear
 from spark_engine.models.weights.recipes import (
     Recipe,
     cast,
@@ -28,6 +28,7 @@ from spark_engine.models.weights.recipes import (
     stack,
     whole_scale,
 )
+from spark_engine.models.weights.stored_model import Model
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _fp8(model: Model, module: str) -> Projection:
 
 
 def _fp8_block(model: Model, module: str) -> Projection:
-    suffix = "weight_scale" if model.table.dialect is Dialect.COMPRESSED else "weight_scale_inv"
+    suffix = SUFFIXES[model.table.dialect].block_scale
     scale = cast(part_scale(model.source(f"{module}.{suffix}")))
     weight = codes(model.source(f"{module}.weight"))
     return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
@@ -89,15 +90,17 @@ def _fp4_tensors(
     model: Model, module: str, reads_input: bool
 ) -> tuple[Recipe, Recipe, Recipe, Recipe]:
     """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
+    dialect = model.table.dialect
+    suffixes = SUFFIXES[dialect]
+
+    def multiplier(suffix: str) -> Recipe:
+        stored = _scalar(model, f"{module}.{suffix}")
+        return reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
+
+    packed = model.source(f"{module}.{suffixes.fp4_weight}")
     block = part_scale(model.source(f"{module}.weight_scale"))
-    if model.table.dialect is Dialect.COMPRESSED:
-        packed = model.source(f"{module}.weight_packed")
-        scale2 = reciprocal(_scalar(model, f"{module}.weight_global_scale"))
-        read = f"{module}.input_global_scale"
-        return packed, block, scale2, reciprocal(_scalar(model, read)) if reads_input else scale2
-    packed = model.source(f"{module}.weight")
-    scale2 = _scalar(model, f"{module}.weight_scale_2")
-    return packed, block, scale2, _scalar(model, f"{module}.input_scale") if reads_input else scale2
+    scale2 = multiplier(suffixes.fp4_global)
+    return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
 
 
 def _scalar(model: Model, name: str) -> Recipe:
@@ -121,32 +124,30 @@ _READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
 MOE_FORMATS: Mapping[Scheme, str] = {s: s.value for s in Scheme} | {Scheme.PLAIN: "dense"}
 
 
-def expert_params(model: Model, module: str, scheme: Scheme) -> dict[str, Recipe]:
-    """`grouped_moe`'s operands by name, in order, of the experts under `module`.
+def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
+    """`grouped_moe`'s operands by name, in order.
 
     Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
     """
     if model.layout.fused_experts:
-        names = {"w13": "gate_up_proj", "w2": "down_proj"}
-        return {k: model.source(f"{module}.{name}") for k, name in names.items()}
-    moe = model.config.moe
-    assert moe is not None
-    if scheme is Scheme.FP8_BLOCK and moe.intermediate % 128:
+        return {"w13": model.source(experts.gate_up.name), "w2": model.source(experts.down.name)}
+    scheme, inner = model.table[experts.name], experts.down.columns
+    if scheme is Scheme.FP8_BLOCK and inner % 128:
         raise CheckpointError(
-            f"{module}: moe_intermediate_size is {moe.intermediate}; with FP8 blocks it must be a "
+            f"{experts.name}: moe_intermediate_size is {inner}; with FP8 blocks it must be a "
             "multiple of 128"
         )
-    rows = [_expert(model, f"{module}.{e}", scheme) for e in range(moe.experts)]
+    rows = [_expert(model, each, scheme) for each in experts.each]
     return {name: stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _expert(model: Model, module: str, scheme: Scheme) -> dict[str, Recipe]:
+def _expert(
+    model: Model, linears: tuple[Linear, Linear, Linear], scheme: Scheme
+) -> dict[str, Recipe]:
     """One expert's operands: gate and up rows joined as w13, down as w2."""
     # W4A4's op wants the weight's own global scale beside the input's: read it as W4A16.
     stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
-    gate, up, down = (
-        projection(model, f"{module}.{leaf}_proj", stored) for leaf in ("gate", "up", "down")
-    )
+    gate, up, down = (projection(model, linear.module, stored) for linear in linears)
     out = {"w13": concat0([gate.weight, up.weight])}
     for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
         out[f"w13_{suffix}"] = concat0([gate.scales[name], up.scales[name]])
@@ -154,13 +155,10 @@ def _expert(model: Model, module: str, scheme: Scheme) -> dict[str, Recipe]:
     for name, suffix in zip(down.scales, ("scale", "scale2"), strict=False):
         out[f"w2_{suffix}"] = down.scales[name]
     if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
-        read = {
-            leaf: _input_scale(model, f"{module}.{leaf}_proj", scheme)
-            for leaf in ("gate", "up", "down")
-        }
+        of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
         # The input is quantised once for both; calibration gives both the same scale.
-        out["x_scale"] = maximum(read["gate"], read["up"])
-        out["h_scale"] = read["down"]
+        out["x_scale"] = maximum(of_gate, of_up)
+        out["h_scale"] = of_down
     return out
 
 

@@ -1,6 +1,6 @@
 // Sampling: from logits to the next token of each row, its log-probability and the top ids.
 //
-// sample_cells (sample_cells.cuh) reads the logits once: of each cell (256 ids) it keeps the
+// sample_cells (sample_cells.cu) reads the logits once: of each cell (256 ids) it keeps the
 // greatest raw and penalised logit and the sum of exponentials. sample_rows, a block a row, works
 // on those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in
 // the few cells that reach a bound taken from the cells' own maxima (about 30 for 20). A row that
@@ -10,9 +10,7 @@
 // without penalties do not read `token_counts`.
 // 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 / 226; a
 // read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), PER (cells a warp of the first pass),
-// SHARED (bytes of the second's dynamic shared memory).
-#include "sampling/sample_cells.cuh"
+// Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), SHARED (bytes of dynamic shared memory).
 #include "sampling/sample_draw.cuh"
 
 DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,

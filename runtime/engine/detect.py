@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def runnable_targets() -> tuple[str, ...]:
-    """The build targets whose engines run here, preferred first."""
+def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The build targets whose engines run here: those that need no GPU, and the GPU's."""
     gpu = _gpu_target()
-    return ("cpu",) if gpu is None else ("cpu", gpu)
+    return hosts if gpu is None else (*hosts, gpu)
 
 
 def _gpu_target() -> str | None:

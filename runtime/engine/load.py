@@ -48,6 +48,7 @@ class OpenExecutor(Protocol):
 
 NATIVE = "native"  # one device for all buckets: opened by `load`, where a driver is
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
+HOST_TARGETS = ("cpu",)  # what these are built for; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def load(
     swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         check_capacity(manifest, swap_bytes, free)
-    targets = runnable_targets()
+    targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
         _name_the_extra(path, manifest.target)

@@ -15,7 +15,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import EngineMemory
 from spark_engine.tensors import Array
 
-Buffers = Mapping[str, Array]
+Arrays = Mapping[str, Array]
 FROM_STATE = -1  # a token id: take `last_tokens[slot]`
 INERT = -1  # the slot of a row that does nothing
 PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values")
@@ -38,7 +38,7 @@ def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
                 memory.mark(seq.slot, BIAS)
 
 
-def write_row(tables: Buffers, seq: Sequence) -> None:
+def write_row(tables: Arrays, seq: Sequence) -> None:
     """Writes the whole table row of a sequence that has just got its slot."""
     slot, params = seq.slot, seq.request.params
     pages = tables["page_table"][slot]
@@ -55,7 +55,7 @@ def write_row(tables: Buffers, seq: Sequence) -> None:
     write_bias(tables, seq, suppress=seq.forbids_stop(len(seq.tokens)))
 
 
-def write_bias(tables: Buffers, seq: Sequence, suppress: bool) -> None:
+def write_bias(tables: Arrays, seq: Sequence, suppress: bool) -> None:
     """Writes the logit bias; `suppress` makes the ids that end the sequence impossible."""
     bias = dict(seq.request.params.logit_bias)
     if suppress:
@@ -68,7 +68,7 @@ def write_bias(tables: Buffers, seq: Sequence, suppress: bool) -> None:
     values[: len(bias)] = list(bias.values())
 
 
-def write_step_inputs(buffers: Buffers, batch: Batch) -> None:
+def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
     """Writes the step inputs of one batch; rows beyond the live ones become inert."""
     live, tokens = batch.live, buffers["token_ids"]
     _write(buffers["slots"], live, [seq.slot for seq in batch.seqs], INERT)

@@ -89,10 +89,10 @@ class OrtExecutor:
     def _bind(self, arrays: Mapping[str, Array | None]) -> ort.IOBinding:
         binding = self._open().io_binding()
         for spec in (*self._specs.inputs, *self._specs.states):
-            binding.bind_input(spec.name, "cpu", 0, *_place(spec, arrays.get(spec.name)))
+            binding.bind_input(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._specs.states]
         for spec in (*self._specs.outputs, *outs):
-            binding.bind_output(spec.name, "cpu", 0, *_place(spec, arrays.get(spec.name)))
+            binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         return binding
 
     def _run_apart(self, buffers: Mapping[str, Array]) -> None:
@@ -139,7 +139,7 @@ def _trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _place(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
+def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
     """Element type, shape and address. Raises ExecutorError unless `array` is as specified."""
     return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 

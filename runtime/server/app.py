@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.server.client import Busy, EngineDied
-from spark_engine.runtime.server.generation import GenerationFailed, TimedOut
+from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.generation import GenerationFailed
 from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.server.responses import Json, error
 from spark_engine.runtime.server.service import InFlight, Service, UnknownModel
@@ -136,7 +137,7 @@ class Endpoints:
             async for chunk in self._service.stream(job):
                 yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
         except Exception as problem:  # the status line is gone: the error goes into the stream
-            yield b"data: " + msgspec.json.encode(describe(problem)[1]) + b"\n\n"
+            yield b"data: " + msgspec.json.encode(error_response(problem)[1]) + b"\n\n"
         finally:
             job.generation.close()
         yield DONE
@@ -219,7 +220,7 @@ def _add_information(app: FastAPI, endpoints: Endpoints) -> None:
         return _json({"version": version("spark-engine")})
 
 
-def describe(problem: Exception) -> tuple[int, Json]:
+def error_response(problem: Exception) -> tuple[int, Json]:
     """(HTTP status, body) of an exception."""
     words = str(problem)
     if isinstance(problem, RequestError):
@@ -243,7 +244,7 @@ def describe(problem: Exception) -> tuple[int, Json]:
 
 
 async def _on_error(_: Request, problem: Exception) -> Response:
-    status, body = describe(problem)
+    status, body = error_response(problem)
     response = _json(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"

@@ -23,7 +23,7 @@ from spark_engine.errors import CapacityError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
-from spark_engine.runtime.server.assets import describe
+from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -195,7 +195,7 @@ def summarise(row: Mapping[str, Any]) -> Stats:
 def open_engine(folder: Path, options: EngineOptions) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
-        return describe(folder), Engine.open(folder, options, shown)
+        return read_info(folder), Engine.open(folder, options, shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,8 +7,9 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
-from spark_engine.builder.graph.lower import Lowered, facts_of, lower
+from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.lower import facts_of, lower
 from spark_engine.builder.graph.rewrite import Rewritten
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.errors import GraphError
@@ -21,9 +22,9 @@ from spark_engine.weights_file import plan_weights
 from tests.checkpoints import write_checkpoint
 
 
-def family(name: str, **recipes: Recipe) -> Lowered:
-    made = {n: recipes.weight(n, recipe) for n, recipe in recipes.items()}
-    return Lowered(name, gs.Graph(), made, ())
+def family(name: str, **given: Recipe) -> FamilyGraph:
+    made = {n: recipes.weight(n, recipe) for n, recipe in given.items()}
+    return FamilyGraph(name, gs.Graph(), made, ())
 
 
 def test_weights_of_all_families_once_by_name() -> None:
@@ -42,15 +43,15 @@ def test_the_arena_is_the_largest_buckets_and_a_refusal_is_told_once(tmp_path: P
     model = open_model(write_checkpoint(tmp_path / "model").path)
     plan = resolve(Options(decode=(1,), prefill=(64,), max_seqs=2), facts_of(model))
     shared, own = Refusal("merge", "n", "both"), Refusal("merge", "n", "prefill only")
-    families = {
-        "decode": Compiled(lower(model, plan, "decode"), Rewritten({"merge": 1}, (shared,))),
-        "prefill": Compiled(lower(model, plan, "prefill"), Rewritten({"merge": 0}, (shared, own))),
+    graphs = {name: lower(model, plan, name) for name in ("decode", "prefill")}
+    rewritten = {
+        "decode": Rewritten({"merge": 1}, (shared,)),
+        "prefill": Rewritten({"merge": 0}, (shared, own)),
     }
     buckets = [Bucket("decode", 1, 1, "a", 300), Bucket("prefill", 1, 64, "b", 700)]
-    layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
-    made = make_manifest(
-        "m", model, plan, families, buckets, layout, Fingerprint("", "", "", "", "")
-    )
+    layout = plan_weights(weight_specs([*graphs.values()]))
+    print_ = Fingerprint("", "", "", "", "")
+    made = make_manifest("m", model, plan, graphs, rewritten, buckets, layout, print_, "ort", ())
     assert made.memory.arena == 700 and made.memory.weights == layout.total
     assert made.refusals == (shared, own)
     assert made.fusions == {"decode": {"merge": 1}, "prefill": {"merge": 0}}

@@ -13,12 +13,15 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import device  # noqa: E402
+from spark_engine.builder import build as straight_line  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
+from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
-from spark_engine.errors import OptionError  # noqa: E402
-from spark_engine.kernel import H200  # noqa: E402
+from spark_engine.errors import GraphError, OptionError  # noqa: E402
+from spark_engine.kernel import CARDS, H200  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -120,7 +123,7 @@ def test_launches_whose_blocks_wait_for_one_another_are_recorded(folder: Path) -
 @pytest.mark.usefixtures("uncompiled")
 def test_tactics_stand_in_the_manifest(folder: Path) -> None:
     manifest = open_folder(built(folder), "sm_90a").manifest
-    assert manifest.executor == "native"
+    assert (manifest.executor, manifest.card) == ("native", "h200")
     rows = {(r["op"], r["bucket"]): r for r in manifest.tactics}
     assert rows["embed", "decode_b1.engine"]["chosen"] == "rows"
     assert sum(r["nodes"] for r in manifest.tactics if r["op"] == "linear") > 10
@@ -138,6 +141,18 @@ def test_an_invariant_build_takes_one_order_in_all_buckets(folder: Path) -> None
         family = row["bucket"].split("_")[0]
         by_node.setdefault(f"{family} {row['node']}", set()).add(row["chosen"])
     assert all(len(chosen) == 1 for chosen in by_node.values()), by_node
+
+
+def test_only_the_card_that_is_built_for_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = object.__new__(NativeBackend)
+    backend._target = CARDS["h100"]
+    monkeypatch.setattr(device, "present", lambda: H200)
+    options = Options(target="sm_90a", card="h100", gpu=CARDS["h100"])
+    assert backend._times(None) is False and timed_on(options) == ""
+    with pytest.raises(OptionError, match=r"sm_90a \(h100\) is .*this machine has sm_90a \(h200\)"):
+        backend._times(True)
+    monkeypatch.setattr(device, "present", lambda: CARDS["h100"])
+    assert backend._times(None) is True and backend._times(False) is False
 
 
 def test_timing_needs_the_gpu_it_builds_for(folder: Path) -> None:
@@ -180,3 +195,11 @@ def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
     ):
         built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()
+
+
+def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight_line, "pack_all", lambda graphs: None)
+    with pytest.raises(GraphError, match="graph, stage packed, layouts: .* which is not packed"):
+        built(folder)

@@ -38,7 +38,7 @@ def compiled() -> tuple[Program, dict[str, int]]:
     )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}
     cubins = {("t.cu", ()): nvrtc.Cubin(b"code", {})}
-    payload, memory = program.compile(bucket, weights, ("total",), OPS, cubins)
+    payload, memory = program.encode(bucket, weights, ("total",), OPS, cubins)
     return Program.read(payload), memory
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph.nodes import add_node, detach, variable
+from spark_engine.builder.graph.edit import add_node, detach, variable
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule, rewrite
 from spark_engine.builder.rules import RULES
 from spark_engine.builder.rules.merge import MERGE_PROJECTIONS

@@ -9,10 +9,11 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine.builder.graph import verify
-from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
+from spark_engine.models.weights import source, weight
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 
@@ -26,7 +27,8 @@ CHECKS = (
 
 
 def subject(graph: gs.Graph) -> Subject:
-    return Subject(graph, "decode", LIMITS, STATES, frozenset({"w", "x"}), OPS)
+    weights = {name: weight(name, source(name, DType.F32, (2, 3))) for name in ("w", "x")}
+    return Subject(graph, "decode", LIMITS, STATES, weights, OPS)
 
 
 def complaints(graph: gs.Graph) -> dict[str, list[str]]:
@@ -226,7 +228,7 @@ def test_prefill_may_quantise_alone() -> None:
 def test_inputs_and_outputs_are_those_of_the_interface() -> None:
     graph = toy_graph()
     assert not list(verify.inputs(subject(graph)))
-    stranger = replace(subject(graph), weights=frozenset())
+    stranger = replace(subject(graph), weights={})
     assert any("neither step, table, state nor weight" in c for c in verify.inputs(stranger))
     graph.inputs.append(variable(TensorSpec("slots", DType.F32, ("rows",))))
     assert any("input slots is slots f32" in c for c in verify.inputs(subject(graph)))
@@ -235,5 +237,5 @@ def test_inputs_and_outputs_are_those_of_the_interface() -> None:
 
 
 def test_verify_names_family_stage_and_check() -> None:
-    with pytest.raises(GraphError, match="decode graph, stage fused, outputs: .* more"):
-        verify.verify(subject(toy_graph()), "fused")
+    with pytest.raises(GraphError, match="decode graph, stage rewritten, outputs: .* more"):
+        verify.verify(subject(toy_graph()), "rewritten")

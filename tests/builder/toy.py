@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph.nodes import variable
+from spark_engine.builder.graph.edit import variable
 from spark_engine.op import Attrs, Op
 from spark_engine.tensors import Array, DType, TensorSpec
 

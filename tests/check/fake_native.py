@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_engine.builder.build import build
+from spark_engine.builder import build as straight_line
+from spark_engine.builder.graph import packing
 from spark_engine.builder.graph.nodes import attrs_of, spec_of
-from spark_engine.builder.native import backend, nvrtc, packing, program
+from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import Pointer
 from spark_engine.models.checkpoint.files import open_checkpoint
@@ -59,13 +60,13 @@ class Fake:
 
 def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.MonkeyPatch) -> Fake:
     """Builds `folder` with cubins that are names only."""
-    fake, compile_one, pack = Fake(), program.compile, packing.pack
+    fake, encode_one, pack = Fake(), program.encode, packing.pack
 
     def compile_jobs(found: Any, *rest: Any) -> dict[Any, nvrtc.Cubin]:
         return {(j.source, j.defines): nvrtc.Cubin(repr(j).encode(), {}) for j in found}
 
-    def compile(bucket: program.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
-        payload, nbytes = compile_one(bucket, weights, states, ops, cubins)
+    def encode(bucket: program.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
+        payload, nbytes = encode_one(bucket, weights, states, ops, cubins)
         places = program._Places(bucket, weights, states, ops)
         fake.nodes[payload] = {
             node.name: _node(places, step, node, bucket.size.dims)
@@ -73,19 +74,19 @@ def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.M
         }
         return payload, nbytes
 
-    def remember(lowered: Any, ops: Any) -> None:
-        before = dict(lowered.weights)
-        pack(lowered, ops)
+    def remember(graph: Any, ops: Any) -> None:
+        before = dict(graph.weights)
+        pack(graph, ops)
         reader = open_checkpoint(checkpoint)
-        for name in set(lowered.weights) - set(before):
+        for name in set(graph.weights) - set(before):
             fake.plain[name] = before[name.rpartition(":")[0]].evaluate(reader)
 
     with patch.context() as m:
         m.setattr(nvrtc, "compiler_version", lambda: "13.0")
         m.setattr(program, "compile_jobs", compile_jobs)
-        m.setattr(program, "compile", compile)
-        m.setattr(backend, "pack", remember)
-        build(checkpoint, folder, options, lambda text: None)
+        m.setattr(program, "encode", encode)
+        m.setattr(straight_line, "pack", remember)
+        straight_line.build(checkpoint, folder, options, lambda text: None)
     return fake
 
 
@@ -102,7 +103,7 @@ def _node(places: Any, step: int, node: Any, dims: dict[str, int]) -> Node:
 def open_fake(fake: Fake, patch: pytest.MonkeyPatch) -> None:
     """From here on a native engine of `fake` opens on a GPU of numpy."""
     patch.setattr(runtime_native, "Gpu", lambda: FakeGpu({}))
-    patch.setattr(runtime_load, "runnable_targets", lambda: ("cpu", TARGET))
+    patch.setattr(runtime_load, "runnable_targets", lambda hosts: ("cpu", TARGET))
     real = runtime_native.NativeExecutor.launches
 
     def launches(self: Any, payload: bytes) -> list[runtime_native.QueuedLaunch]:

@@ -15,8 +15,8 @@ from spark_engine.models.checkpoint.expected_tensors import Expected, expected_t
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
-from spark_engine.models.config.model_config import ModelConfig
-from spark_engine.models.open_model import open_model
+from spark_engine.models.families.registry import family_of, read_config
+from spark_engine.models.open_model import describe, open_model
 from spark_engine.tensors import DType
 from tests.checkpoint_files import FORMATS, PLAIN, quantisation_configs, write_shards
 from tests.checkpoints import text_config, write_checkpoint
@@ -25,9 +25,7 @@ from tests.models import nvidia_configs
 
 def _table(model: str) -> dict[str, Expected]:
     config_json, hf_quant = nvidia_configs.pair(model)
-    config = ModelConfig.from_hf(config_json)
-    table = quant_table(config, config_json, hf_quant)
-    return dict(expected_tensors(config, table, Layout.usual(config, table.quantised)))
+    return dict(describe(config_json, hf_quant).expected)
 
 
 @pytest.mark.parametrize("model", nvidia_configs.MODELS)
@@ -76,7 +74,7 @@ def test_the_table_is_what_the_writer_writes(tmp_path: Path, format: str, moe: b
     prefix = "model.language_model." if moe else "model."
     write_checkpoint(tmp_path, format=format, moe=moe, prefix=prefix)
     model, tensors = open_model(tmp_path), open_checkpoint(tmp_path).tensors
-    table = expected_tensors(model.config, model.table, model.layout)
+    table = model.expected
     assert {e.name for e in usual(table)} == set(tensors)
 
 
@@ -173,8 +171,7 @@ def _table_of(format: str, **config: int) -> Mapping[str, Expected]:
     config_json = text_config(False, config)
     row, hf = quantisation_configs(format, [])
     config_json |= {"quantization_config": row} if row else {}
-    read = ModelConfig.from_hf(config_json)
-    return expected_tensors(read, quant_table(read, config_json, hf or {}), Layout("model.", False))
+    return describe(config_json, hf).expected
 
 
 def test_scales_of_ragged_matrices() -> None:
@@ -209,8 +206,10 @@ def test_a_table_that_is_not_the_files_is_refused(tmp_path: Path, format: str) -
         assert "from one export" in str(caught.value)
 
 
-def test_vision_and_mtp_are_counted_and_left(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, prefix="model.language_model.")
+@pytest.mark.parametrize("moe", [False, True])
+def test_vision_and_mtp_are_counted_and_left(tmp_path: Path, moe: bool) -> None:
+    """Stacked experts of an mtp layer do not make those of the text layers stacked."""
+    write_checkpoint(tmp_path, prefix="model.language_model.", moe=moe)
     opened = open_checkpoint(tmp_path)
     tensors = {n: opened.read(n).copy() for n in opened.tensors}
     some = tensors["model.language_model.norm.weight"]
@@ -225,10 +224,11 @@ def test_published_unquantised_and_compressed_counts() -> None:
     """27B as published in bf16 (851 text tensors), and as compressed-tensors W4A4 (2,111)."""
     config_json, _ = nvidia_configs.pair("27B")
     del config_json["quantization_config"]
-    config = ModelConfig.from_hf(config_json)
-    plain = quant_table(config, config_json, {})
+    config = read_config(config_json)
+    rows = family_of(config).tensors(config)
+    plain = quant_table(rows, config_json, {})
     layout = Layout("model.language_model.", False)
-    assert len(usual(expected_tensors(config, plain, layout), "text")) == 851
+    assert len(usual(expected_tensors(rows, config.dtype, plain, layout), "text")) == 851
     fp4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
     group = {"targets": ["Linear"], "weights": fp4, "input_activations": fp4 | {"dynamic": "local"}}
     config_json["quantization_config"] = {
@@ -236,7 +236,8 @@ def test_published_unquantised_and_compressed_counts() -> None:
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*linear_attn.in_proj_.*", "re:model.visual.*", "re:mtp.*"],
     }
-    packed = expected_tensors(config, quant_table(config, config_json, {}), layout)
+    table = quant_table(rows, config_json, {})
+    packed = expected_tensors(rows, config.dtype, table, layout)
     assert len(usual(packed)) == 2111
     assert round(sum(e.nbytes for e in usual(packed, "text")) / 2**30, 2) == 22.92
     assert round(sum(e.nbytes for e in usual(packed)) / 2**30, 2) == 24.57

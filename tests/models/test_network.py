@@ -17,8 +17,9 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.models.build_network import Network, build_network
 from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.models.graph.writer import Writer
-from spark_engine.models.open_model import Model, describe, open_model
+from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.weights import recipes
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import DType, TensorSpec
 from tests.checkpoint_files import FORMATS, write_shards
 from tests.checkpoints import text_config, write_checkpoint

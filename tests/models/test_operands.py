@@ -9,11 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.layout import linears
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.open_model import Model, open_model
-from spark_engine.models.weights.operands import Projection, _per_row, expert_params, projection
+from spark_engine.models.checkpoint.tensor_list import Experts, linears
+from spark_engine.models.families.registry import family_of
+from spark_engine.models.graph.mlp import Mixture
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights.operands import Projection, _per_row, expert_operands, projection
 from spark_engine.models.weights.recipes import Recipe, constant
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import Array
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import Written, write_checkpoint
@@ -67,8 +70,14 @@ def _check(model: Model, written: Written, module: str, p: Projection) -> None:
 def test_projections(tmp_path: Path, format: str) -> None:
     written = write_checkpoint(tmp_path, {"num_hidden_layers": 4}, format, split_scales=True)
     model = open_model(tmp_path)
-    for module, _ in linears(model.config):
+    for module in (linear.module for linear in linears(model.rows)):
         _check(model, written, module, projection(model, module, model.table[module]))
+
+
+def _experts(model: Model, layer: int) -> Experts:
+    mlp = family_of(model.config).network(model.config).layers[layer].mlp
+    assert isinstance(mlp, Mixture)
+    return mlp.experts
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -77,7 +86,8 @@ def test_experts(tmp_path: Path, format: str) -> None:
     model = open_model(tmp_path)
     module = "layers.1.mlp.experts"
     scheme = model.table[module]
-    params = {n: _read(model, r) for n, r in expert_params(model, module, scheme).items()}
+    operands_of = expert_operands(model, _experts(model, 1))
+    params = {n: _read(model, r) for n, r in operands_of.items()}
     for name, leaves in (("w13", ("gate", "up")), ("w2", ("down",))):
         operands = [v for k, v in params.items() if k.partition("_")[0] == name]
         values = _values(scheme, operands)
@@ -96,7 +106,7 @@ def test_fused_experts_are_read_as_they_lie(tmp_path: Path, format: str) -> None
     written = write_checkpoint(tmp_path, format=format, moe=True, experts="fused")
     model = open_model(tmp_path)
     module = "layers.0.mlp.experts"
-    params = expert_params(model, module, model.table[module])
+    params = expert_operands(model, _experts(model, 0))
     assert {n: r.op for n, r in params.items()} == {"w13": "source", "w2": "source"}
     got = _read(model, params["w13"]).astype(np.float32)
     assert np.array_equal(got, written.values[f"model.{module}.gate_up_proj"])
@@ -104,8 +114,9 @@ def test_fused_experts_are_read_as_they_lie(tmp_path: Path, format: str) -> None
 
 def test_blocks_that_do_not_tile_gate_and_up(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"moe_intermediate_size": 192}, "fp8_block", moe=True)
+    model = open_model(tmp_path)
     with pytest.raises(CheckpointError, match="moe_intermediate_size is 192"):
-        expert_params(open_model(tmp_path), "layers.0.mlp.experts", Scheme.FP8_BLOCK)
+        expert_operands(model, _experts(model, 0))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (3, 1)])

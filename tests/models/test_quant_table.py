@@ -10,20 +10,21 @@ import pytest
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
-from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.checkpoint.tensor_list import Row, linears
+from spark_engine.models.families.registry import family_of, read_config
+from spark_engine.models.open_model import describe
 from tests.checkpoint_files import FORMATS, quantisation_configs, scheme_of
 from tests.checkpoints import text_config
 from tests.models import nvidia_configs
 
 Json = dict[str, Any]
-DENSE = ModelConfig.from_hf(text_config(False))
-MOE = ModelConfig.from_hf(text_config(True))
+DENSE, MOE = (describe(text_config(moe)).rows for moe in (False, True))
 PACKED: Json = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
 EIGHT: Json = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 
 
-def _table(row: Json, config: ModelConfig = DENSE, hf: Json | None = None) -> QuantTable:
-    return quant_table(config, {"quantization_config": row} if row else {}, hf or {})
+def _table(row: Json, rows: tuple[Row, ...] = DENSE, hf: Json | None = None) -> QuantTable:
+    return quant_table(rows, {"quantization_config": row} if row else {}, hf or {})
 
 
 def _compressed(groups: list[Json], **more: Any) -> Json:
@@ -43,10 +44,11 @@ def _group(weights: Json, inputs: Json | None, *targets: str) -> Json:
 @pytest.mark.parametrize("files", ["both", "config", "hf"])
 def test_published_tables(model: str, files: str) -> None:
     config_json, hf = nvidia_configs.pair(model)
-    config = ModelConfig.from_hf(config_json)
+    config = read_config(config_json)
+    rows = family_of(config).tensors(config)
     if files == "hf":
         config_json = {k: v for k, v in config_json.items() if k != "quantization_config"}
-    table = quant_table(config, config_json, {} if files == "config" else hf)
+    table = quant_table(rows, config_json, {} if files == "config" else hf)
     mlp = "mlp.experts" if config.moe else "mlp.down_proj"
     assert table["layers.0.linear_attn.in_proj_z"] is Scheme.FP8
     assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
@@ -59,7 +61,7 @@ def test_published_tables(model: str, files: str) -> None:
 def test_groups_stand_in_for_missing_layers() -> None:
     config_json, _ = copy.deepcopy(nvidia_configs.pair("27B"))
     del config_json["quantization_config"]["quantized_layers"]
-    table = quant_table(ModelConfig.from_hf(config_json), config_json, {})
+    table = describe(config_json).table
     assert table["layers.0.mlp.up_proj"] is Scheme.NVFP4
     assert table["layers.3.self_attn.o_proj"] is Scheme.FP8
     assert table["layers.0.linear_attn.in_proj_b"] is Scheme.PLAIN
@@ -68,19 +70,13 @@ def test_groups_stand_in_for_missing_layers() -> None:
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_dialect_and_spelling(format: str, prefix: str) -> None:
-    names = [m for m, _ in _linears(MOE)]
+    names = [linear.module for linear in linears(MOE)]
     spelled = [n if n == "lm_head" else prefix + n for n in names]
     row, hf = quantisation_configs(format, spelled)
     table = _table(row, MOE, hf)
     for name in names:
         key = name.split(".experts.")[0] + ".experts" if ".experts." in name else name
         assert table[key].value == scheme_of(name, format), name
-
-
-def _linears(config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
-    from spark_engine.models.checkpoint.layout import linears
-
-    return list(linears(config))
 
 
 def test_plain() -> None:

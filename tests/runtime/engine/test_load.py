@@ -57,6 +57,10 @@ def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     check_capacity(manifest, 3 << 30, None)
     with pytest.raises(CapacityError, match=r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"):
         check_capacity(manifest, 3 << 30, need - 1)
+    other = replace(manifest, card="h200")
+    remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
+    with pytest.raises(CapacityError, match=remedy):
+        check_capacity(other, 3 << 30, need - 1)
 
 
 def test_memory_is_checked_before_anything_is_opened(
@@ -71,7 +75,7 @@ def test_memory_is_checked_before_anything_is_opened(
 def test_an_engine_for_another_machine_is_refused(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("sm_90a",))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("sm_90a",))
     with pytest.raises(EngineError, match="built for 'cpu'.*sm_90a"):
         load(engine)
 
@@ -82,7 +86,7 @@ def test_without_the_extra_a_gpus_engine_names_the_extra(
 ) -> None:
     manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
     monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu",))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
     monkeypatch.setattr(module, "driver_present", lambda: driver)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(EngineError) as refused:

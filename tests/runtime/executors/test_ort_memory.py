@@ -14,7 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
-from spark_engine.runtime.engine.load import _lanes
+from spark_engine.runtime.engine.load import _opened_at_once
 from tests.house import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
@@ -65,4 +65,4 @@ def test_buckets_are_opened_at_once_as_far_as_memory_goes(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     memory = Memory(weights=20, kv=10, states=10, tables=1, arena=40, buffers=10)  # 91
-    assert _lanes(memory, 10, free) == lanes
+    assert _opened_at_once(memory, 10, free) == lanes

@@ -90,7 +90,7 @@ def _server(
     """`log` is where standard error goes; `shell` runs before the server, in its process."""
     port = _free_port()
     words = json.dumps({"port": port, **options})
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     command = [sys.executable, str(FAKE), "server", str(folder), words]
     with nullcontext() if log is None else log.open("wb") as target:
         process = subprocess.Popen(

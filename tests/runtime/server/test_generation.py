@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.server.client import EngineClient, Mailbox
+from spark_engine.runtime.server.deadline import Deadline, TimedOut
 from spark_engine.runtime.server.generation import Choice, Generation, GenerationFailed
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.text.text_stream import TextStream
@@ -26,7 +28,7 @@ def _run(client: Any, tokenizer: Tokenizer, stop: str, count: int = 1) -> list[s
 
     async def pieces() -> list[str]:
         metrics = Metrics("m", lambda: (client.stats, 0.0))
-        generation = Generation(client, metrics, choices, 4, None)
+        generation = Generation(client, metrics, choices, 4, Deadline(None))
         return [piece.text async for _, piece in generation.pieces()]
 
     return asyncio.run(pieces())
@@ -56,6 +58,28 @@ def test_one_choice_that_fails_cancels_the_others(tokenizer: Tokenizer) -> None:
     with pytest.raises(GenerationFailed, match="not finite"):
         _run(client, tokenizer, ".", 3)
     assert client.cancelled == [0, 1, 2]
+
+
+def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
+    class Slow(FakeClient):
+        def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+            for i in range(20):
+                later = asyncio.get_running_loop().call_later
+                later(0.05 * i, box.put_nowait, Event(0, 40))
+            return [0]
+
+    async def count() -> int:
+        client: Any = Slow()
+        metrics = Metrics("m", lambda: (client.stats, 0.0))
+        choice = Choice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
+        pieces, came = Generation(client, metrics, [choice], 4, Deadline(0.22)).pieces(), 0
+        with pytest.raises(TimedOut, match=r"more than 0\.22 s"):
+            async for _ in pieces:
+                came += 1
+        assert client.cancelled == [0]
+        return came
+
+    assert 1 <= asyncio.run(count()) <= 5
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:

@@ -29,7 +29,7 @@ async def _until(ok: Callable[[], bool], seconds: float) -> bool:
 def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine may be silent only where it owes no step: pings alone prove nothing."""
     monkeypatch.setattr(module, "PING_S", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     folder = small_tokenizer.write(tmp_path)
     stuck = tuple(Tokenizer.load(folder).encode("STUCK"))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spark_engine.builder.graph.lower import Lowered
-from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of, variable
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.errors import GraphError
 from spark_engine.models.weights.recipes import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op
@@ -43,12 +44,12 @@ class Packing:
         return self.op.name, self.operand, self.attrs
 
 
-def pack(lowered: Lowered, ops: Ops) -> None:
+def pack(family: FamilyGraph, ops: Ops) -> None:
     """Gives each node of an op with packs its packed weights; drops what nobody reads then.
 
     Raises GraphError when a packed operand is no weight.
     """
-    graph = lowered.graph
+    graph = family.graph
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     for node in graph.nodes:
         op = ops[node.op] if node.domain == DOMAIN else None
@@ -57,17 +58,17 @@ def pack(lowered: Lowered, ops: Ops) -> None:
                 continue
             assert op is not None
             original = node.inputs[operand]
-            if original.name not in lowered.weights:
+            if original.name not in family.weights:
                 raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
             packing = Packing(op, operand, tuple(sorted(attrs_of(node, op).items())))
-            weight = lowered.weights[original.name]
+            weight = family.weights[original.name]
             spec = packing.spec(spec_of(original))
             if spec.name not in inputs:
                 inputs[spec.name] = variable(spec)
                 graph.inputs.append(inputs[spec.name])
-                lowered.weights[spec.name] = Weight(spec, transform(weight.recipe, spec, packing))
+                family.weights[spec.name] = Weight(spec, transform(weight.recipe, spec, packing))
             node.inputs[operand] = inputs[spec.name]
-    unread = {t.name for t in graph.inputs if t.name in lowered.weights and not t.outputs}
+    unread = {t.name for t in graph.inputs if t.name in family.weights and not t.outputs}
     graph.inputs = [t for t in graph.inputs if t.name not in unread]
     for name in unread:
-        del lowered.weights[name]
+        del family.weights[name]

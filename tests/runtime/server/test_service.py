@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server import service as module
 from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -141,6 +143,43 @@ def test_reading_prompts_does_not_hold_up_the_loop(tokenizer: Counting) -> None:
 
     assert asyncio.run(longest_gap()) < 0.2
     assert len(client.submitted) == 2
+
+
+def test_a_large_body_is_checked_beside_the_loop(
+    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def watched(body: Any) -> None:
+        places.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(module, "check", watched)
+    served = service(FakeClient(ANSWER), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    for padding in ("", "a" * module.LARGE):
+        asyncio.run(served.complete(_body(prompt="a", unknown=padding)))
+        asyncio.run(served.chat(_body(messages=USER, unknown=padding)))
+    assert places == [True, True, False, False]
+
+
+def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
+    client, template = FakeClient(ANSWER), ChatTemplate(small_tokenizer.TEMPLATE)
+    served = service(client, tokenizer, template=template, timeout_s=0.05)
+    tokenizer.delay = 0.5
+    jobs = [
+        (served.complete, _body(prompt="a")),
+        (served.chat, _body(messages=USER)),
+        (served.tokenize, _body(prompt="a")),
+    ]
+
+    async def ask() -> None:
+        for start, body in jobs:
+            begin = time.monotonic()
+            with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
+                await start(body)
+            assert time.monotonic() - begin < 0.4
+
+    asyncio.run(ask())
+    assert client.submitted == []
 
 
 def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
