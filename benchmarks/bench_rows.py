@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.graphs import each_seconds, target_here
 from spark_engine import device
 from spark_engine.builder.native import nvrtc
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.plugins import registry
 from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.rowwise import rows_cuda
@@ -201,7 +201,7 @@ def line(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array, .
     if max(arrays[0].shape[0], outs[0].dims[0]) <= CHECKED:
         got, want = cuda_node.run(bench, work, arrays), op.reference(case.attrs, arrays)
         for i, (g, w) in enumerate(zip(got, want, strict=True)):
-            notes.append(cuda_node.compare(f"output {i}", g, w, cuda_node.Limits(), True))
+            notes.append(cuda_node.compare(f"output {i}", g, w, Tolerance(), True))
     took = microseconds(bench, work, arrays)
     text = f"{case.label:34} {took:7.2f} us"
     if op.name in ("embed", "last_rows", "mark_tokens"):  # they read little of what they are given

@@ -46,9 +46,9 @@ class Prepared:
         self.plan = tactic.plan(attrs, specs, target)
         self.outs = op.infer(attrs, specs)
         self.held: list[int] = []
-        self.inputs = [self.put(a) for a in arrays]
+        self.inputs, aliases = [self.put(a) for a in arrays], op.aliases(attrs)
         self.outputs = [
-            self.inputs[op.aliases[i]] if i in op.aliases else self._poison(s.nbytes)
+            self.inputs[aliases[i]] if i in aliases else self._poison(s.nbytes)
             for i, s in enumerate(self.outs)
         ]
         self.scratch = [self._poison(s.nbytes, 0 if s.zeroed else 0xFF) for s in self.plan.scratch]

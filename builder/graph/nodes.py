@@ -87,7 +87,8 @@ def aliases(node: gs.Node, ops: Ops) -> list[tuple[gs.Tensor, gs.Tensor]]:
     """(output, input) pairs of the node that may share memory."""
     if node.domain != DOMAIN or node.op not in ops:
         return []
-    pairs = ops[node.op].aliases.items()
+    op = ops[node.op]
+    pairs = op.aliases(attrs_of(node, op)).items()
     return [(node.outputs[o], node.inputs[i]) for o, i in sorted(pairs)]
 
 

@@ -125,7 +125,7 @@ class _Bench:
     def fill(self) -> None:
         """Allocates everything, and writes operands and zeroed scratch."""
         self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
-        aliases = self._work.op.aliases if self._work.op else {}
+        aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
         self._outputs = [
             self._inputs[aliases[i]] if i in aliases else [self._held.memory(spec.nbytes)]
             for i, spec in enumerate(self._work.outs)

@@ -71,10 +71,9 @@ class GatedDeltaNet:
             for t in (self.log_decay, self.decay_bias)
         ]
         kind = "step" if w.tile == 1 else "chunk"
-        attrs: dict[str, int] = {**c.delta_heads, "tile": w.tile}
+        attrs = {**c.delta_heads, "tile": w.tile, "ring": w.limits.gdn_ring}
         states = [state]
         if w.limits.gdn_ring:
-            kind, attrs["ring"] = f"ring_{kind}", w.limits.gdn_ring
             records = (w.limits.max_seqs + 1, w.limits.gdn_ring, ring_width(**c.delta_heads))
             states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, records), "slot"))
         outputs = [f"{self.name}.delta", *(state_out(s.name) for s in states)]

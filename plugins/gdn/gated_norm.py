@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import random_arrays
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect, width
 from spark_engine.plugins.gdn import gated_norm_quant_cuda
@@ -106,10 +107,15 @@ CASES = (
     _case(3, 4, 64, 5, DType.BF16),
 )
 
+OPERANDS = (
+    operands.x(name="o"),
+    operands.x("A[tokens,X]", "z at column `offset`", "packed"),
+    operands.weight("weight", "f32[Dv]"),
+)
 OP = Op(
     name="gated_norm",
-    inputs=("o", "packed", "weight"),
-    outputs=("y",),
+    operands=OPERANDS,
+    results=(Result("y", "A[tokens,K]"),),
     attrs={"eps": None, "heads": None, "offset": None},
     infer=infer,
     reference=reference,

@@ -1,6 +1,5 @@
-"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without its ends.
-
-And of the two with a replay ring (`gdn_ring_decode`, `gated_delta_ring_step`): the same kernel.
+"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without convolution
+and norm; either with a replay ring or without.
 
 Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
 fits in shared memory. A state's output is its input's memory.
@@ -24,13 +23,13 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
+from spark_engine.plugins.common.quantised import QUANTS
+from spark_engine.plugins.common.row_quant_cuda import NULL
 from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
 from spark_engine.tensors import DType
 
 SOURCE = "gdn/gdn_decode.cu"
-QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
-NULL = Scalar("i64", 0)
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
@@ -93,7 +92,7 @@ class Problem:
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
     """The node's sizes."""
-    fused, ring = "quant" in attrs, int(attrs.get("ring", 0))
+    fused, ring = "quant" in attrs, int(attrs["ring"])
     keys, values = int(attrs["key_heads"]), int(attrs["value_heads"])
     return Problem(
         fused=fused,
@@ -243,14 +242,19 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def bits(attrs: Attrs, specs: Specs, target: Target) -> str:
+def reduction_key(attrs: Attrs, specs: Specs, target: Target) -> str:
     """All tactics sum in one order."""
     return "one order"
 
 
 def _tactic(name: str, shape: Shape) -> Tactic:
     return Tactic(
-        name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape), bits
+        name,
+        SOURCE,
+        partial(refuse, shape),
+        partial(plan, shape),
+        partial(cost, shape),
+        reduction_key,
     )
 
 

@@ -1,16 +1,10 @@
-"""A replay ring behind the recurrent state of the gated delta rule.
+"""A replay ring behind the recurrent state of the gated delta rule: layout, and its sum in numpy.
 
-The stored state S of value rows lags behind the sequence: it holds the tokens before some position,
-and a ring of L records holds what the last L − 1 tokens changed. A record of position p stands at
-p mod L: δ [Hv,Dv], k [Hk,Dk] (normalised), g [Hv] (the logarithm of the token's decay), padding. So
-with the live records numbered by age, 1 the newest, the state that the rule means is
+docs/graph.md tells how a step reads, writes and folds. A record is δ [Hv,Dv], k [Hk,Dk], g [Hv] and
+padding. With the n records that a value row lags behind numbered by age, 1 the newest, the state S
+that is stored for it stands for
     e^(g_1 + … + g_n) S + Σ_j e^(g_1 + … + g_{j−1}) δ_j k_jᵀ,
-what token after token would have left but for the order of the sums. Value rows fold (S becomes
-that, their n zero) in groups of 16, each at its own time: group m of all heads' groups in the step
-at position p with (p + m) mod L = L − 1, so that every step rewrites one L-th of every state.
-The last number of record 0 is `base`: the position up to which a prefill, or the step at position
-0, has left every row folded. At position p group m has n = min(p − base, (p + m) mod L).
-Knows the layout and this sum in numpy; knows no op.
+what token after token would have left but for the order of the sums. Knows no op.
 """
 
 from __future__ import annotations
@@ -21,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
-from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.op import Attrs
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.tensors import Array
 
 FOLD_ROWS = 16  # value rows that fold together
@@ -65,16 +60,21 @@ class Ring:
         return np.arange(self.heads.values)[:, None] * per_head + rows
 
     def phases(self, start: int) -> NDArray[np.int64]:
-        """(start + group) mod length of each value row, [Hv,Dv]; it folds at length − 1."""
+        """(start + group) mod length of each value row, [Hv,Dv]."""
         found: NDArray[np.int64] = (start + self.groups) % self.length
         return found
 
+    def folds(self, start: int) -> NDArray[np.bool_]:
+        """Whether a step at position `start` > 0 rewrites each value row, [Hv,Dv]."""
+        return np.asarray(self.phases(start) == self.length - 1)
 
-def ring_of(op: str, length: int, heads: Heads) -> Ring:
-    """The ring. Raises GraphError for a length that no op takes."""
-    if not LEAST <= length <= MOST:
-        raise GraphError(f"{op}: a ring of {length} records; {LEAST} to {MOST} are possible")
-    return Ring(length, heads)
+
+def ring_of(attrs: Attrs) -> Ring | None:
+    """The ring of a node; None for a length of 0. Raises GraphError for one that no op takes."""
+    length = int(attrs["ring"])
+    if length and not LEAST <= length <= MOST:
+        raise GraphError(f"a ring of {length} records; {LEAST} to {MOST} are possible, or 0: none")
+    return Ring(length, heads_of(attrs)) if length else None
 
 
 def ring_behind(state: tuple[int, ...], records: tuple[int, ...]) -> Ring:
@@ -83,6 +83,12 @@ def ring_behind(state: tuple[int, ...], records: tuple[int, ...]) -> Ring:
     # Padding is shorter than a key, whose size is at least its alignment.
     keys = (records[1] - values * (value_dim + 1) - 1) // key_dim
     return Ring(records[0], Heads(1, keys, values, key_dim, value_dim))
+
+
+def whole_state(state: Array, records: Array, end: int) -> Array:
+    """The state of a slot after `end` tokens, by its records [length, width]: `caught_up`."""
+    ring = ring_behind(state.shape, records.shape)
+    return caught_up(ring, state.astype(np.float64), records, end)
 
 
 def ring_width(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
@@ -96,6 +102,15 @@ def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int
     others = length - 1
     floats = (others + 1) * (keys * key_dim + values) + (others / 2 + 1) * values * value_dim
     return 4 * floats
+
+
+def append(ring: Ring, records: Array, start: int, token: tuple[Wide, Wide, Wide]) -> None:
+    """Writes the record of the token at position `start`, its (δ, k, g), into a slot's `records`
+    [length, width], and `base` at position 0."""
+    parts = [x.reshape(-1) for x in token]
+    records[start % ring.length, : ring.decays + ring.heads.values] = np.concatenate(parts)
+    if start == 0:
+        records[0, -1] = 1
 
 
 def caught_up(ring: Ring, state: Wide, records: Array, start: int) -> Wide:

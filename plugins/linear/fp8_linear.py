@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, random_arrays
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -68,10 +69,16 @@ CASES = (
 
 OP = Op(
     name="fp8_linear",
-    inputs=("xq", "w", "x_scale", "w_scale"),
-    outputs=("y",),
+    operands=(
+        operands.x("f8[tokens,K]", name="xq"),
+        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+        Operand("x_scale", Role.SCALE, "f32[]"),
+        Operand("w_scale", Role.SCALE, "f32[N]", joins=1),
+    ),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="fp8",
     reference=reference,
     body=body,
     cases=CASES,

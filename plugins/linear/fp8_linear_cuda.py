@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear import skinny_gemm
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import stream_k_schedule as order
@@ -44,7 +45,7 @@ def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
     n, k = spec.dims
     if not sg.packs(n, k):
         return spec
-    return dataclasses.replace(spec, shape=(n, wt.row_width(n, wt.padded(k, FORM.slab))))
+    return dataclasses.replace(spec, shape=(n, wt.row_width(n, padded(k, FORM.slab))))
 
 
 def _apply(attrs: Attrs, w: Array) -> Array:

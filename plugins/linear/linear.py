@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import random_arrays
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import (
     ACTIVATIONS,
@@ -71,10 +72,11 @@ CASES = (
 
 OP = Op(
     name="linear",
-    inputs=("x", "w"),
-    outputs=("y",),
+    operands=(operands.x(), Operand("w", Role.WEIGHT, "W[N,K]", joins=1)),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="dense",
     reference=reference,
     body=body,
     cases=CASES,

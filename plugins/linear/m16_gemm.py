@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.kernel import Arg, Launch, Pack, Plan, Pointer, Scalar, Specs, Target
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.tensors import DType, TensorSpec
 
 M16 = 16
@@ -43,11 +44,6 @@ def refuse(n: int, k: int) -> str | None:
             "fragments: pad the projection"
         )
     return None
-
-
-def padded(k: int, slab: int) -> int:
-    """`k` rounded up to whole k-slabs."""
-    return -(-k // slab) * slab
 
 
 def pack(slab: int, per_byte: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> Pack:

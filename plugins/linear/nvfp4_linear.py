@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, random_arrays
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, activation, count, expect, width
@@ -83,10 +84,16 @@ CASES = (
 
 OP = Op(
     name="nvfp4_linear",
-    inputs=("x", "w", "w_scale", "w_scale2"),
-    outputs=("y",),
+    operands=(
+        operands.x(note="W4A16"),
+        Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
+        Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
+        Operand("w_scale2", Role.SCALE, "f32[N]", joins=1),
+    ),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="nvfp4",
     reference=reference,
     body=body,
     cases=CASES,

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear import skinny_gemm
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.linear import stream_k_schedule as order
@@ -44,7 +45,7 @@ def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
     n, width = spec.dims
     if not sg.packs(n, width * k_each):
         return spec
-    wide = wt.row_width(n, wt.padded(width, per_slab))
+    wide = wt.row_width(n, padded(width, per_slab))
     return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wide))
 
 

@@ -13,27 +13,23 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.errors import GraphError
+from spark_engine.plugins.common.weight_packing import (
+    NARROW,
+    U8,
+    U32,
+    WIDE,
+    WORDS,
+    check_scales,
+    pad_columns,
+    padded,
+    unpack_pair,
+)
 from spark_engine.tensors import Array
-
-U8 = NDArray[np.uint8]
-U32 = NDArray[np.uint32]
 
 M16 = 16  # rows of an m16 tile, the A side of mma.sync
 PANEL = 256  # rows
 KSLAB = 128  # bytes of an activation row
 _PANELS_AT_ONCE = 2
-
-# Where the bits of a code (sign, 2, 1, 0) stand in the low half of a bf16: the code · 2^-126.
-_TARGETS = (15, 8, 7, 6)
-# Left rotations that bring the bits of each of a word's four pairs there. A search over all
-# rotations found none with one rotation a pair; with one pair taking two there are 16.
-_ROTATIONS = ((0,) * 4, (6,) * 4, (10,) * 4, (12, 4, 12, 12))
-
-
-def padded(count: int, multiple: int) -> int:
-    """`count` rounded up."""
-    return -(-count // multiple) * multiple
 
 
 def row_width(rows: int, width: int) -> int:
@@ -60,7 +56,7 @@ def pack_bytes(rows: U8) -> U8:
         grid = part.reshape(-1, m16_tiles, 2, 8, part.shape[1] // KSLAB, 4, 2, 4, 4)
         return grid.transpose(0, 4, 1, 5, 3, 7, 6, 2, 8)
 
-    return _by_panels(_pad(rows, KSLAB), arrange)
+    return _by_panels(pad_columns(rows, KSLAB), arrange)
 
 
 def unpack_bytes(packed: U8, width: int) -> U8:
@@ -83,12 +79,12 @@ def pack_fp4(codes: U8) -> U8:
     def arrange(part: U8, m16_tiles: int) -> U8:
         four = part.view(np.uint32).reshape(len(part), -1, 2, 4)  # row, k-slab, p, j of all t
         # Several times faster than indexing.
-        words = np.take(_WORDS[0], _zip(four[..., 0], four[..., 1]))
-        words |= np.take(_WORDS[1], _zip(four[..., 2], four[..., 3]))
+        words = np.take(WORDS[0], _zip(four[..., 0], four[..., 1]))
+        words |= np.take(WORDS[1], _zip(four[..., 2], four[..., 3]))
         lanes = words.reshape(-1, m16_tiles, 2, 8, words.shape[1], 2, 4)
         return np.ascontiguousarray(lanes.transpose(0, 4, 1, 3, 6, 5, 2)).view(np.uint8)
 
-    return _by_panels(_pad(codes, KSLAB // 4), arrange)
+    return _by_panels(pad_columns(codes, KSLAB // 4), arrange)
 
 
 def unpack_fp4(packed: U8, width: int) -> U8:
@@ -98,7 +94,7 @@ def unpack_fp4(packed: U8, width: int) -> U8:
         slabs = part.shape[1] // (KSLAB // 4)
         words = np.ascontiguousarray(part).view(np.uint32)
         grid = words.reshape(-1, slabs, m16_tiles, 8, 4, 2, 2).transpose(0, 2, 6, 3, 1, 5, 4)
-        pairs = np.stack([_pair(grid, j) for j in range(4)], axis=-2)
+        pairs = np.stack([unpack_pair(grid, j) for j in range(4)], axis=-2)
         return pairs.reshape(-1, slabs * (KSLAB // 4))
 
     return _by_panels(packed, arrange)[:, :width]
@@ -112,18 +108,17 @@ def pack_scales(scales: U8) -> U8:
     other two a rotation by 8 away. Zero becomes 0, which kernels read as 2^-22, too small to be
     seen beside the least scale, 2^-9. Raises GraphError for a negative scale or NaN.
     """
-    if scales.max(initial=0) >= 0x7F:
-        raise GraphError("an NVFP4 block scale is negative or NaN: refuse it where it is read")
+    check_scales(scales)
 
     def arrange(part: U8, m16_tiles: int) -> U8:
         s0, s1, s2, s3 = np.moveaxis(
-            np.take(_WIDE, part).reshape(len(part), -1, 4).astype(np.uint32), -1, 0
+            np.take(WIDE, part).reshape(len(part), -1, 4).astype(np.uint32), -1, 0
         )
         words = s0 << 4 | s1 << 20 | s2 >> 4 | (s2 & 15) << 28 | (s3 >> 4) << 16 | (s3 & 15) << 12
         grid = words.reshape(-1, m16_tiles, 2, 8, words.shape[1]).transpose(0, 4, 1, 3, 2)
         return np.ascontiguousarray(grid).view(np.uint8)
 
-    return _by_panels(_pad(scales, KSLAB // 32), arrange)
+    return _by_panels(pad_columns(scales, KSLAB // 32), arrange)
 
 
 def unpack_scales(packed: U8, width: int) -> U8:
@@ -137,7 +132,7 @@ def unpack_scales(packed: U8, width: int) -> U8:
         )
         w = grid.transpose(0, 2, 4, 3, 1)
         four = (w >> 4, w >> 20, (w & 15) << 4 | w >> 28, w >> 12 & 0xF0 | w >> 12 & 15)
-        return _NARROW[np.stack([s.astype(np.uint8) for s in four], axis=-1)]
+        return NARROW[np.stack([s.astype(np.uint8) for s in four], axis=-1)]
 
     return _by_panels(packed, arrange)[:, :width]
 
@@ -160,30 +155,6 @@ def _parts(rows: int) -> Iterator[tuple[int, int, int]]:
         yield whole, rows, (rows - whole) // M16
 
 
-def _pad(rows: U8, multiple: int) -> U8:
-    """The rows with zeros up to a multiple of `multiple` bytes."""
-    extra = -rows.shape[1] % multiple
-    return np.pad(rows, ((0, 0), (0, extra))) if extra else np.ascontiguousarray(rows)
-
-
-def _places(j: int) -> list[list[int]]:
-    """The bits in a word of pair j's codes: [first or second][sign, 2, 1, 0]."""
-    return [
-        [(bit + half - turn) % 32 for bit, turn in zip(_TARGETS, _ROTATIONS[j], strict=True)]
-        for half in (0, 16)
-    ]
-
-
-def _word_table(j: int) -> U32:
-    """The bits in a word of each byte (two codes) as its pair j."""
-    byte = np.arange(256, dtype=np.uint32)
-    word = np.zeros(256, np.uint32)
-    for nibble, places in enumerate(_places(j)):
-        for i, place in enumerate(places):
-            word |= (byte >> np.uint32(4 * nibble + 3 - i) & np.uint32(1)) << np.uint32(place)
-    return word
-
-
 def _zip(low: U32, high: U32) -> NDArray[np.uint16]:
     """The bytes of two words in turn, [..., 4]."""
     wide = []
@@ -193,31 +164,3 @@ def _zip(low: U32, high: U32) -> NDArray[np.uint16]:
         wide.append((spread | spread << np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF))
     pairs = wide[0] | wide[1] << np.uint64(8)
     return pairs.view(np.uint16).reshape(*low.shape, 4)
-
-
-def _both(low: U32, high: U32) -> U32:
-    """One table for two bytes, the first in the low half of the index."""
-    return (high[:, None] | low[None, :]).reshape(-1)
-
-
-def _pair(words: U32, j: int) -> U8:
-    byte = np.zeros(words.shape, np.uint8)
-    for nibble, places in enumerate(_places(j)):
-        for i, place in enumerate(places):
-            bit = (words >> np.uint32(place) & np.uint32(1)).astype(np.uint8)
-            byte |= bit << np.uint8(4 * nibble + 3 - i)
-    return byte
-
-
-def _wide_table() -> U8:
-    """e4m3 byte -> exponent + 15 in 5 bits, mantissa in 3; subnormals normalised."""
-    table = np.arange(256, dtype=np.uint8) + np.uint8(120)
-    table[:8] = (0, 104, 112, 116, 120, 122, 124, 126)
-    return table
-
-
-# The bits of two pairs at a time, by their two bytes: half the lookups of a table a pair.
-_WORDS = tuple(_both(_word_table(j), _word_table(j + 1)) for j in (0, 2))
-_WIDE = _wide_table()
-_NARROW = np.zeros(256, np.uint8)
-_NARROW[_WIDE[:128]] = np.arange(128, dtype=np.uint8)

@@ -1,23 +1,23 @@
 // Grouped GEMM of experts, few tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). Two
-// launches stream the weights of each expert hit, once: `up` (gate and up rows by eights: a lane
-// has both and applies SiLU·mul), `down`; then moe_combine adds a token's experts by index.
-// Weights are M of mma.sync, tokens N: 8 cost what one costs. QUANT: before each product a launch
-// rounds activations (moe_quantise.cuh). Layout (expert_layout.py): groups of 64 rows, in each
-// k-slabs of 64 k, in each four m16 tiles. Eight warps split k (WK) and groups (WN); each keeps its
-// tokens' fragments in registers; weights come through a ring of its own by cp.async: no barriers.
-// Work (stream-K): ⌈tokens/COLS⌉ blocks an expert x steps (WN groups) is a line cut into gridDim.x
-// pieces, to the m16 tile; every block counts the pairs itself (moe_route.cuh). A dot product is KU
-// k-slabs in order, then WK parts in order, so a token's bits depend on no other token.
-// 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens
-// (floors 25 / 68 / - / 104; benchmarks/log/moe_grouped.md).
-// Macros: moe_common.cuh's, NT (columns / 8), DEPTH (stages of a ring), BUFFERS (of partial sums),
-// RESIDENT (blocks a multiprocessor), QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
+// launches read the weights of each expert hit, once: `up` (gate and up rows interleaved by eights:
+// a lane has both and applies SiLU·mul) and `down`; moe_combine adds a token's experts by index. A
+// and B are swapped: weights are the A of mma.sync, tokens its B: 8 tokens cost what one costs.
+// Layout (expert_layout.py): panels of 64 rows, in each k-slabs of 64 k, in each four m16 tiles.
+// Eight warps split k (WK) and panels (WN) and keep their tokens' fragments in registers; weights
+// come through a ring of each warp's own by cp.async, without block barriers.
+// Work (stream-K): per expert ⌈tokens / BLOCK_M⌉ blocks of work x steps (WN panels) form a line,
+// cut into gridDim.x pieces at m16 tiles; each block counts the pairs itself (moe_route.cuh). A dot
+// product is PART_SLABS k-slabs in order, then WK parts in order: results depend on no other token.
+// 256 experts, top 8, H200: 39.1 / 84.7 / 111 / 131 us at 8 / 32 / 64 / 128 tokens (floors 25 / 68
+// / - / 104; log/moe_grouped.md).
+// Macros: moe_common.cuh's, NT (BLOCK_M / 8), DEPTH (stages of a ring), BUFFERS (of partial sums),
+// RESIDENT (blocks a multiprocessor), QUANT (of moe_quantise.cuh).
 #include "moe/moe_quantise.cuh"
 
-constexpr int COLS = NT * 8;
+constexpr int BLOCK_M = NT * 8;
 #include "moe/moe_route.cuh"
 
-constexpr int STAGE = 4 * (STRIP + SCALES);
+constexpr int STAGE = 4 * (M16_BYTES + M16_SCALES);
 constexpr bool HINTED = WEIGHTS == 1 && DEPTH == 4;  // forms whose machine code was looked at
 
 // `h` as the second product takes it, or whole where it is still to be quantised.
@@ -26,7 +26,7 @@ DEVICE void put_inner(void* h, u64 at, float value) {
   else ((u16*)h)[at] = to_bf16(value);
 }
 
-// Where a block is on its line, in m16 tiles: a piece is what lies between two steps' ends.
+// Where a block is on the line of work, in m16 tiles. A piece is a block's part of one step.
 template <bool UP>
 struct Piece {
   int place, end, step, block, from, to;  // m16 tiles from … to - 1 of the step
@@ -45,50 +45,50 @@ struct Piece {
   }
 };
 
-// What a warp fetches: DEPTH stages ahead of what it multiplies. A lane copies the weights that it
-// reads itself; scales are its neighbours' as well.
+// Fills a warp's ring, DEPTH stages ahead of its mma. A lane copies the weights that it reads
+// itself, and scales that its neighbours read as well.
 template <bool UP>
-struct Feed {
+struct Producer {
   using S = Side<UP>;
   const u8 *w, *scales;  // the lane's, of the piece's first k-slab
   u32 ring, to;          // the lane's place in this warp's ring: of the first stage, of the next
   int expert;
-  u32 strips;  // a bit each
+  u32 m16_mask;  // a bit each
   u64 policy;
   Piece<UP> piece;
 
   DEVICE void locate(const Shared& s, const u8* all_w, const u8* all_scales) {
-    strips = 0;
+    m16_mask = 0;
     if (piece.over()) return;
     const int wk = (threadIdx.x >> 5) / S::WN,
-              group = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
+              panel = piece.step * S::WN + (threadIdx.x >> 5) % S::WN;
     expert = expert_of(s, piece.block, expert);
-    if (S::GROUPS % S::WN == 0 || group < S::GROUPS) strips = (1 << piece.to) - (1 << piece.from);
-    const u64 at = (((u64)expert * S::GROUPS + group) * S::UNITS + wk * S::KU) * 4;
-    w = all_w + at * STRIP + lane_id() * 16;
-    if (SCALES) scales = all_scales + at * SCALES + lane_id() * 16;
+    if (S::PANELS % S::WN == 0 || panel < S::PANELS) m16_mask = (1 << piece.to) - (1 << piece.from);
+    const u64 at = (((u64)expert * S::PANELS + panel) * S::SLABS + wk * S::PART_SLABS) * 4;
+    w = all_w + at * M16_BYTES + lane_id() * 16;
+    if (M16_SCALES) scales = all_scales + at * M16_SCALES + lane_id() * 16;
   }
   DEVICE void copy(u32 to, const u8* from) {
     if (HINTED) copy_async_hinted(to, from, policy);
     else copy_async(to, from);
   }
-  // Queues the k-slab of the piece; the last goes on to the next piece.
-  DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int unit) {
+  // Asks for a k-slab of the piece; after the last goes on to the next piece.
+  DEVICE void fetch(const Shared& s, const u8* all_w, const u8* all_scales, int slab) {
 #pragma unroll
-    for (int strip = 0; strip < 4; ++strip)
-      if (strips >> strip & 1)
+    for (int m16 = 0; m16 < 4; ++m16)
+      if (m16_mask >> m16 & 1)
 #pragma unroll
-        for (int i = 0; i < STRIP; i += 512)
-          copy(to + strip * STRIP + i, w + (unit * 4 + strip) * STRIP + i);
-    if (SCALES && strips && lane_id() < 4 * SCALES / 16)
-      copy(to + 4 * STRIP, scales + unit * 4 * SCALES);
+        for (int i = 0; i < M16_BYTES; i += 512)
+          copy(to + m16 * M16_BYTES + i, w + (slab * 4 + m16) * M16_BYTES + i);
+    if (M16_SCALES && m16_mask && lane_id() < 4 * M16_SCALES / 16)
+      copy(to + 4 * M16_BYTES, scales + slab * 4 * M16_SCALES);
     commit_copies();
     to = to == ring + (DEPTH - 1) * STAGE ? ring : to + STAGE;
-    if (unit < S::KU - 1) return;
-    constexpr int STEP = S::WN * S::UNITS * 4;
-    const bool whole = !piece.next() && piece.to == 4 && S::GROUPS % S::WN == 0;
+    if (slab < S::PART_SLABS - 1) return;
+    constexpr int STEP = S::WN * S::SLABS * 4;
+    const bool whole = !piece.next() && piece.to == 4 && S::PANELS % S::WN == 0;
     if (whole) {
-      w += STEP * STRIP, scales += STEP * SCALES, strips = 15;
+      w += STEP * M16_BYTES, scales += STEP * M16_SCALES, m16_mask = 15;
     } else {
       locate(s, all_w, all_scales);
     }
@@ -97,7 +97,7 @@ struct Feed {
 
 // The activations of this block's tokens: lane (g, t) holds k 16t … 16t + 15 of column g.
 template <bool UP>
-DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::KU][NT][2]) {
+DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::PART_SLABS][NT][2]) {
   using S = Side<UP>;
   const int lane = threadIdx.x & 31, wk = (threadIdx.x >> 5) / S::WN;
 #pragma unroll
@@ -105,18 +105,18 @@ DEVICE void load_tokens(const Shared& s, const u8* in, uint4 (&x)[Side<UP>::KU][
     const int pair = s.list[n * 8 + (lane >> 2)];
     const u64 row = UP && !BY_PAIR ? pair / K1 : pair;
 #pragma unroll
-    for (int u = 0; u < S::KU; ++u)
+    for (int u = 0; u < S::PART_SLABS; ++u)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int k = (wk * S::KU + u) * 64 + (lane & 3) * 16 + h * 8;
+        const int k = (wk * S::PART_SLABS + u) * 64 + (lane & 3) * 16 + h * 8;
         const bool inside = pair >= 0 && (S::K % 64 == 0 || k < S::K);
         x[u][n][h] = make_uint4(0, 0, 0, 0);
         if (inside) x[u][n][h] = __ldcg((const uint4*)(in + (row * S::K + k) * 2));
       }
   }
-  // Here, or what is fetched later would be waited for with them.
+  // Waits here: else later loads would be waited for with these.
 #pragma unroll
-  for (int i = 0; i < S::KU * NT * 2; ++i) {
+  for (int i = 0; i < S::PART_SLABS * NT * 2; ++i) {
     uint4& v = x[i / (2 * NT)][i / 2 % NT][i % 2];
     v.x = forget(v.x), v.y = forget(v.y), v.z = forget(v.z), v.w = forget(v.w);
   }
@@ -134,10 +134,10 @@ struct Scales {
   }
 };
 
-// What a thread writes at a piece's end. Of `up` a column of a fragment: its row's gate and up
-// value; of `down` the whole fragment: two rows, two columns.
+// What a thread stores after a piece: of `up` one column of a fragment (the gate and up value of
+// its row), of `down` the whole fragment (two rows, two columns).
 template <bool UP>
-struct Ending {
+struct Epilogue {
   using S = Side<UP>;
   static constexpr int SPLIT = UP ? 2 : 1;
   static constexpr int COUNT = S::WN * 4 * 32 * SPLIT * NT;
@@ -147,17 +147,17 @@ struct Ending {
 
   DEVICE static int item(int i) { return i * THREADS + threadIdx.x; }
   DEVICE static int lane(int i) { return item(i) / SPLIT % 32; }
-  DEVICE static int strip(int i) { return item(i) / (32 * SPLIT) % 4; }
+  DEVICE static int m16(int i) { return item(i) / (32 * SPLIT) % 4; }
   DEVICE static int wn(int i) { return item(i) / (128 * SPLIT) % S::WN; }
   DEVICE static int column(int i) {
     return item(i) / (128 * SPLIT * S::WN) * 8 + (lane(i) & 3) * 2;
   }
   DEVICE static int row(const Piece<UP>& p, int i) {
-    const int group = p.step * S::WN + wn(i);
-    return (UP ? group * 32 + strip(i) * 8 : group * 64 + strip(i) * 16) + (lane(i) >> 2);
+    const int panel = p.step * S::WN + wn(i);
+    return (UP ? panel * 32 + m16(i) * 8 : panel * 64 + m16(i) * 16) + (lane(i) >> 2);
   }
   DEVICE static bool there(const Piece<UP>& p, int i) {
-    return (COUNT % THREADS == 0 || item(i) < COUNT) && strip(i) >= p.from && strip(i) < p.to &&
+    return (COUNT % THREADS == 0 || item(i) < COUNT) && m16(i) >= p.from && m16(i) < p.to &&
            row(p, i) < (UP ? INNER : HIDDEN);
   }
   // The factors, long before they are needed.
@@ -178,7 +178,7 @@ struct Ending {
       if (!there(p, i)) continue;
       constexpr int PART = S::WN * 4 * NT * 32;
       const int n = column(i) / 8;
-      const float4* const from = parts + (wn(i) * 4 * NT + strip(i) * NT + n) * 32 + lane(i);
+      const float4* const from = parts + (wn(i) * 4 * NT + m16(i) * NT + n) * 32 + lane(i);
       const int* const pair = s.list + column(i);
       if (UP) {
         const int half = item(i) & 1;
@@ -215,18 +215,18 @@ struct Ending {
 #if QUANT == 2
 // sum += dot · (scale of the input's block) · (scale of the weights' block), for one k-slab of k.
 template <bool UP>
-DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int group, int strip,
-                       int unit, int n, const float (&dot)[4], float (&sum)[4]) {
+DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int panel, int m16,
+                       int slab, int n, const float (&dot)[4], float (&sum)[4]) {
   constexpr int ACROSS = (Side<UP>::K + 127) / 128,
                 DOWN = UP ? 2 * INNER / 128 : (HIDDEN + 127) / 128;
-  const int row = UP ? group * 32 + strip * 8 : group * 64 + strip * 16;
-  const float* w = scales.row + ((u64)expert * DOWN + row / 128) * ACROSS + unit / 2;
+  const int row = UP ? panel * 32 + m16 * 8 : panel * 64 + m16 * 16;
+  const float* w = scales.row + ((u64)expert * DOWN + row / 128) * ACROSS + slab / 2;
   const float first = w[0], second = UP ? w[INNER / 128 * ACROSS] : first;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int pair = s.list[n * 8 + (lane_id() & 3) * 2 + i];
     if (pair < 0) continue;
-    const float x = __ldcg(scales.x + (u64)(UP ? pair / K1 : pair) * ACROSS + unit / 2);
+    const float x = __ldcg(scales.x + (u64)(UP ? pair / K1 : pair) * ACROSS + slab / 2);
     sum[i] += dot[i] * (x * first), sum[2 + i] += dot[2 + i] * (x * second);
   }
 }
@@ -234,18 +234,19 @@ DEVICE void add_scaled(const Shared& s, const Scales& scales, int expert, int gr
 
 // One m16 tile of a k-slab times the block's tokens.
 template <bool UP>
-DEVICE void add_strip(const Shared& s, const Scales& scales, const u8* stage, int strip,
-                      const uint4 (&x)[NT][2], int expert, int group, int unit,
-                      float (&sums)[NT][4]) {
+DEVICE void add_m16(const Shared& s, const Scales& scales, const u8* stage, int m16,
+                    const uint4 (&x)[NT][2], int expert, int panel, int slab,
+                    float (&sums)[NT][4]) {
   u32 a[4][4];
-  fragments(load_raw(stage + strip * STRIP, stage + 4 * STRIP + strip / 2 * 2 * SCALES), strip, a);
+  fragments(load_raw(stage + m16 * M16_BYTES, stage + 4 * M16_BYTES + m16 / 2 * 2 * M16_SCALES),
+            m16, a);
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
 #if QUANT == 2
     float dot[4] = {};
     multiply(dot, a, 0, x[n][0]);
     multiply(dot, a, 1, x[n][1]);
-    add_scaled<UP>(s, scales, expert, group, strip, unit, n, dot, sums[n]);
+    add_scaled<UP>(s, scales, expert, panel, m16, slab, n, dot, sums[n]);
 #else
     multiply(sums[n], a, 0, x[n][0]);
     multiply(sums[n], a, 1, x[n][1]);
@@ -258,7 +259,7 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
                    const Scales& scales, void* out) {
   using S = Side<UP>;
   extern __shared__ __align__(1024) u8 memory[];
-  __shared__ int first[EXPERTS + 1], list[COLS], found[WARPS];
+  __shared__ int first[EXPERTS + 1], list[BLOCK_M], found[WARPS];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wn = warp % S::WN;
   float4* const parts = (float4*)(memory + WARPS * DEPTH * STAGE);
   constexpr int PARTS = WARPS * 4 * NT * 32;
@@ -270,52 +271,52 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
   const u64 total = (u64)first[EXPERTS] * S::STEPS * 4;
   const int begin = (int)(total * blockIdx.x / gridDim.x);
   const int end = (int)(total * (blockIdx.x + 1) / gridDim.x);
-  Feed<UP> feed;
-  feed.to = feed.ring = shared_address(memory) + warp * DEPTH * STAGE + lane * 16;
-  feed.expert = 0, feed.policy = evict_first_policy();
-  feed.piece.start(begin, end);
-  feed.locate(s, w, block_scales);
+  Producer<UP> producer;
+  producer.to = producer.ring = shared_address(memory) + warp * DEPTH * STAGE + lane * 16;
+  producer.expert = 0, producer.policy = evict_first_policy();
+  producer.piece.start(begin, end);
+  producer.locate(s, w, block_scales);
 #pragma unroll
-  for (int i = 0; i < DEPTH; ++i) feed.fetch(s, w, block_scales, i % S::KU);
+  for (int i = 0; i < DEPTH; ++i) producer.fetch(s, w, block_scales, i % S::PART_SLABS);
   if (!UP) wait_for_previous(), launch_dependents();
 
-  uint4 x[S::KU][NT][2];
+  uint4 x[S::PART_SLABS][NT][2];
   Piece<UP> piece;
   int expert = 0, block = -1, turn = 0;
   u32 slot = 0;
 #pragma unroll 1
   for (piece.start(begin, end); !piece.over(); piece.next(), turn ^= 1) {
-    Ending<UP> ending;
+    Epilogue<UP> epilogue;
     if (piece.block != block) {
       block = piece.block;
       expert = expert_of(s, block, expert);
-      find_pairs(s, pairs, expert, (block - first[expert]) * COLS);
+      find_pairs(s, pairs, expert, (block - first[expert]) * BLOCK_M);
       load_tokens<UP>(s, in, x);
     }
-    constexpr bool EARLY = NT == 1 && Ending<UP>::ROWS == 1;  // more leave no registers for it
-    if (EARLY) ending.load(scales, expert, piece);
+    constexpr bool EARLY = NT == 1 && Epilogue<UP>::ROWS == 1;  // more leave no registers for it
+    if (EARLY) epilogue.load(scales, expert, piece);
     float sums[4][NT][4] = {};
-    const int group = piece.step * S::WN + wn;
-    const bool busy = S::GROUPS % S::WN == 0 || group < S::GROUPS;
+    const int panel = piece.step * S::WN + wn;
+    const bool busy = S::PANELS % S::WN == 0 || panel < S::PANELS;
 #pragma unroll
-    for (int u = 0; u < S::KU; ++u) {
+    for (int u = 0; u < S::PART_SLABS; ++u) {
       wait_copies<DEPTH - 1>();
       __syncwarp();
       const u8* const stage = memory + warp * DEPTH * STAGE + slot;
       if (busy && piece.to - piece.from == 4) {
 #pragma unroll
-        for (int strip = 0; strip < 4; ++strip)
-          add_strip<UP>(s, scales, stage, strip, x[u], expert, group, warp / S::WN * S::KU + u,
-                        sums[strip]);
+        for (int m16 = 0; m16 < 4; ++m16)
+          add_m16<UP>(s, scales, stage, m16, x[u], expert, panel, warp / S::WN * S::PART_SLABS + u,
+                      sums[m16]);
       } else if (busy) {
 #pragma unroll
-        for (int strip = 0; strip < 4; ++strip)
-          if (strip >= piece.from && strip < piece.to)
-            add_strip<UP>(s, scales, stage, strip, x[u], expert, group, warp / S::WN * S::KU + u,
-                          sums[strip]);
+        for (int m16 = 0; m16 < 4; ++m16)
+          if (m16 >= piece.from && m16 < piece.to)
+            add_m16<UP>(s, scales, stage, m16, x[u], expert, panel,
+                        warp / S::WN * S::PART_SLABS + u, sums[m16]);
       }
       __syncwarp();
-      feed.fetch(s, w, block_scales, (u + DEPTH) % S::KU);
+      producer.fetch(s, w, block_scales, (u + DEPTH) % S::PART_SLABS);
       slot = slot == (DEPTH - 1) * STAGE ? 0 : slot + STAGE;
     }
     if (BUFFERS == 1) __syncthreads();
@@ -326,8 +327,8 @@ DEVICE void stream(const u8* in, const int* ids, int tokens, const u8* w, const 
       mine[(warp * 4 * NT + i) * 32 + lane] = make_float4(d[0], d[2], d[1], d[3]);
     }
     __syncthreads();
-    if (!EARLY) ending.load(scales, expert, piece);
-    ending.write(s, mine, piece, out);
+    if (!EARLY) epilogue.load(scales, expert, piece);
+    epilogue.write(s, mine, piece, out);
   }
 }
 

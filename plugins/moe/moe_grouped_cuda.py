@@ -1,7 +1,6 @@
-"""The tactic `grouped` of `grouped_moe`: streams each expert's weights once for so many tokens.
+"""The tactic `grouped` of `grouped_moe` (moe_grouped.cu): reads the weights of an expert once.
 
-Knows how the work of moe_grouped.cu is cut, into chunks of tokens too. Any number of tokens, any
-format, any target.
+Any number of tokens (in chunks, where their ids exceed shared memory), any format, any target.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
-from spark_engine.plugins.moe import expert_layout as et
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.moe.moe_problem import (
-    STRIP,
+    M16_BYTES,
     THREADS,
     WARPS,
     Defines,
@@ -31,11 +30,11 @@ SHALLOW = 2  # stages of a ring that makes room for more ids
 
 
 @dataclass(frozen=True)
-class Work:
-    """How a node is cut.
+class GroupedConfig:
+    """How a node is cut into work.
 
     Attributes:
-        columns: of 8 tokens, that a block of work has.
+        columns: n8 tiles of tokens that a block of work has.
         depth: stages of a warp's ring.
         tokens: of a chunk; the last may have fewer.
     """
@@ -45,7 +44,7 @@ class Work:
     tokens: int
 
 
-def work_of(p: Problem, target: Target) -> Work:
+def config_of(p: Problem, target: Target) -> GroupedConfig:
     """The fewest chunks: the deepest ring where one will do, else a shallow one.
 
     A weight is read once for every chunk and 8 · `columns` pairs of its expert, so that a large
@@ -57,12 +56,12 @@ def work_of(p: Problem, target: Target) -> Work:
         left = target.shared_bytes - STATIC - fixed_bytes(p, columns, depth)
         most = max(0, left // 16 * 16 // (2 * p.chosen))
         if most >= p.tokens:
-            return Work(columns, depth, p.tokens)
+            return GroupedConfig(columns, depth, p.tokens)
     chunks = -(-p.tokens // max(most, 1))
-    return Work(columns, depth, min(most, -(-p.tokens // chunks)))
+    return GroupedConfig(columns, depth, min(most, -(-p.tokens // chunks)))
 
 
-def chunks_of(p: Problem, w: Work) -> tuple[tuple[int, int], ...]:
+def chunks_of(p: Problem, w: GroupedConfig) -> tuple[tuple[int, int], ...]:
     """(first token, tokens) of each chunk."""
     return tuple((i, min(w.tokens, p.tokens - i)) for i in range(0, p.tokens, w.tokens))
 
@@ -83,12 +82,12 @@ def _buffers(p: Problem, columns: int) -> int:
 
 def fixed_bytes(p: Problem, columns: int, depth: int) -> int:
     """Bytes of shared memory beside the ids: rings and partial sums."""
-    ring = WARPS * depth * 4 * STRIP[p.weights]
+    ring = WARPS * depth * 4 * M16_BYTES[p.weights]
     return ring + _buffers(p, columns) * WARPS * 4 * columns * 512
 
 
-def _shared(p: Problem, w: Work) -> int:
-    return fixed_bytes(p, w.columns, w.depth) + et.padded(2 * w.tokens * p.chosen, 16)
+def _shared(p: Problem, w: GroupedConfig) -> int:
+    return fixed_bytes(p, w.columns, w.depth) + padded(2 * w.tokens * p.chosen, 16)
 
 
 def _resident(p: Problem, target: Target, shared: int) -> int:
@@ -102,7 +101,7 @@ def refuse_grouped(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     if reason:
         return reason
     p = problem(attrs, specs)
-    if work_of(p, target).tokens == 0:
+    if config_of(p, target).tokens == 0:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     return None
 
@@ -110,7 +109,7 @@ def refuse_grouped(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 def plan_grouped(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """[quantise], up, [quantise], down, combine; for each chunk over the same scratch memory."""
     p = problem(attrs, specs)
-    w = work_of(p, target)
+    w = config_of(p, target)
     resident = _resident(p, target, _shared(p, w))
     tuning = {
         "NT": w.columns,
@@ -132,7 +131,7 @@ def plan_grouped(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 
 
 def _launches(
-    p: Problem, w: Work, blocks: int, defines: Defines, start: tuple[Arg, ...]
+    p: Problem, w: GroupedConfig, blocks: int, defines: Defines, start: tuple[Arg, ...]
 ) -> tuple[Launch, ...]:
     """Those of one chunk; `start`: its first token, where there are several."""
     block, shared, tokens = (THREADS, 1, 1), _shared(p, w), Scalar("i32", p.tokens)
@@ -181,11 +180,11 @@ def _buffers_of(p: Problem) -> tuple[Scratch, ...]:
 def cost_grouped(attrs: Attrs, specs: Specs, target: Target) -> float:
     """Experts hit, read once for every so many tokens; three launches. Fitted to measurements."""
     p = problem(attrs, specs)
-    w = work_of(p, target)
+    w = config_of(p, target)
     return sum(_cost(replace(p, tokens=n), w, target) for _, n in chunks_of(p, w))
 
 
-def _cost(p: Problem, w: Work, target: Target) -> float:
+def _cost(p: Problem, w: GroupedConfig, target: Target) -> float:
     blocks = max(p.hit, p.pairs / (8 * w.columns) + p.hit / 2)
     return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 

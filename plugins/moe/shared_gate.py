@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import random_arrays
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
 from spark_engine.plugins.moe import shared_gate_cuda
@@ -58,8 +59,13 @@ CASES = (
 
 OP = Op(
     name="shared_gate",
-    inputs=("routed", "shared", "x", "w"),
-    outputs=("y",),
+    operands=(
+        operands.x("A[tokens,H]", name="routed"),
+        operands.x("A[tokens,H]", name="shared"),
+        operands.x("A[tokens,H]"),
+        operands.weight("w", "W[1,H]"),
+    ),
+    results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
     attrs={},
     infer=infer,
     reference=reference,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins.common import formats, random_arrays
+from spark_engine.operand import Result
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_block_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -59,13 +60,13 @@ CASES = (
 
 OP = Op(
     name="fp8_block_quant",
-    inputs=("x",),
-    outputs=("codes", "scale"),
+    operands=(operands.x(),),
+    results=(Result("codes", "f8[tokens,K]"), Result("scale", "f32[tokens,⌈K/128⌉]")),
     attrs={},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    quantises=True,
+    quantises="fp8_block",
     cuda=act_quant_cuda.FP8_BLOCK_QUANT,
 )

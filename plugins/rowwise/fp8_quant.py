@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins.common import formats, random_arrays
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -57,13 +58,13 @@ CASES = (
 
 OP = Op(
     name="fp8_quant",
-    inputs=("x", "scale"),
-    outputs=("codes",),
+    operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]")),
+    results=(Result("codes", "f8[tokens,K]"),),
     attrs={},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    quantises=True,
+    quantises="fp8",
     cuda=act_quant_cuda.FP8_QUANT,
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import random_arrays
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect
 from spark_engine.plugins.rowwise import act_quant_cuda
@@ -85,10 +86,11 @@ CASES = (
     _case(3, 2, 32, DType.BF16),
 )
 
+QKV = operands.x("A[tokens,X]", "gates inside", "qkv")
 OP = Op(
     name="sigmoid_gate",
-    inputs=("o", "qkv"),
-    outputs=("y",),
+    operands=(operands.x("A[tokens,nq·D]", name="o"), QKV),
+    results=(Result("y", "A[tokens,nq·D]"),),
     attrs={"heads": None, "head_dim": None},
     infer=infer,
     reference=reference,

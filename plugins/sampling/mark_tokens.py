@@ -12,6 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     Rows,
@@ -27,12 +29,18 @@ from spark_engine.plugins.rowwise.embed import resolved_ids, tile_of
 from spark_engine.plugins.sampling import mark_tokens_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("token_counts", "token_ids", "last_tokens", "slots", "starts", "counts", "prompt_lens")
+OPERANDS = (
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
+    operands.TOKEN_IDS,
+    operands.LAST_TOKENS,
+    *operands.ROWS,
+    Operand("prompt_lens", Role.TABLE, "i32[S+1]"),
+)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The seven operands of INPUTS, all i32 -> token_counts_out i32 [S+1,V]."""
-    count("mark_tokens", specs, len(INPUTS))
+    """The operands, all i32 -> token_counts_out i32 [S+1,V]."""
+    count("mark_tokens", specs, len(OPERANDS))
     token_counts, tokens, last, *steps, lens = specs
     rows = expect_rows("mark_tokens", *steps)
     expect("mark_tokens", token_counts, (DType.I32,), (None, None))
@@ -80,7 +88,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     new = _add_tokens(f, base, at, prompt, generated)
     target = final_slots(f, rows, n) if tile > 1 else rows.slots
     f("ScatterND", "token_counts", f("Unsqueeze", target, [1]), new, out="token_counts_out")
-    return f.function("mark_tokens", INPUTS, ("token_counts_out",))
+    return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
 
 
 def _home_rows(f: Text, rows: Rows, n: int) -> str:
@@ -163,13 +171,12 @@ CASES = (
 
 OP = Op(
     name="mark_tokens",
-    inputs=INPUTS,
-    outputs=("token_counts_out",),
+    operands=OPERANDS,
+    results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
     attrs={"tile": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    aliases={0: 0},
     cuda=mark_tokens_cuda.CUDA,
 )

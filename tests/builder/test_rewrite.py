@@ -469,7 +469,7 @@ def delta_bench(why: str = "") -> tuple[Bench, list[gs.Tensor]]:
     rows = [slots, starts, counts]
     mixed, conv_out = b.op("causal_conv", [qkvz, kernel, conv_state, *rows], "c", "c.out", tile=1)
     decay = [b.weight(n, DType.F32, 2) for n in ("A_log", "dt_bias")]
-    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1}
+    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1, "ring": 0}
     seen = [slots, starts, other] if why == "other rows" else rows
     operands = [mixed, ba, *decay, state, *seen]
     o, state_out = b.op("gated_delta_step", operands, "o_", "state.out", **heads)

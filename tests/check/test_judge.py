@@ -59,7 +59,8 @@ def test_a_residual_hides_nothing() -> None:
     residual = (20 * RNG.standard_normal((40, 128))).astype(bf16)
     made = RNG.standard_normal((40, 128))
     op = get("moe_norm_quant")
-    step = Step("n", op.name, op, {"keep": 1}, ("x", "ids", "w", "r"), ("y", "sum"))
+    attrs = {"format": "dense", "dtype": "bf16", "eps": 1e-6, "keep": 1, "quant": "none", "n": 1}
+    step = Step("n", op.name, op, attrs, ("x", "ids", "w", "r"), ("y", "sum"))
     y = RNG.standard_normal((40, 128)).astype(bf16)
 
     def verdicts(factor: float) -> list[Verdict]:

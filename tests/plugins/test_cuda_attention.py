@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine import device  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
-from spark_engine.op import Case  # noqa: E402
+from spark_engine.op import Case, Tolerance  # noqa: E402
 from spark_engine.plugins.attention.paged_attention import OP  # noqa: E402
 from spark_engine.plugins.attention.paged_attention_cases import Launch  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
@@ -117,7 +117,7 @@ def check(bench: cuda_node.Bench, launch: Launch, tactic: int = 0) -> None:
     want = OP.reference(launch.attrs, arrays)
     for outputs in (got, want):
         launch.ignore(outputs)
-    limits = cuda_node.Limits()
+    limits = Tolerance()
     wide = replace(limits, element=2.0**-5 if launch.kv is B16 else limits.element)  # q is bf16 too
     assert cuda_node.compare("o", got[0], want[0], wide, False) == ""
     for g, w, before in zip(got[1:], want[1:], arrays[5:7], strict=True):

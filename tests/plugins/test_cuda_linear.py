@@ -15,7 +15,7 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins.common import formats
+from spark_engine.plugins.common import formats, weight_packing
 from spark_engine.plugins.linear import (
     fp8_linear,
     fp8_linear_cuda,
@@ -76,7 +76,7 @@ def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
         spec = TensorSpec("w", DType.of(arrays[i].dtype), arrays[i].shape)
         packed = pack.apply({}, arrays[i])
         assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
-        assert packed.nbytes >= wt.padded(n, wt.M16) * arrays[i].nbytes // n
+        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * arrays[i].nbytes // n
 
 
 def test_a_lane_finds_its_fragment() -> None:
@@ -110,7 +110,7 @@ def test_codes_decode_by_rotations_and_masks() -> None:
 def test_scales_decode_by_one_addition() -> None:
     """A stored byte with 224 added to its exponent is the scale · 2^119 in bf16."""
     scales = np.arange(1, 0x7F, dtype=np.uint8)
-    stored = wt._WIDE[scales].astype(np.uint32)
+    stored = weight_packing.WIDE[scales].astype(np.uint32)
     got = ((stored << 4 | 0x7000) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
     want = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
     np.testing.assert_array_equal(got * 2.0**-119, want)

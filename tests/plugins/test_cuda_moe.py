@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
-from spark_engine.op import Attrs, Case  # noqa: E402
+from spark_engine.op import Attrs, Case, Tolerance  # noqa: E402
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
 from spark_engine.plugins.rowwise import norm_quant, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
@@ -129,9 +129,9 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
     for work in works:
         (got,) = cuda_node.run(bench, work, arrays)
         label = f"{work.tactic.name} {one.label}"
-        cuda_node.compare(label, got, want, cuda_node.Limits(element=2.0**-5), False)
+        cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
         norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may fall the other way
-        near = cuda_node.Limits(norm=norm, element=2.0**-5 if norm > 4e-3 else 2.0**-7)
+        near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 else 2.0**-7)
         cuda_node.compare(label, got, rounded, near, False)
         found.append(got.tobytes())
     assert len(set(found)) == 1, "the tactics differ in bits"

@@ -62,7 +62,7 @@ def with_shared(target: Target, nbytes: int) -> Target:
 def squeezed(attrs: Attrs, packed: Specs, target: Target, tokens: int) -> Target:
     """The target with shared memory for the ids of so many tokens."""
     p = moe_problem.problem(attrs, packed)
-    w = moe_grouped_cuda.work_of(p, target)
+    w = moe_grouped_cuda.config_of(p, target)
     fixed = moe_grouped_cuda.fixed_bytes(p, w.columns, min(w.depth, moe_grouped_cuda.SHALLOW))
     ids = expert_layout.padded(2 * tokens * p.chosen, 16)
     return with_shared(target, moe_grouped_cuda.STATIC + fixed + ids)
@@ -122,7 +122,7 @@ def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_share_the_scratch_memory_of_one(kind: str) -> None:
     attrs, packed = specs(kind, 8192, SIZES)
-    w = moe_grouped_cuda.work_of(moe_problem.problem(attrs, packed), GB10)
+    w = moe_grouped_cuda.config_of(moe_problem.problem(attrs, packed), GB10)
     one = moe_grouped_cuda.plan_grouped(*specs(kind, w.tokens, SIZES), GB10)
     assert moe_grouped_cuda.plan_grouped(attrs, packed, GB10).scratch == one.scratch
 

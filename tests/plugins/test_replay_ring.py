@@ -12,7 +12,6 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.gdn import (
     gated_delta,
     gated_delta_cases,
-    gated_ring,
 )
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.plugins.gdn.replay_ring import (
@@ -64,14 +63,16 @@ class Sequence:
 
     def go(self, kind: str, start: int, end: int) -> Array:
         """o of tokens start…end; `kind` is "step" (one token) or "chunk"."""
-        op, tile = (gated_ring.STEP, 1) if kind == "step" else (gated_ring.CHUNK, 64)
+        op, tile = (gated_delta.STEP, 1) if kind == "step" else (gated_delta.CHUNK, 64)
         pad = ((0, tile - (end - start)), (0, 0))
         cut = {n: np.pad(self.given[n][start:end], pad) for n in ("c", "ba")}
         rows = {"slots": self.slot, "starts": start, "counts": end - start}
         operands = {**self.given, **cut, "gdn_state": self.state, "gdn_ring": self.records}
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         attrs: Attrs = {**PLAIN.attrs, "tile": tile, "ring": self.ring.length}
-        o, self.state, self.records = run(op, attrs, {n: operands[n] for n in op.inputs})
+        o, self.state, self.records = run(
+            op, attrs, {o.name: operands[o.name] for o in op.given(attrs)}
+        )
         return o[: end - start]
 
     def now(self, end: int) -> Array:
@@ -143,12 +144,13 @@ def test_the_layout_is_told_by_the_shapes() -> None:
 
 
 def test_what_no_op_takes_is_refused() -> None:
+    assert ring_of(PLAIN.attrs) is None
     with pytest.raises(GraphError, match="ring of 1 records"):
-        ring_of("op", 1, HEADS)
+        ring_of({**PLAIN.attrs, "ring": 1})
     with pytest.raises(GraphError, match=f"2 to {MOST}"):
-        ring_of("op", MOST + 1, HEADS)
+        ring_of({**PLAIN.attrs, "ring": MOST + 1})
     with pytest.raises(GraphError, match="keys of 8"):
-        ring_of("op", 8, replace(HEADS, key_dim=8))
+        ring_of({**PLAIN.attrs, "ring": 8, "key_dim": 8})
 
 
 def test_a_bf16_state_is_rounded_once_a_fold() -> None:
@@ -168,7 +170,7 @@ def test_a_bf16_state_is_rounded_once_a_fold() -> None:
         )
         _, plain = gated_delta.reference(small.attrs, (*token, plain, *rows))
         attrs: Attrs = {**small.attrs, "ring": 8}
-        _, held, records = gated_ring.reference(attrs, (*token, held, records, *rows))
+        _, held, records = gated_delta.reference(attrs, (*token, held, records, *rows))
     want = truth(TOKENS)[1]
     now = caught_up(ring, held[SLOT].astype(np.float64), records[SLOT], TOKENS)
     far = [np.linalg.norm(x.astype(np.float64) - want) for x in (plain[SLOT], now)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.native.tactics import CONTEXT, Work
-from spark_engine.builder.native.timing_inputs import Filling, fillings, names
+from spark_engine.builder.native.timing_inputs import Filling, fillings, operands
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
 
@@ -32,7 +32,8 @@ def attention(rows: int, tile: int, long: bool = False) -> dict[str, np.ndarray]
     specs = tuple(TensorSpec("t", d, s) for d, s in shapes)
     work = Work(op.name, op, {"tile": tile}, specs, (), frozenset())
     work = replace(work, context=work.contexts[-1]) if long else work
-    made = dict(zip(names(work), zip(fillings(work, RNG), specs, strict=True), strict=True))
+    names = [o.name for o in operands(work)]
+    made = dict(zip(names, zip(fillings(work, RNG), specs, strict=True), strict=True))
     found = {n: whole(f, s).reshape(s.dims) for n, (f, s) in made.items() if s.dtype is DType.I32}
     return {**found, "reached": np.array([made["k_pages"][0].nbytes // (2 * 64 * 64)])}
 
