@@ -2,12 +2,15 @@
 
     python -m benchmarks.cubins snapshot before.json
     python -m benchmarks.cubins compare before.json
+    python -m benchmarks.cubins compare before.json --by-code
 
 Compiled are, for both targets, the forms that tests/plugins/test_cuda_compile.py covers. Of each
 kernel of a compilation a hash of its machine code and constants is kept, with its registers,
 stack, spills and shared memory; names, line numbers and the order of kernels do not count. A
 compilation is known by the base name of its source and its macros, so sources may move between
-folders. Needs no GPU. `--only` narrows both to sources whose name has the word.
+folders; `--by-code` asks of every kernel's code only whether it is there before and after, so
+sources, macros and kernels may get other names. Needs no GPU. `--only` narrows both to sources
+whose path under plugins/ has the word; with `--by-code` old sources are looked for by their code.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ def jobs(target: Target, only: str) -> tuple[nvrtc.Job, ...]:
     from tests.plugins import test_cuda_compile as covered
 
     pairs = [(w.tactic.source, w.plan) for op in covered.OPS for w in covered.chosen(op, target)]
-    return tuple(job for job in nvrtc.jobs_of(pairs) if only in Path(job.source).name)
+    return tuple(job for job in nvrtc.jobs_of(pairs) if only in job.source)
 
 
 def label(job: nvrtc.Job, target: Target) -> str:
@@ -107,13 +110,32 @@ def differences(before: Snapshot, after: Snapshot) -> Iterator[str]:
                 yield f"{symbol}: {', '.join(told)} ({name})"
 
 
+def by_code(before: Snapshot, after: Snapshot, whole: bool) -> Iterator[str]:
+    """A line for each machine code on one side alone; if not `whole`, for new code alone."""
+    sides = [
+        {
+            str(code["sass"]): f"{symbol} ({name})"
+            for name in side
+            for symbol, code in side[name].items()
+        }
+        for side in (before, after)
+    ]
+    old, new = sides
+    yield from sorted(f"new code: {what}" for sass, what in new.items() if sass not in old)
+    if whole:
+        yield from sorted(f"lost code: {what}" for sass, what in old.items() if sass not in new)
+
+
 @click.command()
 @click.argument("action", type=click.Choice(["snapshot", "compare"]))
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--only", default="", help="a word of the sources' names")
+@click.option(
+    "--by-code", "code_alone", is_flag=True, help="whatever sources and macros are called"
+)
 @click.option("--cache", type=click.Path(path_type=Path), default=CACHE, show_default=True)
 @click.option("--workers", default=2, show_default=True)
-def main(action: str, file: Path, only: str, cache: Path, workers: int) -> None:
+def main(action: str, file: Path, only: str, code_alone: bool, cache: Path, workers: int) -> None:
     """Keeps the machine code of all kernels in FILE, or compares with what is kept there."""
     now = taken(only, cache, workers)
     count = sum(map(len, now.values()))
@@ -122,8 +144,11 @@ def main(action: str, file: Path, only: str, cache: Path, workers: int) -> None:
         click.echo(f"{count} kernels of {len(now)} compilations")
         return
     before: Snapshot = json.loads(file.read_text())
-    before = {k: v for k, v in before.items() if only in k.split()[1]}
-    lines = list(differences(before, now))
+    if code_alone:
+        lines = list(by_code(before, now, whole=not only))
+    else:
+        before = {k: v for k, v in before.items() if only in k.split()[1]}
+        lines = list(differences(before, now))
     click.echo("\n".join([*lines, f"{len(lines)} of {count} kernels differ"]))
     sys.exit(bool(lines))
 

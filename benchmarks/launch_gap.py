@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu, architecture
 from spark_engine.kernel import TARGETS, Launch, Pointer
-from spark_engine.runtime.executors.device import Gpu, architecture
 
 REPLAYS = 60
 SOURCE = """
@@ -43,9 +43,9 @@ def kernels(gpu: Gpu) -> dict[str, Any]:
 def chain(gpu: Gpu, function: Any, symbol: str, blocks: int, count: int) -> tuple[Any, int, int]:
     """A graph of `count` launches, its programmatic edges, and its memory."""
     address = gpu.allocate(4 * 256 * blocks)
-    overlaps = symbol == "aware"
+    pdl = symbol == "aware"
     shape = ((blocks, 1, 1), (256, 1, 1), (Pointer("input", 0),))
-    launch = gpu.prepare(function, Launch(symbol, *shape, overlaps=overlaps).shape, [address])
+    launch = gpu.prepare(function, Launch(symbol, *shape, pdl=pdl).shape, [address])
     launch()
     gpu.wait()
     gpu.begin_capture()

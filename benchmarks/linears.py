@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
+from spark_engine import device
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear import (
     fp8_linear,
     fp8_linear_cuda,
@@ -25,10 +27,8 @@ from spark_engine.plugins.linear import (
     nvfp4_linear,
     nvfp4_linear_cuda,
 )
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.rowwise import act_quant
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node
 
@@ -106,7 +106,7 @@ def activations(op: str, m: int, k: int) -> Array:
 def weights(op: str, n: int, k: int) -> list[Array]:
     """Random weights and scales as the kernel sees them."""
     rng = np.random.default_rng(n + k)
-    units = wt.padded(k, FORMS[op].unit)
+    units = padded(k, FORMS[op].slab)
     code = np.frombuffer(rng.bytes(n * units * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
     if op == "linear":
         return [code.view(BF16).reshape(n, units)]

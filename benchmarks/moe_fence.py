@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks import graphs
 from benchmarks.moe import CACHE
 from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu
 from spark_engine.kernel import Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType, TensorSpec
 
 ATTRS = {"format": "nvfp4", "dtype": "bf16"}
@@ -78,14 +78,14 @@ class Trial:
         nbytes = self.target.shared_bytes
         words, grid = nbytes // 4, (self.target.sms, 1, 1)
         args = (Scalar("i32", words),)
-        launch = Launch("poison_shared", grid, (1024, 1, 1), args, nbytes, overlaps=True)
+        launch = Launch("poison_shared", grid, (1024, 1, 1), args, nbytes, pdl=True)
         self.gpu.launch(self.helpers[launch.symbol], launch, [words])
 
     def count(self) -> None:
         """Queues the comparison; what is compared is poisoned."""
         at = Pointer("scratch", 0)
         launch = Launch("count_differences", (32, 1, 1), (256, 1, 1),
-                        (at, at, Scalar("i32", 0), at), overlaps=True)  # fmt: skip
+                        (at, at, Scalar("i32", 0), at), pdl=True)  # fmt: skip
         args = [self.got, self.want, self.nbytes // 4, self.found]
         self.gpu.launch(self.helpers[launch.symbol], launch, args)
 

@@ -5,7 +5,6 @@ Knows which stage gives which key; decides nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from spark_engine import interface
@@ -25,8 +24,8 @@ from spark_engine.manifest import (
     Refusal,
     StateInfo,
 )
-from spark_engine.models.model import Model
-from spark_engine.models.schemes import Scheme
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightLayout
 
@@ -64,6 +63,7 @@ def make_manifest(
         name=name,
         producer=producer(plan.target),
         target=plan.target,
+        card=plan.gpu.card.name if plan.gpu else "",
         executor=executor,
         model=_model_info(model),
         limits=plan.limits,
@@ -87,21 +87,11 @@ def make_manifest(
 def quantisation(model: Model) -> tuple[Quantised, ...]:
     """How each projection is stored, and of how many checkpoint tensors."""
     rows = []
-    owned = _tensors_by_module(model)
+    owned = model.tensors_by_module()
     for module, scheme in model.table.modules.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
         rows.append(Quantised(module, stored, owned[module]))
     return tuple(rows)
-
-
-def _tensors_by_module(model: Model) -> Counter[str]:
-    """Checkpoint tensors by the module (of the table) that they belong to."""
-    counts: Counter[str] = Counter()
-    prefix = model.layout.file_name("")
-    for name in model.tensors:
-        head, experts, _ = name.removeprefix(prefix).partition(".experts.")
-        counts[head + ".experts" if experts else head.rpartition(".")[0]] += 1
-    return counts
 
 
 def _model_info(model: Model) -> ModelInfo:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -24,7 +25,7 @@ from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
-from spark_engine.builder.plan.options import CPU, Options, Plan, check_target, resolve
+from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
@@ -32,8 +33,9 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
-from spark_engine.models.checkpoint import refuse_pointer
-from spark_engine.models.model import Model, open_model
+from spark_engine.models.checkpoint.files import refuse_pointer
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
@@ -63,7 +65,7 @@ def build(
     anything is written; GraphError for a bug of ours.
     """
     clock = Clock(progress, advance)
-    check_target(options.target)
+    gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
     model = open_model(checkpoint)
@@ -148,21 +150,26 @@ def verify_all(graphs: Mapping[str, FamilyGraph], plan: Plan, stage: str) -> Non
 
 
 def with_target(options: Options) -> Options:
-    """The options with `auto` decided: the GPU's target where there is one, else the CPU.
+    """The options with target and card decided: the GPU's where there is one, else the CPU.
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
-    if options.target == CPU:
+    gpu = gpu_of(options)
+    if gpu is None and options.target != "auto":
         return options
     try:
-        from spark_engine.builder.native.nvrtc import present_target
+        import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
+        from spark_engine.device import present
     except ImportError as error:
-        if options.target == "auto":
+        if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {options.target} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
         ) from error
-    return replace(options, target=present_target() or CPU) if options.target == "auto" else options
+    gpu = gpu_of(options, present())
+    if gpu is None:
+        return replace(options, target=CPU)
+    return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
 def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
@@ -196,14 +203,12 @@ def tokenizer_bytes(checkpoint: Path) -> int:
 
 
 def backend_of(plan: Plan, cubins: Path) -> Backend:
-    """The build half of the target's executor. Raises OptionError for what it cannot do."""
-    if plan.target == CPU:
-        from spark_engine.builder.executors.ort import OrtBackend  # who writes ONNX loads it
-
-        return OrtBackend(plan.target, REGISTRY)
-    from spark_engine.builder.native.backend import NativeBackend  # needs the extra `cuda`
-
-    return NativeBackend(plan, REGISTRY, cubins)
+    """The build half of the target's executor, imported when it is asked for: only who writes
+    ONNX or compiles kernels loads what that takes. Raises OptionError for what it cannot do.
+    """
+    module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
+    made: Backend = module.BACKEND(plan, REGISTRY, cubins)
+    return made
 
 
 def emit_buckets(

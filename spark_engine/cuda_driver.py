@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cuda.bindings import driver
+from cuda.bindings import driver as driver  # `device` calls it too
 
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.host_memory import available_memory
@@ -96,7 +96,7 @@ def _attributes(shape: Shape) -> list[Any]:
         dim = attribute.value.clusterDim
         dim.x, dim.y, dim.z = shape.cluster
         found.append(attribute)
-    if shape.overlaps:
+    if shape.pdl:
         attribute = driver.CUlaunchAttribute()
         attribute.id = _OVERLAP
         attribute.value.programmaticStreamSerializationAllowed = 1

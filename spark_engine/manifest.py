@@ -17,7 +17,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS = "weights.safetensors"
 UNITS = ("slot", "page")
 Json: TypeAlias = Any  # a value that json.dumps accepts
@@ -174,6 +174,7 @@ class Manifest:
     name: str
     producer: Mapping[str, str]
     target: str
+    card: str  # whose memory and multiprocessors it was fitted to; empty for the CPU
     executor: str
     model: ModelInfo
     limits: Limits

@@ -35,6 +35,14 @@ FOLDERS = {
         "sampling": {"common", "rowwise"},
         "": _OPS,
     },
+    "models": {
+        "config": set(),
+        "checkpoint": {"config"},
+        "weights": {"config", "checkpoint"},
+        "graph": {"config", "checkpoint", "weights"},
+        "families": {"config", "checkpoint", "weights", "graph"},
+        "": {"config", "checkpoint", "weights", "families", "graph"},
+    },
     "builder": {
         "plan": set(),
         "graph": {"plan"},
@@ -73,11 +81,8 @@ ONE_FILE = {
     },
     "cuda": {
         "spark_engine/cuda_driver.py",
-        "runtime/executors/device.py",
         "builder/native/nvrtc.py",
-        "builder/native/gpu_timer.py",
     },
-    "tensorrt": {"runtime/trt.py", "builder/trt.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
 

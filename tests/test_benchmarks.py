@@ -12,7 +12,7 @@ import pytest
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import H200
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import Event, FinishReason
 from tests.house import ROOT
 from tests.models.test_synthetic import folder
@@ -199,7 +199,7 @@ def test_linears_takes_the_tactic_that_an_untimed_build_takes() -> None:
     class Bench:
         target = H200
 
-    for m, name in ((1, "few rows"), (128, "stream")):
+    for m, name in ((1, "skinny"), (128, "stream-k")):
         x = linears.activations("nvfp4_linear", m, 17408)
         operands = [x, *linears.weights("nvfp4_linear", 5120, 17408)]
         work = linears.planned(Bench(), linears.OPS["nvfp4_linear"], {"dtype": "bf16"}, operands)

@@ -49,8 +49,8 @@ def test_what_is_not_bound_stays_a_name_and_is_no_number() -> None:
 
 def test_a_launchs_shape_has_all_that_the_driver_needs() -> None:
     args = (Pointer("input", 0), Scalar("i32", 4), Scalar("f32", 0.5))
-    launch = Launch("k", (1, 2, 3), (32, 1, 1), args, 99, (2, 1, 1), overlaps=True)
+    launch = Launch("k", (1, 2, 3), (32, 1, 1), args, 99, (2, 1, 1), pdl=True)
     shape = launch.shape
     assert shape.kinds == ("address", "i32", "f32")
     assert (shape.grid, shape.block, shape.cluster) == ((1, 2, 3), (32, 1, 1), (2, 1, 1))
-    assert (shape.shared, shape.overlaps) == (99, True)
+    assert (shape.shared, shape.pdl) == (99, True)

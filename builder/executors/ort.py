@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -22,6 +23,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.memory import lifetimes, place
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Plan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
 from spark_engine.op import DOMAIN, Attrs
@@ -46,8 +48,8 @@ class OrtBackend(Backend):
 
     executor = EXECUTOR
 
-    def __init__(self, target: str, ops: Ops) -> None:
-        self._target, self._ops = target, ops
+    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+        self._target, self._ops = plan.target, ops
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """An ONNX model.
@@ -60,6 +62,9 @@ class OrtBackend(Backend):
         passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         return header(graph, size, self.executor, self._target), payload, memory
+
+
+BACKEND = OrtBackend
 
 
 class Functions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_engine.models.weights import Weight
+from spark_engine.models.weights.recipes import Weight
 from spark_engine.tensors import TensorSpec
 
 if TYPE_CHECKING:  # who only reads a graph does not need the library that writes it

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.options import ModelFacts, Plan
-from spark_engine.models.checkpoint import StoredTensor
-from spark_engine.models.config import FULL, LINEAR
-from spark_engine.models.model import Model
-from spark_engine.models.network import build_network
-from spark_engine.models.weights import rounded
-from spark_engine.plugins.gdn.delta_ring import ring_width
+from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.files import StoredTensor
+from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.weights.recipes import rounded
+from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.gdn.replay_ring import ring_width
 from spark_engine.tensors import DType
 
 NAMED = 3  # rounded matrices that a note names

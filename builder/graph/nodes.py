@@ -87,10 +87,11 @@ def aliases(node: gs.Node, ops: Ops) -> list[tuple[gs.Tensor, gs.Tensor]]:
     """(output, input) pairs of the node that may share memory."""
     if node.domain != DOMAIN or node.op not in ops:
         return []
-    pairs = ops[node.op].aliases.items()
+    op = ops[node.op]
+    pairs = op.aliases(attrs_of(node, op)).items()
     return [(node.outputs[o], node.inputs[i]) for o, i in sorted(pairs)]
 
 
 def state_aliases(states: Iterable[str]) -> dict[str, str]:
-    """`{"seen.out": "seen", …}`."""
+    """`{"token_counts.out": "token_counts", …}`."""
     return {name + STATE_OUT: name for name in states}

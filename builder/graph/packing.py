@@ -12,7 +12,7 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Weight, transform
+from spark_engine.models.weights.recipes import Weight, transform
 from spark_engine.op import DOMAIN, Attr, Op
 from spark_engine.tensors import Array, TensorSpec
 

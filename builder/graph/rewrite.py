@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.errors import GraphError
 from spark_engine.manifest import Refusal
-from spark_engine.models.weights import Reads, Weight
+from spark_engine.models.weights.recipes import Reads, Weight
 
 MAX_ROUNDS = 100  # a rule that still finds matches after so many sweeps does not converge
 

@@ -27,11 +27,11 @@ from spark_engine.builder.graph.nodes import (
 from spark_engine.builder.graph.packing import Packing
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, Limits
-from spark_engine.models.weights import Weight
+from spark_engine.models.weights.recipes import Weight
 from spark_engine.op import DOMAIN, Op
+from spark_engine.plugins.registry import STANDARD
 from spark_engine.tensors import TensorSpec
 
-STANDARD = frozenset({"Add", "Concat"})
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
@@ -80,12 +80,15 @@ def operands(s: Subject) -> Iterator[str]:
     """Operand counts and attributes are those the op declares."""
     for node in _ours(s):
         op = s.ops[node.op]
-        for kind, names, got in (
-            ("inputs", op.inputs, node.inputs),
-            ("outputs", op.outputs, node.outputs),
-        ):
-            if not _fits(names, len(got)):
-                yield f"{node.op} {node.name} has {len(got)} {kind}, declared {names}"
+        given, made = op.given(attrs_of(node, op)), op.made(attrs_of(node, op))
+        most, repeats = len(given), bool(made) and made[-1].name.endswith("*")
+        if not most - sum(o.optional for o in given) <= len(node.inputs) <= most:
+            names = tuple(o.name for o in given)
+            yield f"{node.op} {node.name} has {len(node.inputs)} inputs, declared {names}"
+        least = len(made) - repeats
+        if not (least <= len(node.outputs) if repeats else least == len(node.outputs)):
+            names = tuple(r.name for r in made)
+            yield f"{node.op} {node.name} has {len(node.outputs)} outputs, declared {names}"
         yield from _attributes(node, op)
 
 
@@ -253,11 +256,6 @@ def _inferred(s: Subject, node: gs.Node) -> tuple[TensorSpec, ...]:
 
 def _ours(s: Subject) -> Iterator[gs.Node]:
     return (n for n in s.graph.nodes if n.domain == DOMAIN)
-
-
-def _fits(names: tuple[str, ...], count: int) -> bool:
-    repeats = any(n.endswith("*") for n in names)
-    return count >= len(names) - 1 if repeats else count == len(names)
 
 
 def _attributes(node: gs.Node, op: Op) -> Iterator[str]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spark_engine import device
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
@@ -21,7 +22,6 @@ from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
 from spark_engine.interface import tables
-from spark_engine.kernel import TARGETS
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
@@ -40,7 +40,8 @@ class NativeBackend(Backend):
     kernels = True
 
     def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
-        self._plan, self._ops, self._target = plan, ops, TARGETS[plan.target]
+        assert plan.gpu is not None
+        self._plan, self._ops, self._target = plan, ops, plan.gpu
         self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
         self.timed = self._times(plan.timing)
 
@@ -102,15 +103,19 @@ class NativeBackend(Backend):
         }
 
     def _times(self, wish: bool | None) -> bool:
-        """Whether tactics are timed: as told, or where the target's GPU is."""
+        """Whether tactics are timed: as told, or where the target's card is."""
         if wish is False:
             return False
-        present = nvrtc.present_target()
-        if present == self._target.name:
+        present = device.present()
+        if present == self._target:
             return True
         if wish:
+            here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
             raise OptionError(
-                f"--timing needs the GPU it builds for: {self._target.name} is asked for, and "
-                f"this machine has {present or 'no CUDA GPU that is a target'}"
+                f"--timing needs the GPU it builds for: {self._target.name} "
+                f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
+
+
+BACKEND = NativeBackend

@@ -23,16 +23,14 @@ from functools import partial
 from pathlib import Path
 
 from cuda.bindings import nvrtc
-from cuda.core import Device, Program, ProgramOptions
+from cuda.core import Program, ProgramOptions
 
-from spark_engine import plugins
+from spark_engine.builder.native.cuda_sources import SOURCES, sources
 from spark_engine.errors import InternalError
-from spark_engine.kernel import TARGETS, Plan, Target
+from spark_engine.kernel import Plan, Target
 from spark_engine.progress import Advance, ignore
 
-SOURCES = Path(next(iter(plugins.__path__)))
 Defines = tuple[tuple[str, str], ...]
-_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -81,7 +79,7 @@ def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = 
     Raises InternalError, with the compiler's words, when the source does not compile or lacks
     one of the job's symbols.
     """
-    texts = dict(_texts(folder, job.source))
+    texts = sources(job.source, folder)
     kept = cache / f"{_key(job, target, texts)}.cubin" if cache else None
     cubin = _recall(kept) if kept else None
     if cubin is None:
@@ -121,26 +119,12 @@ def _processes(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, spawn, signal.signal, ignored)
 
 
-def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:
-    """A source and the headers it includes, by name."""
-    return dict(_texts(folder, name))
-
-
 def compiler_version() -> str:
     """NVRTC's version, as "13.0"."""
     result, major, minor = nvrtc.nvrtcVersion()
     if int(result) != 0:
         raise InternalError(f"NVRTC gives no version: {result}")
     return f"{major}.{minor}"
-
-
-def present_target() -> str | None:
-    """The target that this machine's first GPU runs; None without a driver, a GPU or a target."""
-    try:
-        major, minor = Device(0).compute_capability
-    except Exception:  # a missing libcuda, a driver without GPU: classes of several modules
-        return None
-    return f"sm_{major}{minor}a" if f"sm_{major}{minor}a" in TARGETS else None
 
 
 def _options(job: Job, target: Target, folder: Path) -> ProgramOptions:
@@ -180,17 +164,6 @@ def _usage(log: str) -> Iterator[tuple[str, Usage]]:
             raise InternalError(f"ptxas reports no usage of {name[1]}:\n{log}")
         spills = int(stack[2]) + int(stack[3])
         yield name[1], Usage(int(used[1]), int(used[2] or 0), int(stack[1]), spills)
-
-
-def _texts(folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    """(name, text) of a source and of every header it includes, each once."""
-    waiting, seen = [name], {name}
-    while waiting:
-        current = waiting.pop()
-        text = (folder / current).read_text()
-        yield current, text
-        waiting += [n for n in _INCLUDE.findall(text) if n not in seen]
-        seen.update(waiting)
 
 
 def _key(job: Job, target: Target, texts: Mapping[str, str]) -> str:

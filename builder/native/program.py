@@ -101,7 +101,7 @@ def encode(
                 places.of(step, node, a) if isinstance(a, Pointer) else [a.kind, a.value]
                 for a in launch.args
             ]
-            launches.append(_record(node.name, kernel, launch, args))
+            launches.append(_record(node, choice.tactic.name, kernel, launch, args))
     table, images = kernels.table()
     memory = {"arena_bytes": places.arena.nbytes, "zeroed_bytes": places.zeroed_bytes}
     body = {
@@ -211,19 +211,22 @@ class _Kernels:
         for (source, defines, symbol), shared in zip(self._found, self._shared, strict=True):
             code = self._cubins[source, defines].code
             cubin = images.setdefault(code, len(images))
-            table.append({"cubin": cubin, "symbol": symbol, "shared": shared})
+            row = {"cubin": cubin, "symbol": symbol, "shared": shared, "source": source}
+            table.append(row)
         return table, list(images)
 
 
-def _record(node: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
+def _record(node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
     return {
-        "node": node,
+        "node": node.name,
+        "op": node.op,
+        "tactic": tactic,
         "kernel": kernel,
         "grid": list(launch.grid),
         "block": list(launch.block),
         "cluster": list(launch.cluster),
         "shared": launch.shared,
-        "overlaps": launch.overlaps,
+        "pdl": launch.pdl,
         "resident": launch.resident,
         "args": args,
     }

@@ -16,7 +16,7 @@ from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
-from spark_engine.plugins.rowwise.rows_cuda import STANDARD
+from spark_engine.plugins.registry import STANDARD
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -52,12 +52,14 @@ class Work:
     def contexts(self) -> tuple[int, ...]:
         """Those to be timed at: CONTEXT, and of what decodes over pages the longest that the page
         table holds and the pool has for every row at once, where that is twice as long."""
-        if self.op is None or "page_table" not in self.op.inputs or self.attrs.get("tile", 1) != 1:
+        given = self.op.given(self.attrs) if self.op is not None else ()
+        paged = [s.dims for o, s in zip(given, self.ins, strict=False) if o.unit == "page"]
+        if not paged or self.attrs.get("tile", 1) != 1:
             return (CONTEXT,)
-        named = dict(zip(self.op.inputs, self.ins, strict=False))
-        units, _, size, _ = named["k_pages"].dims
-        held = (units - 1) // named["slots"].dims[0]  # pages of each row; one is for scratch
-        longest = min(named["page_table"].dims[1], held) * size - 1  # the new token has a place
+        named = {o.name: s.dims for o, s in zip(given, self.ins, strict=False)}
+        pool, _, size, _ = paged[0]
+        held = (pool - 1) // named["slots"][0]  # pages of each row; one is for scratch
+        longest = min(named["page_table"][1], held) * size - 1  # the new token has a place
         return (CONTEXT, longest) if longest + 1 >= 2 * CONTEXT else (CONTEXT,)
 
     @property
@@ -116,7 +118,7 @@ def _plans(
     for tactic in cuda.tactics:
         reason = tactic.refuse(work.attrs, work.ins, target)
         if reason is None and order is not None:
-            same = tactic.order(work.attrs, work.ins, target) == order
+            same = tactic.reduction_key(work.attrs, work.ins, target) == order
             reason = None if same else OTHER_BITS
         if reason is None:
             plans.append((tactic, tactic.plan(work.attrs, work.ins, target)))
@@ -236,7 +238,7 @@ class Chooser:
         seconds, _ = _seconds(work, plans, self.target, self.timer)
         found: dict[str, float] = {}
         for tactic, _ in plans:
-            order = tactic.order(work.attrs, work.ins, self.target)
+            order = tactic.reduction_key(work.attrs, work.ins, self.target)
             if order is not None:
                 found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
         return found

@@ -33,7 +33,7 @@ class Needs:
 
 def free_bytes(target: Target, needs: Needs) -> int:
     """What weights and workspace leave; not above zero where they do not fit."""
-    return int(SHARE * target.memory - WEIGHTS * needs.weights) - WORKSPACE
+    return int(SHARE * target.card.memory - WEIGHTS * needs.weights) - WORKSPACE
 
 
 def sequences(target: Target, needs: Needs) -> int:
@@ -52,4 +52,4 @@ def pages(target: Target, needs: Needs, seqs: int) -> int:
 
 def prefill(target: Target) -> tuple[int, ...]:
     """Tokens of the prefill buckets."""
-    return LARGE_PREFILL if target.hopper else PREFILL
+    return LARGE_PREFILL if target.large_shared else PREFILL

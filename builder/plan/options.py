@@ -14,11 +14,13 @@ from spark_engine.builder.plan.buckets import Buckets, bucket_sizes, fine_decode
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
-from spark_engine.plugins.gdn.delta_ring import LEAST, MOST
+from spark_engine.kernel import Target
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
 CPU = "cpu"
-TARGETS = (CPU, *kernel.TARGETS)
+# Each target's executor, by the module of the builder that has its build half.
+TARGETS = {CPU: "executors.ort", **dict.fromkeys(kernel.TARGETS, "native.backend")}
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
@@ -31,10 +33,12 @@ KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 class Options:
     """The wishes of one build. None and "auto" mean: decide from the checkpoint and target.
 
-    A target "auto" that reaches `resolve` is the CPU: who looks for a GPU does so before.
+    A target "auto" that reaches `resolve` is the CPU, or the named card's: who looks for a GPU
+    does so before, and tells it as `gpu`.
     """
 
     target: str = "auto"
+    card: str = "auto"  # whose memory and multiprocessors count
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
     max_context: int | None = None  # tokens of the longest sequence
@@ -48,6 +52,7 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    gpu: Target | None = None  # what target and card come to
 
     def to_json(self) -> dict[str, object]:
         """The options as the fingerprint hashes them."""
@@ -97,15 +102,16 @@ class Plan:
     notes: tuple[str, ...]
     timing: bool | None = None
     invariant: bool = False
+    gpu: Target | None = None
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
-    target = CPU if options.target == "auto" else check_target(options.target)
-    if target == CPU and options.timing:
+    gpu = options.gpu or gpu_of(options)
+    target = gpu.name if gpu else CPU if options.target == "auto" else options.target
+    if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
-    precision = _precision(options, facts, target)
-    gpu = kernel.TARGETS.get(target)
+    precision = _precision(options, facts, gpu)
     ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
     needs = facts.needs(precision, Limits.page_size, ring)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
@@ -120,8 +126,30 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     buckets = bucket_sizes(decode, prefill, limits)
     return Plan(
         target, limits, precision, buckets, options.fuse, options.debug, note,
-        options.timing, options.invariant,
+        options.timing, options.invariant, gpu,
     )  # fmt: skip
+
+
+def gpu_of(options: Options, present: Target | None = None) -> Target | None:
+    """The GPU to build for; None: the CPU.
+
+    The card that is named; else the one that is `present`, where it is of the target's
+    architecture; else the architecture's first. Raises OptionError for names that are not known,
+    or do not fit.
+    """
+    target, card = check_target(options.target), options.card
+    if card != "auto":
+        named = kernel.CARDS.get(card)
+        if named is None:
+            known = ("auto", *kernel.CARDS)
+            near = hints.near(card, known)
+            raise OptionError(f"--card {card} is not known{near} (choose from {', '.join(known)})")
+        if target not in ("auto", named.name):
+            raise OptionError(f"--card {card} is of {named.name}, not of --target {target}")
+        return named
+    if present and target in ("auto", present.name):
+        return present
+    return kernel.TARGETS.get(target)
 
 
 def check_target(name: str) -> str:
@@ -135,22 +163,22 @@ def check_target(name: str) -> str:
     return name
 
 
-def _precision(options: Options, facts: ModelFacts, target: str) -> Precision:
+def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
     """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
     told."""
-    activation = DType.F32 if target == CPU else DType.BF16
+    activation = DType.BF16 if gpu else DType.F32
     if options.activation != "auto":
         activation = _dtype("activation", options.activation, STATE_DTYPES)
-        if target != CPU and activation is not DType.BF16:
-            raise OptionError(f"activations are bf16 on {target}, not {activation}")
+        if gpu and activation is not DType.BF16:
+            raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
     if options.state_dtype != "auto":
         state = _dtype("--state-dtype", options.state_dtype, STATE_DTYPES)
-    if target != CPU and kv is DType.F32:
-        raise OptionError(f"--kv-dtype f32: {target} keeps bf16 or fp8 pages; choose one of them")
+    if gpu and kv is DType.F32:
+        raise OptionError(f"--kv-dtype f32: {gpu.name} keeps bf16 or fp8 pages; choose one of them")
     return Precision(activation, kv, state)
 
 

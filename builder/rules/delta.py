@@ -1,7 +1,7 @@
 """The rule that makes one launch of a decode layer's gated delta net.
 
-Knows the ops causal_conv, gated_delta[_ring]_step, gated_norm[_quant] and gdn[_ring]_decode of
-docs/graph.md. Runs after the quantisers have moved into the norm.
+Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
+Runs after the quantisers have moved into the norm.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from spark_engine.builder.graph.edit import add_node, detach
 from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 
-FUSED = {"gated_delta_step": "gdn_decode", "gated_delta_ring_step": "gdn_ring_decode"}
 ROWS = 3  # last operands of a step: slots, starts, counts
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
-    """gated_norm[_quant](gated_delta[_ring]_step(causal_conv(qkvz), ba), qkvz), a token a row."""
+    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a token a row."""
     if not is_op(node, "gated_norm", "gated_norm_quant"):
         return None
     step = producer(node.inputs[0])
-    if step is None or not is_op(step, *FUSED):
+    if step is None or not is_op(step, "gated_delta_step"):
         return None
     conv = producer(step.inputs[0])
     if conv is None or not is_op(conv, "causal_conv"):
@@ -43,7 +42,7 @@ def can_fuse(context: RewriteContext, match: Match) -> str | None:
 
 
 def fuse_decode(context: RewriteContext, match: Match) -> None:
-    """gdn[_ring]_decode(…) -> conv_state', gdn_state', [gdn_ring'], [y], quantised…; it keeps the
+    """gdn_decode(…) -> conv_state', gdn_state', [gdn_ring'], [y], quantised…; it keeps the
     norm's name."""
     norm, step, conv = match.root, match.parts["step"], match.parts["conv"]
     qkvz, conv_weight, conv_state, *rows = conv.inputs
@@ -54,10 +53,9 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
     attrs = {"keep": 1, "quant": "none", "n": 1, **norm.attrs}
     attrs |= {n: value for n, value in step.attrs.items() if n != "tile"}
     del attrs["heads"]
-    op = FUSED[step.op]
     for node in (norm, step, conv):
         detach(node)
-    node = add_node(context.ops, norm.name, op, [*operands, *scales], outputs, **attrs)
+    node = add_node(context.ops, norm.name, "gdn_decode", [*operands, *scales], outputs, **attrs)
     context.graph.nodes.append(node)
 
 

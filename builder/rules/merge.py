@@ -22,17 +22,28 @@ from spark_engine.builder.rules.weights import (
     without_input_scale,
 )
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Recipe
-
-BLOCK = 128  # rows that share one scale of an fp8_block weight
+from spark_engine.models.weights.recipes import Recipe
+from spark_engine.op import Op
+from spark_engine.plugins.registry import OPS
 
 
 @dataclass(frozen=True)
 class Operands:
-    """A linear op's operands: those that all merged ones share, and those joined by rows."""
+    """A linear op's operands: those that all merged ones share, and those joined by rows.
+
+    `block`: rows of the result that the coarsest entry of a joined operand serves.
+    """
 
     shared: tuple[int, ...]
     joined: tuple[int, ...]
+    block: int
+
+    @classmethod
+    def of(cls, op: Op) -> Operands:
+        """As the op declares them."""
+        joins = [operand.joins for operand in op.operands]
+        shared, joined = ([i for i, n in enumerate(joins) if bool(n) is b] for b in (False, True))
+        return cls(tuple(shared), tuple(joined), max(joins))
 
     @property
     def weight(self) -> int:
@@ -40,13 +51,7 @@ class Operands:
         return self.joined[0]
 
 
-LINEARS = {
-    "linear": Operands(shared=(0,), joined=(1,)),
-    "fp8_linear": Operands(shared=(0, 2), joined=(1, 3)),
-    "fp8_block_linear": Operands(shared=(0, 1), joined=(2, 3)),
-    "nvfp4_linear": Operands(shared=(0,), joined=(1, 2, 3)),
-    "nvfp4_linear_a4": Operands(shared=(0, 1), joined=(2, 3, 4)),
-}
+LINEARS = {op.name: Operands.of(op) for op in OPS if any(o.joins for o in op.operands)}
 
 
 def find_concat(context: RewriteContext, node: gs.Node) -> Match | None:
@@ -92,23 +97,19 @@ def merge(context: RewriteContext, match: Match) -> None:
 
 
 def _block_fits(first: gs.Node, linears: list[gs.Node]) -> str | None:
-    """128-row scale blocks can be joined only where they end with their weight."""
-    if first.op != "fp8_block_linear":
-        return None
+    """Scale blocks of many rows can be joined only where they end with their weight."""
+    roles = LINEARS[first.op]
     for linear in linears[:-1]:
-        rows = linear.inputs[LINEARS[first.op].weight].shape[0]
-        if rows % BLOCK:
-            return f"{linear.name} has {rows} rows, not a multiple of its {BLOCK}-row scale blocks"
+        rows = linear.inputs[roles.weight].shape[0]
+        if rows % roles.block:
+            return (
+                f"{linear.name} has {rows} rows, not a multiple of its {roles.block}-row scale "
+                "blocks"
+            )
     return None
 
 
-FORMATS = {
-    "linear": "dense",
-    "fp8_linear": "fp8",
-    "fp8_block_linear": "fp8_block",
-    "nvfp4_linear": "nvfp4",
-    "nvfp4_linear_a4": "nvfp4_a4",
-}
+FORMATS = {op.name: op.format for op in OPS if op.format}
 
 
 def find_shared_expert(context: RewriteContext, node: gs.Node) -> Match | None:

@@ -16,8 +16,9 @@ from spark_engine.builder.graph.edit import add_node, detach
 from spark_engine.builder.graph.nodes import consumers, is_op, is_output, is_standard, producer
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
 from spark_engine.builder.rules.weights import stack_scalars
+from spark_engine.plugins.registry import OPS
 
-QUANT = {"fp8_quant": "fp8", "fp8_block_quant": "fp8_block", "nvfp4_quant": "nvfp4"}
+QUANT = {op.name: op.quantises for op in OPS if op.quantises}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""New weights made of old ones: the rules' view of the recipes in `models/weights.py`.
+"""New weights made of old ones: the rules' view of the recipes in `models/weights/recipes.py`.
 
 Knows names, recipes and graph inputs; reads nothing from the checkpoint but scalars that are
 compared. A joined weight is named after its parts: `a.q.weight`, `a.k.weight` -> `a.q+k.weight`.
@@ -14,8 +14,8 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.rewrite import RewriteContext
 from spark_engine.errors import GraphError
-from spark_engine.models import weights
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 
 SMALL = 64  # elements of a weight that may be evaluated to be compared
 
@@ -30,17 +30,17 @@ def same_values(
 def concat(context: RewriteContext, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """The weights one below the other."""
     parts = [recipe_of(context, t) for t in tensors]
-    return add_weight(context, joined_name([t.name for t in tensors]), weights.concat0(parts))
+    return add_weight(context, joined_name([t.name for t in tensors]), recipes.concat0(parts))
 
 
 def stack_scalars(context: RewriteContext, name: str, tensors: Sequence[gs.Tensor]) -> gs.Tensor:
     """f32 [] weights as one f32 [n]."""
-    return add_weight(context, name, weights.stack([recipe_of(context, t) for t in tensors]))
+    return add_weight(context, name, recipes.stack([recipe_of(context, t) for t in tensors]))
 
 
 def append_expert(context: RewriteContext, stack: gs.Tensor, recipe: Recipe) -> gs.Tensor:
     """[E, ...] weights and one more [...] as [E+1, ...]."""
-    joined = weights.append_expert(recipe_of(context, stack), recipe)
+    joined = recipes.append_expert(recipe_of(context, stack), recipe)
     return add_weight(context, f"{stack.name}+shared", joined)
 
 
@@ -76,7 +76,7 @@ def add_weight(context: RewriteContext, name: str, recipe: Recipe) -> gs.Tensor:
         found = [t for t in context.graph.inputs if t.name == name]
         if found:
             return found[0]
-    context.weights[name] = weights.weight(name, recipe)
+    context.weights[name] = recipes.weight(name, recipe)
     tensor = variable(context.weights[name].spec)
     context.graph.inputs.append(tensor)
     return tensor

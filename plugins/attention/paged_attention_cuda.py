@@ -57,7 +57,7 @@ def plan_prefill(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             pages,
         ),
         defines=macros,
-        overlaps=True,
+        pdl=True,
     )
     attend = Launch(
         "paged_prefill",
@@ -73,7 +73,7 @@ def plan_prefill(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         shared=shared,
         defines=macros,
-        overlaps=True,
+        pdl=True,
     )
     return Plan((append, attend), (Scratch(rows * TILE * s.heads * s.dim * 2),))
 

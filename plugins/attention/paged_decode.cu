@@ -310,13 +310,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int index = blockIdx.x;
   Unit u = {};
   Walk walk = {};
-  // Earlier positions are older than the launch before this one: fetched before waiting for it.
+  // Earlier positions are older than the previous launch: fetched before waiting for it.
   if (index < units) {
     u = unit_at(index, b.rows, rows);
     walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   while (index < units) {
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);

@@ -1,13 +1,13 @@
-// NVFP4 weights dequantised in registers: eight codes of a row to four bf16 pairs, times their
-// block scale, for the experts.
+// NVFP4 weights dequantised in registers, for the experts: eight codes of a row become four bf16
+// pairs, times their block scale.
 //
-// A word holds eight codes with their bits placed so that a rotation and a mask make a bf16 pair of
-// three of the four pairs; the fourth takes two (expert_tiles.py). The mask leaves code · 2^-126, a
-// scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact in bf16 (at most six
-// significant bits), and NVFP4_REST is left for the epilogue.
+// The bits of the eight codes of a word are placed (expert_layout.py) so that a rotation and a mask
+// make a bf16 pair of three of the four pairs; the fourth takes two of each. The mask leaves code ·
+// 2^-126 and a scale is decoded to scale · 2^119: products are code · scale · 2^-7, exact in bf16
+// (at most six significant bits), and NVFP4_REST = 2^7 is left for the epilogue.
 //
-// A lane's two words of a row are the 16 consecutive k of one block, so one scale serves both: k is
-// permuted within every 64 before packing, which costs nothing, since activations are read in runs
+// A lane's two words of a row are the 16 consecutive k of one block, so one scale serves both. k is
+// permuted within every 64 before packing; that costs nothing, since activations are read in runs
 // of eight as well.
 #pragma once
 #include "common/numeric.cuh"

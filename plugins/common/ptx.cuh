@@ -15,10 +15,10 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 
 // ---- launches that overlap ---------------------------------------------------------------------
-// Returns once the launch before this one is over and its writes are seen.
+// Returns once the previous launch is over and its writes are seen.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Lets the next launch begin; it may not rely on anything written after.
-DEVICE void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- addresses ---------------------------------------------------------------------------------
 DEVICE u32 lane_id() { return threadIdx.x & 31; }

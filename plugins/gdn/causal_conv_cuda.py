@@ -54,7 +54,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         "TILE": tile,
     }
     defines = tuple((name, str(value)) for name, value in numbers.items())
-    return Plan((Launch("causal_conv", grid, (128, 1, 1), args, defines=defines, overlaps=True),))
+    return Plan((Launch("causal_conv", grid, (128, 1, 1), args, defines=defines, pdl=True),))
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:

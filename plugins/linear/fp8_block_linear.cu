@@ -1,20 +1,19 @@
-// FP8 linear layer with weight scales of 128 x 128 blocks, activations scaled by row and 128
-// columns:
-// y[m, n] = Σ_kb x_scale[m, kb] · w_scale[n / 128, kb] · Σ_{k in kb} xq[m, k] · w[n, k]. The body
-// is strip_gemm.cuh.
+// FP8 linear layer, weight scales of 128 x 128 blocks, activation scales by row and 128 columns:
+// y[m, n] = Σ_kb x_scale[m, kb] · w_scale[n / 128, kb] · Σ_{k in kb} xq[m, k] · w[n, k]. The GEMM
+// is m16_gemm.cuh.
 //
-// A k-slab is a block of k: four e4m3 mma for 16 weight rows and 8 batch rows into sums of their
-// own, which the two scales then bring into the whole. k is permuted within a slab so that a lane's
-// activations are 32 neighbouring bytes. 16384 x 5120, H200, two m16 tiles a block: 21.2 us at 1
-// row, 36.0 at 32 (floor 20; variants: benchmarks/log/fp8_block_linear.md).
-#include "linear/strip_gemm.cuh"
+// A k-slab is a block of 128 k: four e4m3 mma for 16 weight rows and 8 tokens add up in registers
+// of their own, then the two scales bring them into the sum. k is permuted within a k-slab so that
+// a lane's activations are 32 neighbouring bytes. 16384 x 5120, H200, two m16 tiles a block: 21.2
+// us at 1 row, 36.0 at 32 (floor 20; variants: benchmarks/log/fp8_block_linear.md).
+#include "linear/m16_gemm.cuh"
 
 struct Fp8Block {
   const u8* x;
   const float* x_scale;
   const uint4* w;
   const float* w_scale;
-  int m, k, units;
+  int m, k, slabs;
   u64 once;
 
   struct Weights {
@@ -26,23 +25,23 @@ struct Fp8Block {
     float scale[2];  // of batch rows 2t, 2t + 1
   };
 
-  DEVICE Weights weights(int strip, int unit) const {
-    const uint4* from = w + ((i64)strip * units + unit) * 128 + lane_id();
+  DEVICE Weights weights(int m16, int slab) const {
+    const uint4* from = w + ((i64)m16 * slabs + slab) * 128 + lane_id();
     Weights v;
 #pragma unroll
     for (int step = 0; step < 4; ++step) v.codes[step] = load_once(from + step * 32, once);
-    v.scale = w_scale[(i64)(strip / 8) * units + unit];
+    v.scale = w_scale[(i64)(m16 / 8) * slabs + slab];
     return v;
   }
-  DEVICE Inputs inputs(int row, int unit, bool there) const {
-    const int g = lane_id() >> 2, t = lane_id() & 3, first = unit * 128 + t * 32;
+  DEVICE Inputs inputs(int row, int slab, bool there) const {
+    const int g = lane_id() >> 2, t = lane_id() & 3, first = slab * 128 + t * 32;
     Inputs in = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (there && row + g < m && (WHOLE || first + i * 16 < k))
         in.codes[i] = *(const uint4*)(x + (i64)(row + g) * k + first + i * 16);
       const int other = row + 2 * t + i;
-      if (there && other < m) in.scale[i] = x_scale[(i64)other * units + unit];
+      if (there && other < m) in.scale[i] = x_scale[(i64)other * slabs + slab];
     }
     return in;
   }
@@ -61,10 +60,10 @@ struct Fp8Block {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, NB <= 16 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCK_M <= 16 ? 2 : 1)
     fp8_block_linear(const u8* x, const float* x_scale, const uint4* w, const float* w_scale,
                      void* y, int m, int n, int k) {
-  const int units = (k + 127) / 128;
-  const Fp8Block f = {x, x_scale, w, w_scale, m, k, units, evict_first_policy()};
-  strip_gemm(f, y, m, n, units, [](int) { return 1.0f; });
+  const int slabs = (k + 127) / 128;
+  const Fp8Block f = {x, x_scale, w, w_scale, m, k, slabs, evict_first_policy()};
+  m16_gemm(f, y, m, n, slabs, [](int) { return 1.0f; });
 }

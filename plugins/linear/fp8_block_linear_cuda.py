@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import strip_gemm as sg
+from spark_engine.plugins.linear import m16_gemm as sg
 
 FORM = sg.Form("fp8_block_linear", 128, {8: (2, 1), 16: (1, 2), 32: (2, 1), 64: (1, 1)})
-# Of a strip's unit: bytes [r][g][t][step][half][4], to four loads (steps) of lanes 4g + t with
-# registers (half, r).
+# An m16 tile's k-slab, bytes [r][g][t][step][half][4], becomes four loads (steps) of lanes 4g + t
+# with registers (half, r).
 CODES = sg.pack(128, 1, (3, 1, 2, 4, 0, 5), (2, 8, 4, 4, 2, 4))
 
 
@@ -31,4 +31,4 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     return 1.2 * sg.floor(specs, *_sizes(specs), str(attrs["dtype"]), rate, target) + 3e-6
 
 
-CUDA = Cuda((Tactic("strips", "linear/fp8_block_linear.cu", refuse, plan, cost),), {2: CODES})
+CUDA = Cuda((Tactic("m16 tiles", "linear/fp8_block_linear.cu", refuse, plan, cost),), {2: CODES})

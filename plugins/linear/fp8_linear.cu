@@ -1,34 +1,34 @@
-// FP8 linear layer: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k], both sides e4m3. The
-// format alone; the kernels are stream-K (stream_gemm.cuh) and, with FEW_ROWS, the skinny GEMM.
+// FP8 linear layer: y[m, n] = (x_scale · w_scale[n]) · Σ_k xq[m, k] · w[n, k], both sides e4m3.
+// This file is the format alone; the kernels are stream-K or, with SKINNY, the skinny GEMM.
 //
-// A lane's 16 bytes are the four registers of an e4m3 fragment: nothing is dequantised. H200, 16384
-// x 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile
-// (benchmarks/log/stream_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
+// The 16 bytes that a lane loads are the four registers of its fragment: nothing is dequantised.
+// H200, 16384 x 5120: 19.5 us at 1 row (the floor), 20.3 at 32, 24.7 at 128, a block for each tile
+// (benchmarks/log/stream_k_gemm.md). wgmma adds e4m3 products to some 13 bits (2e-4 of the result),
 // mma.sync exactly.
 constexpr int ELEMENT_BITS = 8;
 constexpr int SCALE_BYTES = 0;
 constexpr int X_BYTES = 1;
 constexpr bool FP8_MMA = true;
-#include "linear/stream_plain.cuh"
+#include "linear/plain_fragments.cuh"
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_e4m3(d, a, b0, b1); }
 
-#ifdef FEW_ROWS
-#include "linear/few_rows.cuh"
+#ifdef SKINNY
+#include "linear/skinny_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    fp8_linear_few(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
-                   int m, int n, int k, int each) {
+    fp8_linear_skinny(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
+                      int m, int n, int k, int each) {
   const Problem p = {x, w, nullptr, m, n, k};
-  few_rows(p, y, each, [=](int row) { return *x_scale * w_scale[row]; });
+  skinny_gemm(p, y, each, [=](int row) { return *x_scale * w_scale[row]; });
 }
 #else
-#include "linear/stream_gemm.cuh"
+#include "linear/stream_k_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     fp8_linear(const u8* x, const u8* w, const float* x_scale, const float* w_scale, void* y,
                float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, nullptr, partial, arrived, m, n, k};
-  stream_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
+  stream_k_gemm(p, y, [=](int row) { return *x_scale * w_scale[row]; });
 }
 #endif

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import few_rows
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import stream_order as order
-from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.linear import skinny_gemm
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import stream_k_schedule as order
+from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.tensors import Array, TensorSpec
 
 FORM = sg.Format("fp8_linear", weight_bits=8, scale_bytes=0, x_bytes=1)
@@ -44,7 +45,7 @@ def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
     n, k = spec.dims
     if not sg.packs(n, k):
         return spec
-    return dataclasses.replace(spec, shape=(n, wt.row_width(n, wt.padded(k, FORM.unit))))
+    return dataclasses.replace(spec, shape=(n, wt.row_width(n, padded(k, FORM.slab))))
 
 
 def _apply(attrs: Attrs, w: Array) -> Array:
@@ -53,9 +54,9 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
-FEW = few_rows.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+FEW = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
 
 CUDA = Cuda(
-    tactics=(FEW, *order.streaming(Tactic("stream", "linear/fp8_linear.cu", refuse, plan, cost))),
+    tactics=(FEW, *order.streaming(Tactic("stream-k", "linear/fp8_linear.cu", refuse, plan, cost))),
     packs={1: Pack(_infer, _apply)},
 )

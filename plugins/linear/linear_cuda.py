@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import few_rows
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import stream_order as order
-from spark_engine.plugins.linear import weight_tiles as wt
-from spark_engine.plugins.linear.linear_narrow_cuda import NARROW
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.linear import skinny_gemm
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import stream_k_schedule as order
+from spark_engine.plugins.linear import weight_layout as wt
+from spark_engine.plugins.linear.linear_small_n_cuda import SMALL_N
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FORM = sg.Format("linear", weight_bits=16, scale_bytes=0, x_bytes=2)
@@ -46,7 +47,7 @@ def _infer(attrs: Attrs, spec: TensorSpec) -> TensorSpec:
     n, k = spec.dims
     if spec.dtype is not DType.BF16 or not sg.packs(n, k):
         return spec
-    return dataclasses.replace(spec, shape=(n, wt.row_width(n, wt.padded(k, FORM.unit))))
+    return dataclasses.replace(spec, shape=(n, wt.row_width(n, padded(k, FORM.slab))))
 
 
 def _apply(attrs: Attrs, w: Array) -> Array:
@@ -55,13 +56,13 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
-FEW = few_rows.tactic(FORM, (0, 1), problem, refuse)
+FEW = skinny_gemm.tactic(FORM, (0, 1), problem, refuse)
 
 CUDA = Cuda(
     tactics=(
-        NARROW,
+        SMALL_N,
         FEW,
-        *order.streaming(Tactic("stream", "linear/linear.cu", refuse, plan, cost)),
+        *order.streaming(Tactic("stream-k", "linear/linear.cu", refuse, plan, cost)),
     ),
     packs={1: Pack(_infer, _apply)},
 )

@@ -1,12 +1,12 @@
 // NVFP4 linear layer, bf16 activations (W4A16): y[m, n] = w_scale2[n] · Σ_k x[m, k] · (code ·
-// w_scale)[n, k]. The format alone; the kernels are stream-K (stream_gemm.cuh) and, with FEW_ROWS,
-// the skinny GEMM (few_rows.cuh).
+// w_scale)[n, k]. This file is the format alone; the kernels are stream-K (stream_k_gemm.cuh) or,
+// with SKINNY, the skinny GEMM (skinny_gemm.cuh).
 //
-// code · w_scale has at most six significant bits: exact in bf16, so this is a bf16 product of
-// exact weights. A word holds eight codes, of one row and two steps of k, with their bits placed so
-// that a rotation and a mask dequantise three of its four pairs to bf16 (the fourth takes two): 9
-// integer operations for 8 weights. That gives code · 2^-126; the block scale is stored so that
-// w_scale · 2^119 takes a permutation and a multiply-add for two, and 2^7 is left for the epilogue.
+// code · w_scale has at most six significant bits, so it is exact in bf16: a bf16 GEMM of exact
+// weights. A word holds eight codes (one row, two steps of k) with their bits placed so that a
+// rotation and a mask dequantise three of its four pairs to bf16 and two of each the fourth: 9
+// integer instructions for 8 weights. The mask leaves code · 2^-126; the block scale is stored so
+// that one permutation and one multiply-add give two scales · 2^119; 2^7 is left for the epilogue.
 constexpr int ELEMENT_BITS = 4;
 constexpr int SCALE_BYTES = 64;
 constexpr int X_BYTES = 2;
@@ -73,22 +73,22 @@ DEVICE void decode(const Raw& raw, u32 (&a)[4][4]) {
 
 DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma_bf16(d, a, b0, b1); }
 
-#ifdef FEW_ROWS
-#include "linear/few_rows.cuh"
+#ifdef SKINNY
+#include "linear/skinny_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    nvfp4_linear_few(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
-                     int m, int n, int k, int each) {
+    nvfp4_linear_skinny(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
+                        int m, int n, int k, int each) {
   const Problem p = {x, w, w_scale, m, n, k};
-  few_rows(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  skinny_gemm(p, y, each, [=](int row) { return w_scale2[row] * NVFP4_REST; });
 }
 #else
-#include "linear/stream_gemm.cuh"
+#include "linear/stream_k_gemm.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
     nvfp4_linear(const u8* x, const u8* w, const u8* w_scale, const float* w_scale2, void* y,
                  float* partial, u32* arrived, int m, int n, int k) {
   const Problem p = {x, w, w_scale, partial, arrived, m, n, k};
-  stream_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
+  stream_k_gemm(p, y, [=](int row) { return w_scale2[row] * NVFP4_REST; });
 }
 #endif

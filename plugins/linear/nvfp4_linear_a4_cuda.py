@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import strip_gemm as sg
+from spark_engine.plugins.linear import m16_gemm as sg
 
 FORM = sg.Form("nvfp4_linear_a4", 64, {8: (1, 4), 16: (1, 2), 32: (2, 2), 64: (2, 1)})
 FP4_RATE = 3.5  # of bf16's
 EMULATED_RATE = 0.01
-# Of a strip's unit: bytes [r][g][half of k][t][4], to lanes 4g + t with registers (half, r).
+# An m16 tile's k-slab, bytes [r][g][half of k][t][4], becomes lanes 4g + t, registers (half, r).
 CODES = sg.pack(64, 2, (1, 3, 2, 0, 4), (2, 8, 2, 4, 4))
 SCALES = sg.pack(64, 16, (1, 0, 2), (2, 8, 4))
 
@@ -34,5 +34,5 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
 
 
 CUDA = Cuda(
-    (Tactic("strips", "linear/nvfp4_linear_a4.cu", refuse, plan, cost),), {2: CODES, 3: SCALES}
+    (Tactic("m16 tiles", "linear/nvfp4_linear_a4.cu", refuse, plan, cost),), {2: CODES, 3: SCALES}
 )

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 
 from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import few_rows
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import stream_order as order
-from spark_engine.plugins.linear import weight_tiles as wt
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.linear import skinny_gemm
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import stream_k_schedule as order
+from spark_engine.plugins.linear import weight_layout as wt
 from spark_engine.tensors import Array, DType, TensorSpec
 
 FORM = sg.Format("nvfp4_linear", weight_bits=4, scale_bytes=64, x_bytes=2)
@@ -40,11 +41,11 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 3e-6
 
 
-def _wide(spec: TensorSpec, per_unit: int, k_each: int) -> TensorSpec:
+def _wide(spec: TensorSpec, per_slab: int, k_each: int) -> TensorSpec:
     n, width = spec.dims
     if not sg.packs(n, width * k_each):
         return spec
-    wide = wt.row_width(n, wt.padded(width, per_unit))
+    wide = wt.row_width(n, padded(width, per_slab))
     return dataclasses.replace(spec, dtype=DType.U8, shape=(n, wide))
 
 
@@ -59,12 +60,15 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
     return wt.as_rows(wt.pack_scales(w_scale.view(np.uint8)), len(w_scale))
 
 
-CODES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 2, 2), _pack_codes)
-SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.unit // 16, 16), _pack_scales)
+CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
+SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
 
-FEW = few_rows.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+FEW = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
 
 CUDA = Cuda(
-    tactics=(FEW, *order.streaming(Tactic("stream", "linear/nvfp4_linear.cu", refuse, plan, cost))),
+    tactics=(
+        FEW,
+        *order.streaming(Tactic("stream-k", "linear/nvfp4_linear.cu", refuse, plan, cost)),
+    ),
     packs={1: CODES, 2: SCALES},
 )

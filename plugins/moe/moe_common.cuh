@@ -1,11 +1,12 @@
 // What the kernels of the experts share: sizes, weights to fragments, SiLU·mul, the order of the
 // sum, and moe_combine, the sum over a token's experts.
 //
+// Layout of the weights: expert_layout.py.
 // Macros: HIDDEN, INNER, EXPERTS, K1 (experts a token), UP_WK, DOWN_WK (parts of a dot product:
-// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). Layout of the weights: expert_tiles.py.
-// CHUNKED, if given: a node's tokens run in chunks of as many pairs as shared memory holds, and
-// each kernel takes its chunk's first token last. What the node reads and writes is indexed from
-// there, scratch memory from the chunk.
+// split-K over warps), WEIGHTS (0 bf16, 1 NVFP4, 2 e4m3). CHUNKED, if given: the tokens of a node
+// run in chunks of as many pairs as shared memory holds, and each kernel takes its chunk's first
+// token as its last argument; the node's operands are indexed from there, scratch memory from the
+// chunk.
 #pragma once
 #include "common/nvfp4.cuh"
 
@@ -18,21 +19,21 @@ enum { chunk_start = 0 };  // no symbol: plans of one chunk keep their cubins
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
-constexpr int STRIP = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes of a k-slab
-constexpr int SCALES = WEIGHTS == 1 ? 64 : 0;
+constexpr int M16_BYTES = WEIGHTS == 0 ? 2048 : WEIGHTS == 1 ? 512 : 1024;  // bytes of a k-slab
+constexpr int M16_SCALES = WEIGHTS == 1 ? 64 : 0;
 constexpr float REST = WEIGHTS == 1 ? NVFP4_REST : 1.0f;
 
-// One of the two products. A dot product is always the sum of KU k-slabs in order of k, then the WK
-// parts in order, so that every path gives the same bits.
+// One of the two products. A dot product is always the sum of PART_SLABS k-slabs in order of k,
+// then the WK parts in order, so that every path gives the same bits.
 template <bool UP>
 struct Side {
   static constexpr int K = UP ? HIDDEN : INNER;
-  static constexpr int UNITS = (K + 63) / 64;
+  static constexpr int SLABS = (K + 63) / 64;
   static constexpr int WK = UP ? UP_WK : DOWN_WK;
   static constexpr int WN = WARPS / WK;
-  static constexpr int KU = UNITS / WK;
-  static constexpr int GROUPS = UP ? (INNER + 31) / 32 : (HIDDEN + 63) / 64;
-  static constexpr int STEPS = (GROUPS + WN - 1) / WN;
+  static constexpr int PART_SLABS = SLABS / WK;
+  static constexpr int PANELS = UP ? (INNER + 31) / 32 : (HIDDEN + 63) / 64;
+  static constexpr int STEPS = (PANELS + WN - 1) / WN;
 };
 
 DEVICE float silu_mul(float gate, float up) {
@@ -56,20 +57,20 @@ DEVICE void fp8_pairs(u32 codes, u32& p0, u32& p1) {
 
 // A lane's share of one m16 tile of a k-slab, as it lies. `scales`: also those of its neighbour.
 struct Raw {
-  uint4 words[STRIP / 512];
+  uint4 words[M16_BYTES / 512];
   u32 scales;
 };
 // `scales`: of the two m16 tiles.
-DEVICE Raw load_raw(const u8* strip, const u8* scales) {
+DEVICE Raw load_raw(const u8* m16, const u8* scales) {
   Raw raw;
 #pragma unroll
-  for (int i = 0; i < STRIP / 512; ++i)
-    raw.words[i] = *(const uint4*)(strip + i * 512 + lane_id() * 16);
-  if (SCALES) raw.scales = *(const u32*)(scales + lane_id() * 4);
+  for (int i = 0; i < M16_BYTES / 512; ++i)
+    raw.words[i] = *(const uint4*)(m16 + i * 512 + lane_id() * 16);
+  if (M16_SCALES) raw.scales = *(const u32*)(scales + lane_id() * 4);
   return raw;
 }
 // The fragments a[step][register] of it.
-DEVICE void fragments(const Raw& raw, int strip, u32 (&a)[4][4]) {
+DEVICE void fragments(const Raw& raw, int m16, u32 (&a)[4][4]) {
 #if WEIGHTS == 0
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -77,7 +78,7 @@ DEVICE void fragments(const Raw& raw, int strip, u32 (&a)[4][4]) {
     a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
   }
 #elif WEIGHTS == 1
-  fp4_fragments(raw.words[0], raw.scales, strip & 1, a);
+  fp4_fragments(raw.words[0], raw.scales, m16 & 1, a);
 #else
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
     float4 v[K1];
 #pragma unroll

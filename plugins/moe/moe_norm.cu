@@ -1,13 +1,13 @@
-// The end of a layer of experts and the norm of the next: a token's experts are added, then the
+// The last launch of a layer of experts, with the next norm: a token's experts are added, then the
 // residual, then RMSNorm -> bf16 and quantised copies. In the place of moe_combine and norm_quant.
 //
-// One block a token, its row in registers as norm_quant has it: VECS vectors of eight columns a
-// thread, at a stride of THREADS, and its sums in its order; the experts in ascending index as
-// moe_combine adds them. So the bits are those of the two launches. parts f32 [tokens, K1, K];
-// residual, sum bf16 [tokens, K]; weight f32. TOGETHER experts are on their way at once. ids,
-// weights and the residual are older than the launch before: they are read before the wait (PDL).
-// Experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128 tokens, 1 to
-// 2 us less than apart (benchmarks/log/moe_norm.md).
+// One block a token, its row in registers as norm_quant has it (VECS vectors of eight columns a
+// thread, at a stride of THREADS) and summed in its order; the experts in ascending index, as
+// moe_combine adds them: so the bits are those of the two launches. parts f32 [tokens, K1, K];
+// residual, sum bf16 [tokens, K]; weight f32. TOGETHER experts are loaded at once. ids, weights and
+// the residual are older than the previous launch: they are read before the wait (PDL).
+// Figures: experts of the 35B in all, H200: 21.2 / 49.5 / 108.0 / 169.0 us at 1 / 8 / 32 / 128
+// tokens, 1 to 2 us less than apart (benchmarks/log/moe_norm.md).
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, K1 (experts a token).
 #include "common/row_quant.cuh"
 
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)  // else ptxas saves re
   }
   __syncthreads();
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

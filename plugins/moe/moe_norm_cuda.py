@@ -113,7 +113,7 @@ def _sum_and_norm(attrs: Attrs, specs: Specs, combine: Launch) -> Launch:
     numbers = {"THREADS": threads, "VECS": vectors, "K1": specs[1].dims[1]}
     defines = rq.defines(attrs, k, **numbers, EPS=float(attrs["eps"]))
     block = (threads, 1, 1)
-    return Launch("moe_norm", combine.grid, block, args, defines=defines, overlaps=True,
+    return Launch("moe_norm", combine.grid, block, args, defines=defines, pdl=True,
                   source=SOURCE)  # fmt: skip
 
 
@@ -126,14 +126,14 @@ def _cost(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> float:
     return experts.cost(own, inner, target) + more - joined * rq.LAUNCH_SECONDS
 
 
-def _order(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> str | None:
-    return experts.order(*_experts(attrs, specs), target)
+def _reduction_key(attrs: Attrs, specs: Specs, target: Target, experts: Tactic) -> str | None:
+    return experts.reduction_key(*_experts(attrs, specs), target)
 
 
 def _tactic(experts: Tactic) -> Tactic:
     refuse, plan = partial(_refuse, experts=experts), partial(_plan, experts=experts)
-    cost, order = partial(_cost, experts=experts), partial(_order, experts=experts)
-    return Tactic(experts.name, experts.source, refuse, plan, cost, order)
+    cost, key = partial(_cost, experts=experts), partial(_reduction_key, experts=experts)
+    return Tactic(experts.name, experts.source, refuse, plan, cost, key)
 
 
 CUDA = Cuda(

@@ -1,4 +1,4 @@
-"""How the operands of `grouped_moe` are packed: which, in each format; the layout is expert_tiles'.
+"""Which operands of `grouped_moe` are packed, in each format; how is expert_layout's.
 
 Knows the order of the operands (docs/graph.md) and no kernel.
 """
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from spark_engine.kernel import Attrs, Pack
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
 # Params by format, from the fourth input on.
@@ -38,8 +39,8 @@ def index(kind: str, name: str) -> int:
 
 def _shape(kind: str, dims: tuple[int, ...], up: bool, scale: bool) -> tuple[int, int, int]:
     experts, n, width = dims
-    each = et.UNIT // (_BLOCK_SCALE if scale else _WIDTH[kind])
-    return experts, et.rows_of(n, up), et.padded(width, each)
+    each = et.KSLAB // (_BLOCK_SCALE if scale else _WIDTH[kind])
+    return experts, et.rows_of(n, up), padded(width, each)
 
 
 def _apply(kind: str, array: Array, up: bool, scale: bool) -> Array:

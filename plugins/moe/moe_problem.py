@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from spark_engine.kernel import Arg, Attrs, Launch, Pointer, Specs
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
 from spark_engine.tensors import DType
 
@@ -20,7 +21,7 @@ Defines = tuple[tuple[str, str], ...]
 # WEIGHTS of moe_common.cuh and QUANT of moe_quantise.cuh.
 _WEIGHTS = {"dense": 0, "nvfp4": 1, "nvfp4_a4": 1, "fp8": 2, "fp8_block": 2}
 _QUANT = {"dense": 0, "nvfp4": 0, "fp8": 1, "fp8_block": 2, "nvfp4_a4": 3}
-STRIP = (2048, 512 + 64, 1024)  # bytes of 16 rows of a unit with their block scales
+M16_BYTES = (2048, 512 + 64, 1024)  # of an m16 tile's k-slab with its block scales
 _BYTES = (2.0, 0.5625, 1.0)  # of a weight
 
 
@@ -68,10 +69,10 @@ def problem(attrs: Attrs, specs: Specs) -> Problem:
 
 
 def split(k: int) -> int:
-    """Warps that share a dot product of k: two units each where there are as many."""
-    units = -(-k // 64)
-    ways = math.gcd(units, WARPS)
-    return ways // 2 if ways > 1 and units == ways else ways
+    """Warps that share a dot product of k: two k-slabs each where there are as many."""
+    slabs = -(-k // 64)
+    ways = math.gcd(slabs, WARPS)
+    return ways // 2 if ways > 1 and slabs == ways else ways
 
 
 def refuse(attrs: Attrs, specs: Specs) -> str | None:
@@ -86,8 +87,8 @@ def refuse(attrs: Attrs, specs: Specs) -> str | None:
     if p.hidden % 16 or p.inner % 16:
         return f"H = {p.hidden} and I = {p.inner}; both must be multiples of 16"
     if p.weights != 1 and (w13.dims[2], w2.dims[2]) != (
-        et.padded(p.hidden, et.UNIT),
-        et.padded(p.inner, et.UNIT),
+        padded(p.hidden, et.KSLAB),
+        padded(p.inner, et.KSLAB),
     ):
         return f"H = {p.hidden} and I; both must be multiples of 16"
     if kind == "fp8_block" and p.inner % 128:
@@ -139,7 +140,7 @@ def combine(p: Problem, parts: int, defines: Defines, start: tuple[Arg, ...] = (
 
     `start`: the first token, where the node runs in chunks.
     """
-    threads = min(256, max(32, et.padded(p.hidden // 4, 32)))
+    threads = min(256, max(32, padded(p.hidden // 4, 32)))
     args = (*inputs(1, 2), *scratch(parts), Pointer("output", 0), *start)
     return Launch("moe_combine", (p.tokens, 1, 1), (threads, 1, 1), args, defines=defines,
-                  overlaps=True)  # fmt: skip
+                  pdl=True)  # fmt: skip

@@ -1,8 +1,8 @@
-// Activations of the experts rounded to a format's codes and back, a launch before each product:
-// bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3), exactly. Rules:
-// formats.py.
-//
-// Per tensor formats have a scale an expert, so that a row of x is made for each of its experts.
+// Activations of the experts, quantised to a format's codes and dequantised again, one launch
+// before each product: bf16 rows that hold code · block scale (NVFP4) or the code alone (e4m3),
+// exactly. Rules: formats.py. Per-tensor formats have a scale for each expert, so a row of x is
+// made for each of its experts.
+// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4).
 #pragma once
 #include "moe/moe_common.cuh"
 
@@ -53,7 +53,7 @@ DEVICE void quantise(const void* in, const int* ids, const float* given, uint4* 
                      float* scales) {
   constexpr int K = Side<UP>::K, TURN = 256 * 8;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   const u64 row = blockIdx.x, from = UP && BY_PAIR ? row / K1 : row;
   const float scale = BY_PAIR ? given[ids[row]] : 1.0f;
   for (int base = 0; base < K; base += TURN) {

@@ -1,11 +1,11 @@
-// Which tokens an expert has, for grouped_moe.cu: every block counts the pairs (token, expert)
-// itself (a few hundred ids in L2), which saves a launch. COLS: the tokens of a block of work.
+// Which tokens an expert has, for moe_grouped.cu: every block counts the pairs (token, expert)
+// itself (a few hundred ids in L2), which saves a launch. BLOCK_M: tokens of a block of work.
 #pragma once
 #include "moe/moe_common.cuh"
 
 struct Shared {
   int* first;  // [EXPERTS + 1] blocks before each expert
-  int* list;   // [COLS] pairs of this block's tokens, -1 where there is none
+  int* list;   // [BLOCK_M] pairs of this block's tokens, -1 where there is none
   int* found;  // [WARPS]
   u16* ids;    // [pairs]
 };
@@ -25,7 +25,7 @@ DEVICE void count_blocks(const Shared& s, const int* ids, int pairs) {
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int expert = threadIdx.x * EACH + i;
-    own[i] = expert < EXPERTS ? (s.first[expert + 1] + COLS - 1) / COLS : 0;
+    own[i] = expert < EXPERTS ? (s.first[expert + 1] + BLOCK_M - 1) / BLOCK_M : 0;
     sum += own[i];
   }
   int before = sum;
@@ -54,7 +54,7 @@ DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
   const int chunk = (pairs + THREADS - 1) / THREADS * 32;
   const int begin = warp * chunk, end = min(begin + chunk, pairs);
   __syncthreads();
-  if (threadIdx.x < COLS) s.list[threadIdx.x] = -1;
+  if (threadIdx.x < BLOCK_M) s.list[threadIdx.x] = -1;
   int count = 0;
   for (int i = begin + lane; i - lane < end; i += 32)
     count += __popc(__ballot_sync(~0u, i < end && s.ids[i] == expert));
@@ -66,7 +66,7 @@ DEVICE void find_pairs(const Shared& s, int pairs, int expert, int rank) {
     const bool mine = i < end && s.ids[i] == expert;
     const u32 all = __ballot_sync(~0u, mine);
     const int place = at + __popc(all & ((1u << lane) - 1));
-    if (mine && place >= 0 && place < COLS) s.list[place] = i;
+    if (mine && place >= 0 && place < BLOCK_M) s.list[place] = i;
     at += __popc(all);
   }
   __syncthreads();

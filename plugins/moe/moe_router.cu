@@ -1,20 +1,19 @@
-// The router of a mixture: logits of all experts, the k greatest, their softmax, the shared gate.
+// Router of a mixture: logits of all experts, the k greatest, their softmax, the shared gate.
 //
-// One launch. A block has an m16 tile of experts (the M side of mma.sync) and 8 tokens (N); eight
-// warps split k, whose order of addition does not depend on the tokens. Logits go to scratch memory
-// in f32; the block that arrives last at its 8 tokens chooses for them, a warp a token, and sets
-// the counter back. Lanes read runs of eight k of weights and activations, as they lie: both sides
-// permute k alike.
+// One launch. A block has an m16 tile of experts (the A of mma.sync) and 8 tokens (B); eight warps
+// split k, in an order that does not depend on the tokens. Logits go to scratch memory in f32; the
+// last block to arrive at its 8 tokens chooses for them, a warp a token, and resets the counter.
+// Lanes read runs of eight k of weights and activations as they lie: both sides permute k alike.
 // 256 experts, H200: 5.4 / 6.1 / 6.3 / 8.6 / 9.9 us at 1 / 8 / 32 / 64 / 128 tokens; where clusters
-// of eight exist moe_router_cluster.cu wins (benchmarks/log/moe_router.md).
+// of eight exist moe_router_cluster.cu is faster (benchmarks/log/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: one more row, the shared expert's gate).
 #include "common/numeric.cuh"
 
 constexpr int ROWS = EXPERTS + GATE;
 constexpr int LOGITS = (ROWS + 15) / 16 * 16;
 constexpr int OUT = TOP_K + GATE;
-constexpr int UNITS = (HIDDEN + 63) / 64;
-constexpr int EACH = (UNITS + 7) / 8;
+constexpr int SLABS = (HIDDEN + 63) / 64;
+constexpr int EACH = (SLABS + 7) / 8;
 constexpr int LANES = (EXPERTS + 31) / 32;  // logits a lane
 
 DEVICE uint4 run_of_eight(const u8* from, int k, bool there) {
@@ -90,15 +89,15 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   uint4 a[EACH][2][2];
 #pragma unroll
-  for (int u = 0; u < EACH; ++u)  // weights do not depend on the launch before
+  for (int u = 0; u < EACH; ++u)  // weights do not depend on the previous launch
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         a[u][h][i] = run_of_eight(rows[i], (warp * EACH + u) * 64 + h * 32 + t * 8,
-                                  row + 8 * i < ROWS && warp * EACH + u < UNITS);
+                                  row + 8 * i < ROWS && warp * EACH + u < SLABS);
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float d[4] = {};
   const u8* from = x + (u64)min(token, tokens - 1) * HIDDEN * 2;
 #pragma unroll
@@ -107,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int h = 0; h < 2; ++h) {
       const int k = (warp * EACH + u) * 64 + h * 32 + t * 8;
       uint4 b = make_uint4(0, 0, 0, 0);
-      if (token < tokens && warp * EACH + u < UNITS && (HIDDEN % 64 == 0 || k < HIDDEN))
+      if (token < tokens && warp * EACH + u < SLABS && (HIDDEN % 64 == 0 || k < HIDDEN))
         b = __ldcg((const uint4*)(from + 2 * k));
       const u32 even[4] = {a[u][h][0].x, a[u][h][1].x, a[u][h][0].y, a[u][h][1].y};
       const u32 odd[4] = {a[u][h][0].z, a[u][h][1].z, a[u][h][0].w, a[u][h][1].w};

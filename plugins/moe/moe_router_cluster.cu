@@ -1,27 +1,26 @@
-// The router of a mixture of up to 256 experts, eight blocks of a cluster for 8 · COLUMNS tokens.
+// Router of a mixture of up to 256 experts: a cluster of eight blocks for 8 · COLUMNS tokens.
 //
-// A block has up to two m16 tiles of experts (the M side of mma.sync); eight warps split k of each,
-// whose order of addition does not depend on the tokens. Block t of the cluster chooses for token t
-// of eight: logits reach it through distributed shared memory, so that nothing passes through L2
-// but x.
-// The shared expert's gate is a sum of eight eighths of k, one a block. Lanes read runs of eight k
-// of weights and activations, as they lie: both sides permute k alike.
+// A block has up to two m16 tiles of experts (the A of mma.sync); eight warps split k, in an order
+// that does not depend on the tokens. Block t of the cluster chooses for token t of eight: logits
+// reach it through distributed shared memory, so that nothing but x passes through L2. The shared
+// expert's gate is a sum of eight eighths of k, one a block. Lanes read runs of eight k of weights
+// and activations as they lie: both sides permute k alike.
 // 256 experts, top 8, a gate, H 2048, weights cold, H200: 3.5 / 3.8 / 3.9 / 4.9 / 6.2 us at 1 / 8 /
 // 32 / 64 / 128 tokens (variants: benchmarks/log/moe_router.md).
-// Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), STRIPS (m16 tiles a block),
-// COLUMNS.
+// Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), BLOCK_TILES (m16 tiles a
+// block), COLUMNS (n8 tiles of tokens).
 #include "common/numeric.cuh"
 
 constexpr int CLUSTER = 8;
-constexpr int THREADS = STRIPS * 256;
+constexpr int THREADS = BLOCK_TILES * 256;
 constexpr int OUT = TOP_K + GATE;
-constexpr int UNITS = HIDDEN / 64;
-constexpr int EACH = (UNITS + 7) / 8;
+constexpr int SLABS = HIDDEN / 64;
+constexpr int EACH = (SLABS + 7) / 8;
 constexpr int LANES = (EXPERTS + 31) / 32;  // logits a lane
 static_assert(HIDDEN % 64 == 0 && EXPERTS % 16 == 0 && TOP_K <= 32, "what the tactic refuses");
 
 struct Shared {
-  float4 parts[COLUMNS][STRIPS][8][32];
+  float4 parts[COLUMNS][BLOCK_TILES][8][32];
   float gates[COLUMNS][8];  // of this block's k, by token
   // From all blocks, of the tokens that this block chooses for:
   float logits[COLUMNS][LANES * 32];
@@ -93,18 +92,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __shared__ Shared s;
   const int rank = blockIdx.x % CLUSTER, token0 = blockIdx.x / CLUSTER * 8 * COLUMNS;
   const int warp = threadIdx.x >> 5, part = warp % 8, lane = lane_id(), g = lane >> 2, t = lane & 3;
-  const int row = (rank * STRIPS + warp / 8) * 16 + g, k0 = part * EACH * 64 + t * 8;
+  const int row = (rank * BLOCK_TILES + warp / 8) * 16 + g, k0 = part * EACH * 64 + t * 8;
   const bool busy = row < EXPERTS;
   uint4 a[EACH][2][2];
 #pragma unroll
-  for (int u = 0; u < EACH; ++u)  // weights do not depend on the launch before
+  for (int u = 0; u < EACH; ++u)  // weights do not depend on the previous launch
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         a[u][h][i] = make_uint4(0, 0, 0, 0);
         const u64 at = (u64)(row + 8 * i) * HIDDEN + k0 + u * 64 + h * 32;
-        if (busy && part * EACH + u < UNITS) a[u][h][i] = load_once(w + 2 * at);
+        if (busy && part * EACH + u < SLABS) a[u][h][i] = load_once(w + 2 * at);
       }
   const int gate_k = rank * (HIDDEN / 8) + lane * 8;
   const bool gated = GATE && warp < 8 && lane * 8 < HIDDEN / 8;
@@ -112,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (gated) gate_run = load_once(gate + 2 * gate_k);
   cluster_meet();  // all blocks are there to be written to
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
     uint4 b[EACH][2];
@@ -122,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         b[u][h] = make_uint4(0, 0, 0, 0);
-        if (part * EACH + u < UNITS)
+        if (part * EACH + u < SLABS)
           b[u][h] = __ldcg((const uint4*)(from + 2 * (k0 + u * 64 + h * 32)));
       }
     if (GATE && warp < 8)
@@ -144,17 +143,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
   for (int c = 0; c < COLUMNS; ++c) {
     if (threadIdx.x <
-        STRIPS * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
-      const int strip = threadIdx.x / 128, i = threadIdx.x % 128, element = i % 4;
-      const float* const own = (const float*)s.parts[c][strip][0] + i;
+        BLOCK_TILES * 128) {  // a logit a thread: lane i / 4 of the fragment, element i % 4
+      const int m16 = threadIdx.x / 128, i = threadIdx.x % 128, element = i % 4;
+      const float* const own = (const float*)s.parts[c][m16][0] + i;
       float v = own[0];
 #pragma unroll
       for (int p = 1; p < 8; ++p) v += own[p * 128];
-      const int expert = (rank * STRIPS + strip) * 16 + (i >> 4) + (element >> 1) * 8;
+      const int expert = (rank * BLOCK_TILES + m16) * 16 + (i >> 4) + (element >> 1) * 8;
       if (expert < EXPERTS)
         store_in_block(s.logits[c] + expert, (i / 4 & 3) * 2 + (element & 1), v);
-    } else if (GATE && threadIdx.x < STRIPS * 128 + 8) {
-      const int token = threadIdx.x - STRIPS * 128;
+    } else if (GATE && threadIdx.x < BLOCK_TILES * 128 + 8) {
+      const int token = threadIdx.x - BLOCK_TILES * 128;
       store_in_block(s.gate_parts[c] + rank, token, s.gates[c][token]);
     }
   }

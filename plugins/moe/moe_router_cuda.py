@@ -21,7 +21,7 @@ from spark_engine.kernel import (
 from spark_engine.tensors import DType
 
 ROWS, TOKENS = 16, 8  # of a block
-HELD = 4  # units of 64 k that a warp holds
+HELD = 4  # k-slabs of 64 k that a warp holds
 ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
 CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
 
@@ -61,20 +61,20 @@ def refuse_cluster(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """One launch, a cluster for eight tokens or twice as many."""
     (tokens, hidden), experts = specs[0].dims, specs[1].dims[0]
-    gated, strips = len(specs) == 3, -(-experts // (ROWS * CLUSTER))
+    gated, m16_tiles = len(specs) == 3, -(-experts // (ROWS * CLUSTER))
     columns = 1 if tokens <= ONE_WAVE else 2
     sizes = {
         "HIDDEN": hidden,
         "EXPERTS": experts,
         "TOP_K": int(attrs["top_k"]),
         "GATE": int(gated),
-        "STRIPS": strips,
+        "BLOCK_TILES": m16_tiles,
         "COLUMNS": columns,
     }
     launch = Launch(
         "moe_router_cluster",
         (-(-tokens // (TOKENS * columns)) * CLUSTER, 1, 1),
-        (256 * strips, 1, 1),
+        (256 * m16_tiles, 1, 1),
         (
             *(Pointer("input", i) for i in (0, 1, 2 if gated else 1)),
             *(Pointer("output", i) for i in range(2)),
@@ -82,7 +82,7 @@ def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         ),
         cluster=(CLUSTER, 1, 1),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,))
 
@@ -116,7 +116,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             Scalar("i32", tokens),
         ),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
-        overlaps=True,
+        pdl=True,
     )
     logits = Scratch(4 * groups * TOKENS * rows * ROWS)
     return Plan((launch,), (logits, Scratch(4 * groups, zeroed=True)))

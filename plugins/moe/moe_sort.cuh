@@ -1,9 +1,8 @@
-// The pairs (token, expert) sorted by expert and cut into tiles of tokens, and the activations with
-// k in the order of the fragments: the first launch of moe_wide.cu.
+// First launch of moe_wide.cu: the pairs (token, expert) sorted by expert and cut into tiles of
+// tokens, and the activations with k in the order of the fragments.
 //
-// `order`: pairs by expert. `tiles`: [0].x their number, then (expert, first place in `order`,
-// count).
-// The places of an expert's pairs depend on the race of a few threads; nothing else does, since a
+// `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
+// count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
 // token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe/moe_common.cuh"
@@ -43,7 +42,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     const int from = threadIdx.x * EACH;
     int own = 0, cut = 0;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e)
-      own += all[e], cut += (all[e] + TILE - 1) / TILE;
+      own += all[e], cut += (all[e] + BLOCK_M - 1) / BLOCK_M;
     int before = own, tiles_before = cut;
     for (int d = 1; d < 32; d *= 2) {
       const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
@@ -53,7 +52,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     before -= own, tiles_before -= cut;
     for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
       count[e] = before, tile[e] = tiles_before;
-      before += all[e], tiles_before += (all[e] + TILE - 1) / TILE;
+      before += all[e], tiles_before += (all[e] + BLOCK_M - 1) / BLOCK_M;
     }
   }
   __syncthreads();
@@ -63,7 +62,8 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   });
   if (blockIdx.x) return;
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
-    const int n = (all[e] + TILE - 1) / TILE, size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
+    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M,
+              size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
     for (int i = 0; i < n; ++i)
       tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
   }
@@ -71,7 +71,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
 
 // Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
-  constexpr int HALVES = Side<true>::UNITS * 2;
+  constexpr int HALVES = Side<true>::SLABS * 2;
   const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
   for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
     const int half = (int)(i % HALVES);
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     moe_sort(const u8* x, const int* ids, u8* reordered, int* ranks, int* order, int4* tiles,
              int tokens) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (blockIdx.x < SORT_BLOCKS) sort_pairs(ids, tokens * K1, ranks, order, tiles);
   else reorder_rows(x, reordered, tokens);
 }

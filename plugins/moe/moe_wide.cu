@@ -1,87 +1,87 @@
-// Grouped GEMM of a mixture's experts, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
-// up_e(x)).
-// sm_90a only.
+// Grouped GEMM of experts, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) · up_e(x)). sm_90a.
 //
-// Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to TILE tokens of one
+// Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
 // expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
-// Same packed weights and same order of every sum as grouped_moe.cu, hence the same bits.
-// A block of work is a tile of tokens (N of wgmma, 8 … TILE columns, 128-byte swizzle in shared
-// memory) and four groups of 64 weight rows (M, dequantised to registers). Persistent blocks: four
-// ping-pong consumer warpgroups, a group each, and a producer warpgroup that fills a ring of stages
-// of one k-slab (64 k): weights and `h` by TMA bulk copy, gathered rows of x by cp.async, each
-// followed by an async proxy fence of the thread that copied. `h` is written as its tiles are read.
+// Weights and the order of every sum are those of moe_grouped.cu, hence the same bits.
+// Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle in shared memory) times four
+// panels of 64 weight rows (wgmma's M, dequantised to registers). Persistent blocks: four ping-pong
+// consumer warpgroups, a panel each, and a producer warpgroup that fills a ring: weights and `h` by
+// TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
+// thread that copied. `h` is written in the order in which its tiles are read.
 // 256 experts, top 8, H200: 156 / 163 / 395 / 1392 us at 128 / 256 / 2048 / 8192 tokens; floors 104
-// / 106 / 147 / 587 (benchmarks/log/moe_wide.md). Macros: moe_common.cuh's, TILE, DEPTH (stages).
+// / 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
 
-// A stage is SPAN k-slabs: the tokens' rows of each, the weights of four groups, their scales.
-constexpr int SPAN = Side<true>::KU % 2 || Side<false>::KU % 2 ? 1 : 2;
-constexpr int COLUMNS = TILE * 128;
-constexpr int GROUP = SPAN * 4 * STRIP, GROUP_SCALES = SPAN * 4 * SCALES;
-constexpr int WEIGHTS_AT = SPAN * COLUMNS, SCALES_AT = WEIGHTS_AT + 4 * GROUP;
-constexpr int STAGE = SCALES_AT + 4 * GROUP_SCALES;
-constexpr int MULTIPLIERS = 4 * 128, COPIERS = 128;
-constexpr int ROUNDS = TILE / 16;               // rows that a thread copies
+// A stage is SPAN k-slabs: the tokens' rows of each, the weights of four panels, their scales.
+constexpr int SPAN = Side<true>::PART_SLABS % 2 || Side<false>::PART_SLABS % 2 ? 1 : 2;
+constexpr int KSLAB_X = BLOCK_M * 128;
+constexpr int PANEL_BYTES = SPAN * 4 * M16_BYTES, PANEL_SCALES = SPAN * 4 * M16_SCALES;
+constexpr int WEIGHTS_AT = SPAN * KSLAB_X, SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
+constexpr int STAGE = SCALES_AT + 4 * PANEL_SCALES;
+constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
+constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
-constexpr int WIDE_THREADS = MULTIPLIERS + COPIERS;
+constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
-static_assert(TILE == 64, "the widths below");
+static_assert(BLOCK_M == 64, "the widths below");
 
 template <bool UP>
 struct Wide {
   using S = Side<UP>;
-  static constexpr int BLOCKS = (S::GROUPS + 3) / 4;  // of four groups
-  static constexpr int ROW = S::UNITS * 128;          // bytes of a token's row
+  static constexpr int BLOCKS = (S::PANELS + 3) / 4;  // of four panels
+  static constexpr int ROW = S::SLABS * 128;          // bytes of a token's row
 };
 
 struct Ring {
   u8* memory;
   u64 *full, *empty;
 };
-struct Place {
+struct PipelineState {
   int slot = 0, phase = 0;
   DEVICE void next() {
     if (++slot == DEPTH) slot = 0, phase ^= 1;
   }
 };
 
-// --- Filling ---------------------------------------------------------------------------------
+// --- Producers --------------------------------------------------------------------------------
 
 struct Tokens {
   const u8* rows;
   const int* order;
 };
 
-// The weights of one stage: a warp's first lane fetches one group.
+// The weights of one stage: a warp's first lane fetches one panel.
 template <bool UP>
-DEVICE void fetch_weights(const Ring& r, int slot, const u8* w, const u8* scales, u64 group,
-                          bool there, int unit, u64 policy) {
+DEVICE void produce_weights(const Ring& r, int slot, const u8* w, const u8* scales, u64 panel,
+                            bool there, int slab, u64 policy) {
   const int warp = (threadIdx.x >> 5) & 3;
   u8* const to = r.memory + slot * STAGE;
   if (!there) {
     barrier_arrive(r.full + slot);
     return;
   }
-  barrier_expect(r.full + slot, GROUP + GROUP_SCALES);
-  const u64 at = (group * Side<UP>::UNITS + unit) * 4;
-  bulk_load(to + WEIGHTS_AT + warp * GROUP, w + at * STRIP, GROUP, r.full + slot, policy);
-  if (SCALES)
-    bulk_load(to + SCALES_AT + warp * GROUP_SCALES, scales + at * SCALES, GROUP_SCALES,
+  barrier_expect(r.full + slot, PANEL_BYTES + PANEL_SCALES);
+  const u64 at = (panel * Side<UP>::SLABS + slab) * 4;
+  bulk_load(to + WEIGHTS_AT + warp * PANEL_BYTES, w + at * M16_BYTES, PANEL_BYTES, r.full + slot,
+            policy);
+  if (M16_SCALES)
+    bulk_load(to + SCALES_AT + warp * PANEL_SCALES, scales + at * M16_SCALES, PANEL_SCALES,
               r.full + slot, policy);
 }
 
-// Rows of gathered tokens, by cp.async.
-DEVICE void fetch_rows(const Ring& r, int slot, const u8* x, const u32 (&from)[ROUNDS], int unit,
-                       int count) {
-  const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
+// Rows of the tile's tokens, gathered by cp.async.
+DEVICE void produce_rows(const Ring& r, int slot, const u8* x, const u32 (&from)[ROUNDS], int slab,
+                         int count) {
+  const int thread = threadIdx.x - CONSUMERS, chunk = thread & 7, row0 = thread >> 3;
   u8* const to = r.memory + slot * STAGE + row0 * 128 + ((chunk ^ (row0 & 7)) << 4);
 #pragma unroll
   for (int i = 0; i < ROUNDS; ++i)
     if (row0 + 16 * i < count)
 #pragma unroll
       for (int u = 0; u < SPAN; ++u)
-        copy_async(to + u * COLUMNS + i * 2048, x + from[i] + (unit + u) * 128);
+        copy_async(to + u * KSLAB_X + i * 2048, x + from[i] + (slab + u) * 128);
   commit_copies();
 }
 
@@ -96,17 +96,18 @@ DEVICE void announce(const Ring& r, int slot) {
 }
 
 template <bool UP>
-DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w, const u8* scales) {
+DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
+                        const u8* scales) {
   using S = Side<UP>;
-  const int thread = threadIdx.x - MULTIPLIERS, chunk = thread & 7, row0 = thread >> 3;
+  const int thread = threadIdx.x - CONSUMERS, chunk = thread & 7, row0 = thread >> 3;
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   const u64 policy = evict_first_policy();
-  Place here, behind;  // the stage that is filled, the one that is announced next
+  PipelineState here, behind;  // the stage that is filled, the one that is announced next
   int done = 0;
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
-    const int group = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
-    const u64 at = (u64)tile.x * S::GROUPS + group;
+    const int panel = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
+    const u64 at = (u64)tile.x * S::PANELS + panel;
     u32 from[ROUNDS];  // bytes; x is below 4 GiB
     if (UP)
 #pragma unroll
@@ -115,22 +116,22 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
         from[i] = (u32)(x.order[row] / K1) * Wide<UP>::ROW + chunk * 16;
       }
 #pragma unroll 1
-    for (int unit = 0; unit < S::UNITS; unit += SPAN, ++done, here.next()) {
+    for (int slab = 0; slab < S::SLABS; slab += SPAN, ++done, here.next()) {
       if (done >= DEPTH) barrier_wait(r.empty + here.slot, here.phase ^ 1);
       if ((thread & 31) == 0)
-        fetch_weights<UP>(r, here.slot, w, scales, at, group < S::GROUPS, unit, policy);
+        produce_weights<UP>(r, here.slot, w, scales, at, panel < S::PANELS, slab, policy);
       if (UP) {
-        fetch_rows(r, here.slot, x.rows, from, unit, tile.z);
+        produce_rows(r, here.slot, x.rows, from, slab, tile.z);
         if (done >= LAG) {
           announce<LAG>(r, behind.slot);
           behind.next();
         }
       } else if (thread == 0) {  // `h` lies as it is read: a k-slab is one piece
         const int piece = tile.z * 128;
-        const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)unit * piece;
+        const u8* const h = x.rows + (u64)tile.y * Wide<UP>::ROW + (u64)slab * piece;
         barrier_expect(r.full + here.slot, SPAN * piece);
         for (int u = 0; u < SPAN; ++u)
-          bulk_load(r.memory + here.slot * STAGE + u * COLUMNS, h + u * piece, piece,
+          bulk_load(r.memory + here.slot * STAGE + u * KSLAB_X, h + u * piece, piece,
                     r.full + here.slot);
       }
     }
@@ -139,23 +140,23 @@ DEVICE void fill(const Ring& r, const Tokens& x, const int4* tiles, const u8* w,
     for (int left = min(done, LAG); left > 0; --left, behind.next()) announce<0>(r, behind.slot);
 }
 
-// --- Multiplying -----------------------------------------------------------------------------
+// --- Consumers ----------------------------------------------------------------------------
 
-// What a warpgroup makes of a tile: a group of rows. A lane's rows of weights have factors a and b.
-struct Work {
+// A warpgroup's part of a tile: one panel of weight rows. a, b: factors of a lane's two rows.
+struct TileWork {
   int4 tile;
-  int group;
+  int panel;
   float a, b;
   void* to;
   const int* pair;  // by column
 
-  DEVICE int strip() const { return (threadIdx.x >> 5) & 3; }
+  DEVICE int m16() const { return (threadIdx.x >> 5) & 3; }
   template <bool UP>
   DEVICE void load_factors(const float* scale2) {
     a = b = 1.0f;
     if (WEIGHTS != 1) return;
     const int g = lane_id() >> 2;
-    const int row = UP ? group * 32 + strip() * 8 + g : group * 64 + strip() * 16 + g;
+    const int row = UP ? panel * 32 + m16() * 8 + g : panel * 64 + m16() * 16 + g;
     const float* two = scale2 + (u64)tile.x * (UP ? 2 * INNER : HIDDEN) + row;
     a = row < (UP ? INNER : HIDDEN) ? two[0] : 0.0f;
     b = row + (UP ? 0 : 8) < (UP ? INNER : HIDDEN) ? two[UP ? INNER : 8] : 0.0f;
@@ -164,26 +165,26 @@ struct Work {
 
 // Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1.
 template <bool UP>
-DEVICE void write(const Work& work, const float (&v)[4], int column) {
-  const int lane = lane_id(), g = lane >> 2, strip = work.strip(), count = work.tile.z;
+DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
+  const int lane = lane_id(), g = lane >> 2, m16 = work.m16(), count = work.tile.z;
   column += (lane & 3) * 2;
   if (UP) {
-    const int row = work.group * 32 + strip * 8 + g, unit = work.group >> 1;
+    const int row = work.panel * 32 + m16 * 8 + g, slab = work.panel >> 1;
     constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
-    if (unit >= Side<false>::UNITS) return;
-    u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)unit * count * 128;
+    if (slab >= Side<false>::SLABS) return;
+    u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int c = column + i, chunk = (strip & 1) * 4 + (g >> 1);
-      const int place = ((work.group & 1) * 2 + (strip >> 1)) * 4 + (g & 1) * 2;
+      const int c = column + i, chunk = (m16 & 1) * 4 + (g >> 1);
+      const int place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4 + (g & 1) * 2;
       if (c < count)
         *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + place) =
             WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b)))
                                  : 0;
     }
   } else {
-    const int row = work.group * 64 + strip * 16 + g;
-    constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four groups
+    const int row = work.panel * 64 + m16 * 16 + g;
+    constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four panels
     if (!WHOLE && row >= HIDDEN) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -195,32 +196,32 @@ DEVICE void write(const Work& work, const float (&v)[4], int column) {
   }
 }
 
-// One group of a block of work by one warpgroup, N columns.
+// One panel of a block of work by one warpgroup, N columns.
 template <bool UP, int N>
-DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
+DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& work) {
   using S = Side<UP>;
-  const int own = threadIdx.x >> 7, strip = work.strip();
+  const int own = threadIdx.x >> 7, m16 = work.m16();
   float sums[N / 8][4] = {};
 #pragma unroll 1
   for (int part = 0; part < S::WK; ++part) {
     float d[N / 8][4] = {};
 #pragma unroll 1
-    for (int run = 0; run < S::KU / SPAN; ++run) {
+    for (int run = 0; run < S::PART_SLABS / SPAN; ++run) {
       const u8* const stage = r.memory + here.slot * STAGE;
-      const u8* const w = stage + WEIGHTS_AT + own * GROUP + strip * STRIP;
-      const u8* const scales = stage + SCALES_AT + own * GROUP_SCALES + strip / 2 * 2 * SCALES;
+      const u8* const w = stage + WEIGHTS_AT + own * PANEL_BYTES + m16 * M16_BYTES;
+      const u8* const scales = stage + SCALES_AT + own * PANEL_SCALES + m16 / 2 * 2 * M16_SCALES;
       barrier_wait(r.full + here.slot, here.phase);
       Raw raw = load_raw(w, scales);
 #pragma unroll
-      for (int unit = 0; unit < SPAN; ++unit) {
+      for (int slab = 0; slab < SPAN; ++slab) {
         u32 a[4][4];
-        fragments(raw, strip, a);
-        if (unit + 1 < SPAN)
-          raw = load_raw(w + (unit + 1) * 4 * STRIP, scales + (unit + 1) * 4 * SCALES);
+        fragments(raw, m16, a);
+        if (slab + 1 < SPAN)
+          raw = load_raw(w + (slab + 1) * 4 * M16_BYTES, scales + (slab + 1) * 4 * M16_SCALES);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-          Wgmma<false, N>::run(d, a[step], wgmma_tile(stage + unit * COLUMNS) + 2 * step);
+          Wgmma<false, N>::run(d, a[step], wgmma_tile(stage + slab * KSLAB_X) + 2 * step);
         wgmma_commit();
         wgmma_wait<0>();
       }
@@ -237,15 +238,15 @@ DEVICE void multiply_tile(const Ring& r, Place& here, const Work& work) {
 }
 
 template <bool UP>
-DEVICE void multiply_all(const Ring& r, const int4* tiles, const int* order, int (*lists)[TILE],
-                         const float* scale2, void* to) {
+DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, int (*lists)[BLOCK_M],
+                        const float* scale2, void* to) {
   const int items = tiles[0].x * Wide<UP>::BLOCKS, own = threadIdx.x >> 7;
-  Place here;
+  PipelineState here;
   int turn = 0;
   int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
-    Work work;
-    work.tile = next, work.group = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
+    TileWork work;
+    work.tile = next, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
     work.load_factors<UP>(scale2);
     next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
     int* const pair = lists[own * 2 + turn];
@@ -253,14 +254,14 @@ DEVICE void multiply_all(const Ring& r, const int4* tiles, const int* order, int
     if (!UP && column < work.tile.z) pair[column] = order[work.tile.y + column];
     work.pair = pair;
     switch ((work.tile.z + 7) / 8) {
-      case 1: multiply_tile<UP, 8>(r, here, work); break;
-      case 2: multiply_tile<UP, 16>(r, here, work); break;
-      case 3: multiply_tile<UP, 24>(r, here, work); break;
-      case 4: multiply_tile<UP, 32>(r, here, work); break;
-      case 5: multiply_tile<UP, 40>(r, here, work); break;
-      case 6: multiply_tile<UP, 48>(r, here, work); break;
-      case 7: multiply_tile<UP, 56>(r, here, work); break;
-      default: multiply_tile<UP, 64>(r, here, work);
+      case 1: consume_tile<UP, 8>(r, here, work); break;
+      case 2: consume_tile<UP, 16>(r, here, work); break;
+      case 3: consume_tile<UP, 24>(r, here, work); break;
+      case 4: consume_tile<UP, 32>(r, here, work); break;
+      case 5: consume_tile<UP, 40>(r, here, work); break;
+      case 6: consume_tile<UP, 48>(r, here, work); break;
+      case 7: consume_tile<UP, 56>(r, here, work); break;
+      default: consume_tile<UP, 64>(r, here, work);
     }
   }
 }
@@ -270,25 +271,25 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
                  const float* scale2, void* to) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
-  __shared__ int lists[8][TILE];
+  __shared__ int lists[8][BLOCK_M];
   const Ring r = {memory, barriers, barriers + DEPTH};
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; ++i) {
-      barrier_init(r.full + i, 4 + (UP ? COPIERS : 1));
-      barrier_init(r.empty + i, MULTIPLIERS / 32);
+      barrier_init(r.full + i, 4 + (UP ? PRODUCERS : 1));
+      barrier_init(r.empty + i, CONSUMERS / 32);
     }
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_previous();
-  let_next_start();
-  if (threadIdx.x >= MULTIPLIERS) {
+  launch_dependents();
+  if (threadIdx.x >= CONSUMERS) {
     fewer_registers<32>();
-    fill<UP>(r, x, tiles, w, scales);
+    produce_all<UP>(r, x, tiles, w, scales);
   } else {
     more_registers<
         112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
-    multiply_all<UP>(r, tiles, x.order, lists, scale2, to);
+    consume_all<UP>(r, tiles, x.order, lists, scale2, to);
   }
 }
 

@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ float room[THREADS / 32];
   const i64 row = blockIdx.x;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float dot = 0.0f;
   uint4 others[VECS][2];
 #pragma unroll

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const bool live = column < K;
   float y[8] = {};
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (live) {
 #if ACT == 1
     float up[8];

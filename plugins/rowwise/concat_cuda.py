@@ -45,7 +45,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (THREADS, 1, 1),
         (*inputs, Pointer("output", 0)),
         defines=tuple((name, str(value)) for name, value in defines.items()),
-        overlaps=True,
+        pdl=True,
     )
     return Plan((launch,))
 

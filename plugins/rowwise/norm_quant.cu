@@ -2,7 +2,7 @@
 //
 // One block a row, the row in registers: VECS vectors of eight columns a thread, at a stride of
 // THREADS, so that lanes hold neighbouring columns. x, residual, y, sum bf16 [rows, K]; weight f32.
-// The norm's weight is no activation: it is read before the wait for the launch before (PDL).
+// The norm's weight is no activation: it is read before the wait for the previous launch (PDL).
 // 1 / 32 / 128 / 1024 rows of 5120, with residual and sum, H200: no quant 1.3 / 1.5 / 2.5 / 8.6 us,
 // two fp8 copies 1.7 / 2.0 / 3.3 / 9.7 (variants: benchmarks/log/norm_quant.md).
 #include "common/row_quant.cuh"
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (column < K) load_weight(weight, column, w[v]);
   }
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   float squares = 0.0f;
 #pragma unroll
   for (int v = 0; v < VECS; v++) {

@@ -13,7 +13,7 @@
 extern "C" __global__ void embed(const int* tokens, const int* last, const int* slots,
                                  const uint4* weight, uint4* x) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (VECTOR >= H / 8) return;
   int id = tokens[blockIdx.y];
   if (id < 0) {
@@ -27,7 +27,7 @@ extern "C" __global__ void embed(const int* tokens, const int* last, const int* 
 // y[r] = x[r·TILE + counts[r] − 1], the first token where a row has none.
 extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y) {
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (VECTOR >= H / 8) return;
   const i64 row = blockIdx.y * TILE + min(max(counts[blockIdx.y], 1), TILE) - 1;
   y[(i64)blockIdx.y * (H / 8) + VECTOR] = x[row * (H / 8) + VECTOR];
@@ -37,7 +37,7 @@ extern "C" __global__ void last_rows(const uint4* x, const int* counts, uint4* y
 extern "C" __global__ void add(const uint4* a, const uint4* b, uint4* y) {
   const i64 at = (i64)blockIdx.y * (H / 8) + VECTOR;
   wait_for_previous();
-  let_next_start();
+  launch_dependents();
   if (VECTOR >= H / 8) return;
   float left[8], right[8];
   unpack8(a[at], left);

@@ -14,27 +14,27 @@ from spark_engine.builder.graph.rewrite import Rewritten
 from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.errors import GraphError
 from spark_engine.manifest import Bucket, Fingerprint, Refusal
-from spark_engine.models import weights
-from spark_engine.models.model import open_model
-from spark_engine.models.weights import Recipe
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.tensors import DType
 from spark_engine.weights_file import plan_weights
 from tests.checkpoints import write_checkpoint
 
 
-def family(name: str, **recipes: Recipe) -> FamilyGraph:
-    made = {n: weights.weight(n, recipe) for n, recipe in recipes.items()}
+def family(name: str, **given: Recipe) -> FamilyGraph:
+    made = {n: recipes.weight(n, recipe) for n, recipe in given.items()}
     return FamilyGraph(name, gs.Graph(), made, ())
 
 
 def test_weights_of_all_families_once_by_name() -> None:
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     found = weight_specs([family("decode", b=one, a=two), family("prefill", a=two, c=one)])
     assert [spec.name for spec in found] == ["a", "b", "c"]
 
 
 def test_weights_of_one_name_must_be_one_value() -> None:
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     with pytest.raises(GraphError, match="weight a differs between families"):
         weight_specs([family("decode", a=one), family("prefill", a=two)])
 

@@ -23,7 +23,7 @@ from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from tests.builder.stepping import trace
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint

@@ -21,7 +21,8 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.builder.report import size
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import GraphError
-from spark_engine.models.weights import Recipe
+from spark_engine.kernel import CARDS
+from spark_engine.models.weights.recipes import Recipe
 from tests.checkpoints import write_checkpoint
 
 FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64")
@@ -50,6 +51,7 @@ def test_a_build_shows_progress_and_a_report(tmp_path: Path, checkpoint: Path) -
         assert words in done.stdout
     assert size(manifest.memory.weights) in done.stdout
     assert size(manifest.memory.total) in done.stdout
+    assert manifest.card == "" and "card" not in done.stdout
     again = call(checkpoint, "-o", folder, *FEW)
     assert again.exit_code == 0 and "is up to date" in again.stdout
 
@@ -85,6 +87,8 @@ NO_F32_PAGES = "bf16 or fp8 pages" if importlib.util.find_spec("cuda") else "spa
         (("--max-seqs", "0"), "--max-seqs 0"),
         (("--target", "sm90"), "--target sm90 is not known; did you mean sm_90a?"),
         (("--target", "CPU"), "did you mean cpu?"),
+        (("--card", "h10"), "--card h10 is not known; did you mean h100?"),
+        (("--card", "gb10", "--target", "sm_90a"), "gb10 is of sm_121a, not of --target sm_90a"),
         (("--target", "cuda"), "named by its architecture: sm_90a"),
     ],
 )
@@ -106,6 +110,12 @@ def test_no_checkpoint_and_a_foreign_folder(tmp_path: Path, checkpoint: Path) ->
     assert done.exit_code == 2 and "not an engine folder" in done.stderr
 
 
+@pytest.mark.parametrize("name", CARDS)
+def test_help_names_every_target_and_card(name: str) -> None:
+    text = call("--help").stdout
+    assert name in text and CARDS[name].name in text
+
+
 def test_a_targets_name_is_looked_at_before_any_package(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +125,8 @@ def test_a_targets_name_is_looked_at_before_any_package(
     assert "spark-engine[cuda]" not in wrong.stderr
     right = call(checkpoint, "-o", tmp_path / "engine", "--target", "sm_90a")
     assert right.exit_code == 2 and "spark-engine[cuda]" in right.stderr
+    card = call(checkpoint, "-o", tmp_path / "engine", "--card", "h100")
+    assert card.exit_code == 2 and "--target sm_90a needs" in card.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
 from spark_engine.kernel import Attrs, Cuda, Pack
-from spark_engine.models import weights
+from spark_engine.models.weights import recipes
 from spark_engine.op import Op
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.builder import toy
@@ -53,9 +53,9 @@ def lowered(*calls: tuple[str, int], plain: bool = False) -> FamilyGraph:
     if plain:
         outs.append(variable(TensorSpec("z", DType.F32, (2, 3))))
         nodes.append(gs.Node("Add", "z", {}, [x, w], [outs[-1]]))
-    recipe = weights.source("w", DType.F32, (2, 3))
+    recipe = recipes.source("w", DType.F32, (2, 3))
     graph = gs.Graph(nodes, [x, w], outs, opset=23)
-    return FamilyGraph("decode", graph, {"w": weights.weight("w", recipe)}, ())
+    return FamilyGraph("decode", graph, {"w": recipes.weight("w", recipe)}, ())
 
 
 class Store:

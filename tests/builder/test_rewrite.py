@@ -20,8 +20,8 @@ from spark_engine.builder.rules.weights import (
     without_input_scale,
 )
 from spark_engine.errors import GraphError
-from spark_engine.models import weights
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
@@ -51,7 +51,7 @@ class Bench:
         return tensor
 
     def weight(self, name: str, dtype: DType, *shape: int) -> gs.Variable:
-        self.context.weights[name] = weights.weight(name, weights.source(name, dtype, shape))
+        self.context.weights[name] = recipes.weight(name, recipes.source(name, dtype, shape))
         tensor = variable(self.context.weights[name].spec)
         self.context.graph.inputs.append(tensor)
         return tensor
@@ -336,8 +336,8 @@ def test_joined_names() -> None:
 
 def test_the_input_scale_comes_out_of_alpha() -> None:
     store = Store(read=3.0, scale=0.5)
-    read, scale = (weights.source(n, DType.F32, ()) for n in ("read", "scale"))
-    alpha: Recipe = weights.concat0([weights.repeat(weights.multiply(read, scale), 2)] * 2)
+    read, scale = (recipes.source(n, DType.F32, ()) for n in ("read", "scale"))
+    alpha: Recipe = recipes.concat0([recipes.repeat(recipes.multiply(read, scale), 2)] * 2)
     assert alpha.evaluate(store).tolist() == [1.5] * 4
     assert without_input_scale(alpha).evaluate(store).tolist() == [0.5] * 4
     with pytest.raises(GraphError, match="no product"):
@@ -380,7 +380,7 @@ def test_a_quantised_value_that_is_shown_is_written_too() -> None:
 
 def test_a_weight_of_another_recipe_under_a_known_name_is_our_bug() -> None:
     b = Bench()
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     first = add_weight(b.context, "w", one)
     assert add_weight(b.context, "w", one) is first and len(b.context.graph.inputs) == 1
     with pytest.raises(GraphError, match="two different weights are named w"):
@@ -391,7 +391,7 @@ def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
     b = Bench(Store(a=0.5, b=0.5, c=0.25))
     a, same, other = (b.weight(n, DType.F32) for n in "abc")
     assert same_values(b.context, [a], [same]) and not same_values(b.context, [a], [other])
-    wide = weights.reshape(weights.source("a", DType.F32, ()), (1,))
+    wide = recipes.reshape(recipes.source("a", DType.F32, ()), (1,))
     assert not same_values(b.context, [a], [add_weight(b.context, "wide", wide)])
     assert not same_values(b.context, [a], [b.input("x")])
 
@@ -469,7 +469,7 @@ def delta_bench(why: str = "") -> tuple[Bench, list[gs.Tensor]]:
     rows = [slots, starts, counts]
     mixed, conv_out = b.op("causal_conv", [qkvz, kernel, conv_state, *rows], "c", "c.out", tile=1)
     decay = [b.weight(n, DType.F32, 2) for n in ("A_log", "dt_bias")]
-    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1}
+    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1, "ring": 0}
     seen = [slots, starts, other] if why == "other rows" else rows
     operands = [mixed, ba, *decay, state, *seen]
     o, state_out = b.op("gated_delta_step", operands, "o_", "state.out", **heads)

@@ -13,7 +13,8 @@ from spark_engine.builder.graph.edit import variable
 from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
-from spark_engine.models.weights import source, weight
+from spark_engine.models.weights.recipes import source, weight
+from spark_engine.operand import Result, When
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 
@@ -188,14 +189,31 @@ def test_each_fault_is_seen(spoil: Callable[[gs.Graph], None], check: str, words
     assert words in " ".join(known[0](subject(graph)))
 
 
-@pytest.mark.parametrize(("count", "legal"), [(0, False), (1, True), (2, True), (5, True)])
-def test_a_last_operand_may_repeat(count: int, legal: bool) -> None:
-    """`x` and any number of `parts*`."""
+@pytest.mark.parametrize(
+    ("count", "tile", "legal"),
+    [(0, 0, False), (1, 0, True), (2, 0, True), (3, 0, False), (1, 4, False), (2, 4, True)],
+)
+def test_operands_are_those_of_the_attributes(count: int, tile: int, legal: bool) -> None:
+    """`x`, `table` if tile, and `bias` or none."""
     graph = toy_graph()
-    ops = {**OPS, "double": replace(OPS["double"], inputs=("x", "parts*"))}
+    x = OPS["double"].operands[0]
+    table, bias = replace(x, name="table", when=When("tile")), replace(x, optional=True)
+    double = replace(OPS["double"], operands=(x, table, bias), attrs={"tile": 0})
     graph.nodes[0].inputs = [graph.inputs[1]] * count
+    graph.nodes[0].attrs = {"tile": tile}
+    found = list(verify.operands(replace(subject(graph), ops={**OPS, "double": double})))
+    assert not found if legal else f"has {count} inputs" in found[0]
+
+
+@pytest.mark.parametrize(("count", "legal"), [(0, False), (1, True), (2, True), (5, True)])
+def test_a_last_result_may_repeat(count: int, legal: bool) -> None:
+    """`y` and any number of `parts*`."""
+    graph = toy_graph()
+    results = (*OPS["double"].results, Result("parts*"))
+    ops = {**OPS, "double": replace(OPS["double"], results=results)}
+    graph.nodes[0].outputs = [graph.outputs[0]] * count
     found = list(verify.operands(replace(subject(graph), ops=ops)))
-    assert not found if legal else "has 0 inputs" in found[0]
+    assert not found if legal else "has 0 outputs" in found[0]
 
 
 def test_a_missing_attribute_is_named() -> None:

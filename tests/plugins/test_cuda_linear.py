@@ -15,19 +15,19 @@ import pytest
 from spark_engine.errors import GraphError
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
-from spark_engine.plugins.common import formats
+from spark_engine.plugins.common import formats, weight_packing
 from spark_engine.plugins.linear import (
-    few_rows,
     fp8_linear,
     fp8_linear_cuda,
     linear,
     linear_cuda,
     nvfp4_linear,
     nvfp4_linear_cuda,
+    skinny_gemm,
 )
-from spark_engine.plugins.linear import stream_gemm as sg
-from spark_engine.plugins.linear import weight_tiles as wt
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import weight_layout as wt
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.tensors import Array, DType, TensorSpec
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -76,7 +76,7 @@ def test_ragged_rows_keep_their_number_in_the_shape(op: str, n: int) -> None:
         spec = TensorSpec("w", DType.of(arrays[i].dtype), arrays[i].shape)
         packed = pack.apply({}, arrays[i])
         assert packed.shape == pack.infer({}, spec).dims and len(packed) == n
-        assert packed.nbytes >= wt.padded(n, wt.STRIP) * arrays[i].nbytes // n
+        assert packed.nbytes >= weight_packing.padded(n, wt.M16) * arrays[i].nbytes // n
 
 
 def test_a_lane_finds_its_fragment() -> None:
@@ -110,7 +110,7 @@ def test_codes_decode_by_rotations_and_masks() -> None:
 def test_scales_decode_by_one_addition() -> None:
     """A stored byte with 224 added to its exponent is the scale · 2^119 in bf16."""
     scales = np.arange(1, 0x7F, dtype=np.uint8)
-    stored = wt._WIDE[scales].astype(np.uint32)
+    stored = weight_packing.WIDE[scales].astype(np.uint32)
     got = ((stored << 4 | 0x7000) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
     want = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
     np.testing.assert_array_equal(got * 2.0**-119, want)
@@ -150,31 +150,31 @@ def test_the_cut_does_not_depend_on_the_batch(layer: tuple[str, int, int]) -> No
         problem, form = sg.Problem(m, n, k), FORMS[op]
         tile = sg.choose(problem, form, H200)
         launch = sg.plan(tile, problem, form, H200, (0,), "bf16").launches[0]
-        cuts.add((tile.rows, dict(launch.defines)["CUT"], launch.grid))
+        cuts.add((tile.block_n, dict(launch.defines)["CUT"], launch.grid))
     assert len(cuts) == 1
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
-def test_few_rows_fit_and_sum_in_one_order(layer: tuple[str, int, int], target: Target) -> None:
+def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], target: Target) -> None:
     op, n, k = layer
     form, orders, taken = FORMS[op], set(), 0
     for m in (1, 8, 9, 16):
         problem = sg.Problem(m, n, k)
-        if few_rows.refuse(problem, form, target) is not None:
+        if skinny_gemm.refuse(problem, form, target) is not None:
             continue
-        share = few_rows.choose(problem, form, target)
-        (launch,) = few_rows.plan(share, problem, form, target, (0,), "bf16").launches
+        share = skinny_gemm.choose(problem, form, target)
+        (launch,) = skinny_gemm.plan(share, problem, form, target, (0,), "bf16").launches
         assert launch.shared + share.static_bytes(problem) <= target.shared_bytes
         blocks = launch.grid[1]
-        assert (blocks - 1) * share.each < -(-n // wt.STRIP) <= blocks * share.each
+        assert (blocks - 1) * share.each < -(-n // wt.M16) <= blocks * share.each
         assert blocks * share.splits <= target.sms
         assert share.held * share.wn >= share.each and share.stages >= 2
         orders.add((share.splits, share.wk))
         taken += 1
     assert len(orders) <= 1
-    assert taken == 4 or not target.hopper or n > 100_000
-    assert few_rows.refuse(sg.Problem(17, n, k), form, target) is not None
+    assert taken == 4 or not target.large_shared or n > 100_000
+    assert skinny_gemm.refuse(sg.Problem(17, n, k), form, target) is not None
 
 
 @pytest.mark.parametrize("layer", [a for a in LAYERS if a[0] == "nvfp4_linear"], ids=str)
@@ -182,9 +182,9 @@ def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int])
     op, n, k = layer
     form, problem = FORMS[op], sg.Problem(128, n, k)
     tile = sg.choose(problem, form, H200)
-    cut = sg.cut_of(tile.rows, problem, form, H200)
-    cuts = -(-n // tile.rows) * (k // form.unit) // cut
-    assert cut % tile.units == 0
+    cut = sg.cut_of(tile.block_n, problem, form, H200)
+    cuts = -(-n // tile.block_n) * (k // form.slab) // cut
+    assert cut % tile.stage_slabs == 0
     assert -(-cuts // H200.sms) * H200.sms <= 1.03 * cuts
 
 
@@ -204,9 +204,9 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
             tile = sg.choose(problem, form, target)
             launch = sg.plan(tile, problem, form, target, (0,), "bf16").launches[0]
             jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,))] = m
-            if few_rows.refuse(problem, form, target) is None:
-                share = few_rows.choose(problem, form, target)
-                launch = few_rows.plan(share, problem, form, target, (0,), "bf16").launches[0]
+            if skinny_gemm.refuse(problem, form, target) is None:
+                share = skinny_gemm.choose(problem, form, target)
+                launch = skinny_gemm.plan(share, problem, form, target, (0,), "bf16").launches[0]
                 jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (launch.symbol,))] = m
     for job, m in jobs.items():
         (usage,) = nvrtc.compile(job, target, cache).usage.values()
@@ -304,9 +304,11 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
     results = []
     for wgmma in (True, False):
 
-        def choose(p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma) -> sg.Tile:
-            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
+        def choose(
+            p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma
+        ) -> sg.StreamKConfig:
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
-        results += [run(bench, "nvfp4_linear", arrays)["stream"].tobytes() for _ in range(15)]
+        results += [run(bench, "nvfp4_linear", arrays)["stream-k"].tobytes() for _ in range(15)]
     assert len(set(results)) == 1

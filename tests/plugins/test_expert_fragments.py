@@ -1,4 +1,4 @@
-"""Where each element of a packed expert weight lies: the index of docs in `expert_tiles`, spelled
+"""Where each element of a packed expert weight lies: the index of docs in `expert_layout`, spelled
 out element by element, and what the bits there decode to."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spark_engine.plugins.common import formats
-from spark_engine.plugins.moe import expert_tiles as et
+from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
 
 ROWS, WIDTH = 128, 128  # two groups of 64 rows, two units of 64 k

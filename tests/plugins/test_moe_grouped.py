@@ -23,9 +23,9 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins.moe import (
-    expert_tiles,
+    expert_layout,
     grouped_moe,
-    moe_grouped,
+    moe_grouped_cuda,
     moe_packs,
     moe_problem,
 )
@@ -54,13 +54,18 @@ def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Att
     return attrs, tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
 
 
+def with_shared(target: Target, nbytes: int) -> Target:
+    """The target with so much shared memory a block."""
+    return replace(target, architecture=replace(target.architecture, shared_bytes=nbytes))
+
+
 def squeezed(attrs: Attrs, packed: Specs, target: Target, tokens: int) -> Target:
     """The target with shared memory for the ids of so many tokens."""
     p = moe_problem.problem(attrs, packed)
-    w = moe_grouped.work_of(p, target)
-    fixed = moe_grouped.fixed_bytes(p, w.columns, min(w.depth, moe_grouped.SHALLOW))
-    ids = expert_tiles.padded(2 * tokens * p.chosen, 16)
-    return replace(target, shared_bytes=moe_grouped.STATIC + fixed + ids)
+    w = moe_grouped_cuda.config_of(p, target)
+    fixed = moe_grouped_cuda.fixed_bytes(p, w.columns, min(w.depth, moe_grouped_cuda.SHALLOW))
+    ids = expert_layout.padded(2 * tokens * p.chosen, 16)
+    return with_shared(target, moe_grouped_cuda.STATIC + fixed + ids)
 
 
 def scalars(launch: Launch) -> list[int]:
@@ -72,10 +77,10 @@ def scalars(launch: Launch) -> list[int]:
 def test_any_number_of_tokens_is_served(kind: str, target: Target) -> None:
     for tokens in TOKENS:
         attrs, packed = specs(kind, tokens, SIZES)
-        assert moe_grouped.refuse_grouped(attrs, packed, target) is None
-        plan = moe_grouped.plan_grouped(attrs, packed, target)
+        assert moe_grouped_cuda.refuse_grouped(attrs, packed, target) is None
+        plan = moe_grouped_cuda.plan_grouped(attrs, packed, target)
         for launch in plan.launches:
-            assert launch.shared + moe_grouped.STATIC <= target.shared_bytes
+            assert launch.shared + moe_grouped_cuda.STATIC <= target.shared_bytes
         rows = [scalars(n) for n in plan.launches if n.symbol == "moe_up"]
         if len(rows) == 1:
             assert rows == [[tokens]] and "CHUNKED" not in dict(plan.launches[0].defines)
@@ -102,13 +107,13 @@ def test_chunks_are_as_few_as_the_ids_allow(
     kind: str, target: Target, chunks: dict[int, int]
 ) -> None:
     for tokens, count in chunks.items():
-        plan = moe_grouped.plan_grouped(*specs(kind, tokens, SIZES), target)
+        plan = moe_grouped_cuda.plan_grouped(*specs(kind, tokens, SIZES), target)
         assert [n.symbol for n in plan.launches].count("moe_up") == count, tokens
 
 
 def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
     def depth(tokens: int) -> str:
-        plan = moe_grouped.plan_grouped(*specs("nvfp4", tokens, SIZES), GB10)
+        plan = moe_grouped_cuda.plan_grouped(*specs("nvfp4", tokens, SIZES), GB10)
         return dict(plan.launches[0].defines)["DEPTH"]
 
     assert [depth(n) for n in (1, 284, 285, 4096)] == ["3", "3", "2", "2"]
@@ -117,14 +122,14 @@ def test_the_ring_is_deep_where_the_ids_leave_room() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_share_the_scratch_memory_of_one(kind: str) -> None:
     attrs, packed = specs(kind, 8192, SIZES)
-    w = moe_grouped.work_of(moe_problem.problem(attrs, packed), GB10)
-    one = moe_grouped.plan_grouped(*specs(kind, w.tokens, SIZES), GB10)
-    assert moe_grouped.plan_grouped(attrs, packed, GB10).scratch == one.scratch
+    w = moe_grouped_cuda.config_of(moe_problem.problem(attrs, packed), GB10)
+    one = moe_grouped_cuda.plan_grouped(*specs(kind, w.tokens, SIZES), GB10)
+    assert moe_grouped_cuda.plan_grouped(attrs, packed, GB10).scratch == one.scratch
 
 
 def test_a_chunk_costs_what_it_costs_alone() -> None:
     def cost(tokens: int) -> float:
-        return moe_grouped.cost_grouped(*specs("nvfp4", tokens, SIZES), GB10)
+        return moe_grouped_cuda.cost_grouped(*specs("nvfp4", tokens, SIZES), GB10)
 
     assert cost(4096) == pytest.approx(4 * cost(1024))
     assert cost(1309) > cost(1308)
@@ -132,9 +137,9 @@ def test_a_chunk_costs_what_it_costs_alone() -> None:
 
 def test_a_target_without_room_for_a_token_is_refused() -> None:
     attrs, packed = specs("nvfp4", 4, SIZES)
-    small = replace(GB10, shared_bytes=40_000)
+    small = with_shared(GB10, 40_000)
     assert "40000 bytes of shared memory" in (
-        moe_grouped.refuse_grouped(attrs, packed, small) or ""
+        moe_grouped_cuda.refuse_grouped(attrs, packed, small) or ""
     )
 
 
@@ -216,7 +221,7 @@ def test_chunks_give_each_token_what_one_launch_gives_it(kind: str) -> None:
     found = []
     for room in (tokens, 17, 16, 5, 1):
         target = squeezed(attrs, packed, GB10, room)
-        plan = moe_grouped.plan_grouped(attrs, packed, target)
+        plan = moe_grouped_cuda.plan_grouped(attrs, packed, target)
         most = max(scalars(n)[0] for n in plan.launches if n.symbol == "moe_up")
         assert (most == tokens) == (room == tokens)
         found.append(Rows(plan, x, ids, weights, quant).run(most * chosen))

@@ -49,9 +49,9 @@ def waits(source: str, macros: Mapping[str, str]) -> bool:
 
 
 def _taken(text: str, macros: Mapping[str, str]) -> str:
-    """The branch of `#ifdef FEW_ROWS … #else … #endif` that is compiled."""
-    found = re.search(r"^#ifdef FEW_ROWS$(.*?)^#else$(.*?)^#endif$", text, re.MULTILINE | re.DOTALL)
-    return text if found is None else found[1 if "FEW_ROWS" in macros else 2]
+    """The branch of `#ifdef SKINNY … #else … #endif` that is compiled."""
+    found = re.search(r"^#ifdef SKINNY$(.*?)^#else$(.*?)^#endif$", text, re.MULTILINE | re.DOTALL)
+    return text if found is None else found[1 if "SKINNY" in macros else 2]
 
 
 def is_cut(launch: Launch) -> bool:
@@ -60,7 +60,7 @@ def is_cut(launch: Launch) -> bool:
     macros = {name: int(value) for name, value in launch.defines}
     unit = {"linear": 64, "fp8_linear": 128, "fp8_block_linear": 128, "nvfp4_linear": 64}
     of_tile = -(-k // unit[launch.symbol]) // macros["CUT"]
-    line = -(-n // macros["ROWS"]) * -(-m // macros["NB"]) * of_tile
+    line = -(-n // macros["BLOCK_N"]) * -(-m // macros["BLOCK_M"]) * of_tile
     blocks = launch.grid[0]
     return any(line * block // blocks % of_tile for block in range(blocks))
 
@@ -76,7 +76,7 @@ def test_the_reader_sees_who_waits() -> None:
 
 def test_blocks_wait_for_others_in_one_way_only() -> None:
     """A source that waits in another way is to be found here, and its launches to say so."""
-    found = {p.name for p in files("plugins/*.cu", "plugins/*.cuh")
+    found = {p.relative_to("plugins").as_posix() for p in files("plugins/*.cu", "plugins/*.cuh")
              if SPINS.search(code((ROOT / p).read_text()))}  # fmt: skip
     assert found == {WRITTEN}
     (body,) = re.findall(r"wait_until_equal\(.*?^}", (ROOT / "plugins" / WRITTEN).read_text(),
@@ -100,8 +100,8 @@ SERVED = ((5120, 5120), (5120, 17408), (34816, 5120), (96, 5120), (256, 2048), (
 
 
 def test_the_sources_that_wait_are_tried_below() -> None:
-    every = [p.name for p in files("plugins/*.cu")]
-    assert {name for name in every if waits(name, {})} == {f"{op}.cu" for op in OPERANDS}
+    every = [p.relative_to("plugins").as_posix() for p in files("plugins/*.cu")]
+    assert {name for name in every if waits(name, {})} == {f"linear/{op}.cu" for op in OPERANDS}
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
@@ -123,5 +123,5 @@ def test_every_launch_that_waits_is_planned_as_such(name: str, target: Target) -
             assert launch.resident or not cut, (tactic.name, launch)
             assert not launch.resident or math.prod(launch.grid) <= target.sms, launch
     kinds = {(tactic, resident) for tactic, resident, _ in seen}
-    assert {("stream", True), ("whole tiles", False)} <= kinds, seen
+    assert {("stream-k", True), ("whole tiles", False)} <= kinds, seen
     assert sum(count for (_, _, cut), count in seen.items() if cut) > 5, seen

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine import device
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.executors import device
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.native import NativeExecutor
 from tests.solo import Solo

@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from spark_engine.errors import EngineError
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
-from spark_engine.runtime.text.reply import Delta, Kind
+from spark_engine.runtime.text.reply_parser import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_engine
 
@@ -309,7 +309,7 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     assert embedded.is_stale(folder, checkpoint)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert not embedded.is_stale(folder, checkpoint)
-    text = (folder / "manifest.json").read_text().replace('"format": 2', '"format": 1')
+    text = (folder / "manifest.json").read_text().replace('"format": 3', '"format": 1')
     (folder / "manifest.json").write_text(text)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert embedded.is_stale(folder, checkpoint), "of another version's format"

@@ -1,0 +1,25 @@
+// Formats whose packed weights already are mma.sync fragments (bf16, e4m3): nothing is dequantised.
+// Defines of a format (stream_k_gemm.cuh, skinny_gemm.cuh) Raw, load and decode.
+#pragma once
+#include "common/ptx.cuh"
+
+// What a lane holds of a m16's slab: 16 bytes a step are the four registers of its fragment.
+struct Raw {
+  uint4 steps[4];
+};
+
+DEVICE Raw load(u32 w, u32) {
+  Raw raw;
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    raw.steps[step] = load_shared16(w + step * 512 + (threadIdx.x & 31) * 16);
+  return raw;
+}
+
+DEVICE void decode(const Raw& raw, u32 (&a)[4][4]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const uint4& v = raw.steps[step];
+    a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
+  }
+}

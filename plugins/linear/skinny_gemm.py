@@ -1,0 +1,192 @@
+"""How the skinny GEMM (m <= 16, `skinny_gemm.cuh`) is instantiated and launched.
+
+Knows m16 tiles, split-K, and the rings; the ops' own modules say what their operands are.
+Imports no CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
+from spark_engine.plugins.linear.stream_k_gemm import Format, Problem, floor
+from spark_engine.plugins.linear.weight_layout import KSLAB, M16
+
+MOST_ROWS = 16  # m
+_HELD = 9  # m16 tiles whose sums a warp holds
+_CHUNK = 5  # m16 tiles of a stage
+_BUSY = 65536  # bytes of rings
+_FIXED = 2048  # shared memory of the barriers and what the system keeps
+_DECODED = (
+    16e-9  # seconds in which a multiprocessor decodes a k-slab of an NVFP4 m16 tile, as on an H200
+)
+
+Named = Callable[[Attrs, Specs], Problem]
+Refuse = Callable[[Attrs, Specs, Target], str | None]
+
+
+@dataclass(frozen=True)
+class SkinnyConfig:
+    """How n and k are cut. `splits` and `wk`, the reduction order, depend on n and k alone.
+
+    Attributes:
+        splits: blocks of a cluster, each with a part of k (split-K).
+        each: m16 tiles of a cluster.
+        wk, wn: warps of a block along k and along n.
+        chunk: m16 tiles of a stage.
+        stages: of a warp's ring.
+    """
+
+    splits: int
+    each: int
+    wk: int
+    wn: int
+    chunk: int = 1
+    stages: int = 0
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return self.wk * self.wn
+
+    @property
+    def held(self) -> int:
+        """m16 tiles of a warp."""
+        return -(-self.each // self.wn)
+
+    def sums_bytes(self, problem: Problem) -> int:
+        """Of a warp."""
+        return self.held * block_m(problem) * 64
+
+    def static_bytes(self, problem: Problem) -> int:
+        """Shared memory beside the rings: partial sums of the cluster's other blocks, mbarriers."""
+        return (self.splits - 1) * self.wn * self.sums_bytes(problem) + _FIXED
+
+
+def block_m(problem: Problem) -> int:
+    """BLOCK_M of the instantiation."""
+    return 8 if problem.m <= 8 else 16
+
+
+def _m16_tiles(problem: Problem) -> int:
+    return -(-problem.n // M16)
+
+
+def _each(problem: Problem, target: Target, splits: int) -> int:
+    return -(-_m16_tiles(problem) // (target.sms // splits))
+
+
+def choose(problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+    """The cut that leaves no multiprocessor much more to decode than another."""
+    splits, slabs = 1, -(-problem.k // form.slab)
+    if target.clusters and form.weight_bits == 4:  # others leave the multiprocessors idle anyway
+        one, two = (_each(problem, target, s) * -(-slabs // s) for s in (1, 2))
+        splits = 2 if two < 0.95 * one else 1
+    each = _each(problem, target, splits)
+    # 16 warps to decode; of 8, each has more memory
+    wide = target.large_shared and form.weight_bits == 4
+    wk, wn = (16, 1) if wide and each <= _HELD else (8, 2 if wide else 1)
+    return fill(SkinnyConfig(splits, each, wk, wn), problem, form, target)
+
+
+def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+    """The config with stages that suit: long ones, and no more of them than keep memory busy.
+
+    None suits where `stages` comes back as 0.
+    """
+    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem)
+    m16_tiles = room // config.warps // form.m16_slab_bytes
+    for chunks in range(1, config.held + 1):
+        chunk = -(-config.held // chunks)
+        stage = chunk * form.m16_slab_bytes
+        least = max(config.sums_bytes(problem), _BUSY // config.warps)
+        stages = max(2 if chunks == 1 else 3, -(-least // stage))
+        if chunk <= _CHUNK and stages * chunk <= m16_tiles:
+            return replace(config, chunk=chunk, stages=stages)
+    return replace(config, chunk=1, stages=0)
+
+
+def _inputs(problem: Problem) -> int:
+    """Shared memory of a warp's activations: two k-slabs."""
+    return 2 * block_m(problem) * KSLAB
+
+
+def refuse(problem: Problem, form: Format, target: Target) -> str | None:
+    """Why the kernels cannot do this, if so."""
+    if problem.m > MOST_ROWS:
+        return f"{problem.m} rows are not few; up to {MOST_ROWS} are served"
+    config = choose(problem, form, target)
+    if config.held > _HELD or not config.stages:
+        return (
+            f"{config.each} m16 tiles for each multiprocessor; their sums and as many "
+            "weights on their way are more than a block holds"
+        )
+    return None
+
+
+def plan(
+    config: SkinnyConfig,
+    problem: Problem,
+    form: Format,
+    target: Target,
+    inputs: tuple[int, ...],
+    dtype: str,
+) -> Plan:
+    """One launch: the inputs' pointers, y, m, n, k, m16 tiles of a cluster."""
+    defines = {
+        "SKINNY": 1,
+        "BLOCK_M": block_m(problem),
+        "WK": config.wk,
+        "WN": config.wn,
+        "WARP_TILES": config.held,
+        "CHUNK": config.chunk,
+        "STAGES": config.stages,
+        "SPLITS": config.splits,
+        "OUT_BF16": int(dtype == "bf16"),
+        "RAGGED": int(problem.n % M16 != 0),
+    }
+    ring = config.stages * config.chunk * form.m16_slab_bytes
+    sizes = (problem.m, problem.n, problem.k, config.each)
+    launch = Launch(
+        symbol=f"{form.symbol}_skinny",
+        grid=(config.splits, -(-_m16_tiles(problem) // config.each), 1),
+        block=(config.warps * 32, 1, 1),
+        args=(
+            *(Pointer("input", i) for i in inputs),
+            Pointer("output", 0),
+            *(Scalar("i32", size) for size in sizes),
+        ),
+        shared=config.warps * (ring + _inputs(problem)),
+        cluster=(config.splits, 1, 1),
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        pdl=True,
+    )
+    return Plan((launch,))
+
+
+def tactic(form: Format, inputs: tuple[int, ...], named: Named, refused: Refuse) -> Tactic:
+    """The tactic of an op: `named` gives its problem, `refused` what no kernel of it takes.
+
+    Its sums are in one order for any number of rows.
+    """
+
+    def refusing(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+        reason = refused(attrs, specs, target)
+        return reason or refuse(named(attrs, specs), form, target)
+
+    def planned(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+        problem = named(attrs, specs)
+        config = choose(problem, form, target)
+        return plan(config, problem, form, target, inputs, str(attrs["dtype"]))
+
+    def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
+        """The floor, the longest decoding or what the shortest take, and a launch."""
+        problem = named(attrs, specs)
+        config = choose(problem, form, target)
+        work = config.each * -(-problem.k // form.slab) // config.splits
+        decoding = work * _DECODED * (1 + block_m(problem) / 32) if form.weight_bits == 4 else 0.0
+        least = 1.05 * floor(problem, form, target, str(attrs["dtype"]))
+        return max(least, decoding, 2e-6) + 1e-6
+
+    return Tactic("skinny", f"linear/{form.symbol}.cu", refusing, planned, cost)

@@ -1,0 +1,219 @@
+"""How the stream-K linear kernels (`stream_k_gemm.cuh`) are instantiated and launched.
+
+Knows tiles, stages and the ring's size; the ops' own modules say what their operands are.
+Imports no CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
+from spark_engine.plugins.linear.weight_layout import KSLAB, M16
+
+BLOCK_MS = (8, 16, 32, 64, 128)
+SMALL = 16
+_RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
+
+
+@dataclass(frozen=True)
+class Format:
+    """What sets one op's kernel apart: its name, its bits a weight, its bytes of scales."""
+
+    symbol: str
+    weight_bits: int
+    scale_bytes: int  # of an m16 tile's k-slab
+    x_bytes: int
+
+    @property
+    def slab(self) -> int:
+        """Elements of k in a k-slab."""
+        return KSLAB // self.x_bytes
+
+    @property
+    def m16_slab_bytes(self) -> int:
+        """Bytes of an m16 tile's k-slab."""
+        return M16 * self.slab * self.weight_bits // 8 + self.scale_bytes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """y[m, n] over k."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class StreamKConfig:
+    """One instantiation.
+
+    Attributes:
+        block_n: weight rows of a tile.
+        block_m: activation rows of a tile.
+        warp_tiles: m16 tiles of a consumer warp.
+        stage_slabs: k-slabs of a stage.
+        stages: of the ring.
+        wgmma: Hopper's warpgroup instructions, else mma.sync.
+        resident: blocks that a multiprocessor holds, so that the next launch may begin early.
+    """
+
+    block_n: int
+    block_m: int
+    warp_tiles: int
+    stage_slabs: int
+    stages: int
+    wgmma: bool
+    resident: int = 1
+
+    @property
+    def warps(self) -> int:
+        """Consumer warps."""
+        return self.block_n // M16 // self.warp_tiles
+
+    @property
+    def threads(self) -> int:
+        """Consumers, and four producer warps."""
+        return (self.warps + 4) * 32
+
+    def stage_bytes(self, form: Format) -> int:
+        """Shared memory of one stage."""
+        return self.stage_slabs * (self.block_m * KSLAB + self.block_n // M16 * form.m16_slab_bytes)
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why the kernels cannot do this, if so."""
+    if problem.k % M16:
+        return (
+            f"the weight is {problem.n}x{problem.k}; its columns must be divisible by {M16} for "
+            "16-byte loads of activations: pad the projection"
+        )
+    return None
+
+
+def packs(n: int, k: int) -> bool:
+    """Whether a weight of this shape is laid out for the kernels."""
+    return refuse(Problem(1, n, k)) is None
+
+
+def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
+    """The tile for a problem. On Hopper BLOCK_N, and with it the cut of k, does not depend on m."""
+    most = 256 if form.weight_bits == 4 else 128
+    block_m = next((b for b in BLOCK_MS if problem.m <= b), BLOCK_MS[-1])
+    if not target.wgmma and block_m >= 64:
+        most = 128  # the sums must fit 168 registers
+    block_n = next((r for r in (64, 128) if problem.n <= r), most)
+    # On the other target few warps with many registers hold the sums of the largest batch. On
+    # Hopper four warpgroups take turns: one multiplies, the others decode.
+    warp_tiles = 2 if not target.wgmma and block_n >= 128 and block_m >= 128 else 1
+    # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
+    wgmma = target.wgmma and not (form.weight_bits == 4 and block_m < SMALL)
+    return fill(StreamKConfig(block_n, block_m, warp_tiles, 1, 2, wgmma), problem, form, target)
+
+
+def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:
+    """k-slabs between which the line may be cut, for any m.
+
+    Four, or two where weights are decoded and pieces become more equal by it (5120 x 17408: 11
+    fours for 10.3, 45.2 -> 44.0 us at 128 rows). Others lose more by the tiles that are cut then
+    (9216 x 2048 of FP8: 7.4 -> 8.7 us at 32 rows).
+    """
+    slabs = -(-problem.k // form.slab)
+    tiles = -(-problem.n // block_n)
+    cut = next(c for c in (4, 2, 1) if slabs % c == 0)
+    if cut < 4 or form.weight_bits != 4 or tiles * slabs < 4 * target.sms:
+        return cut
+    fours, twos = (c * -(-tiles * slabs // (c * target.sms)) for c in (4, 2))
+    return 2 if twos <= 0.97 * fours else 4
+
+
+def fill(tile: StreamKConfig, problem: Problem, form: Format, target: Target) -> StreamKConfig:
+    """The tile with stages that suit: long ones while a few fit, as many as fit."""
+    cut = cut_of(tile.block_n, problem, form, target)
+    one = replace(tile, stage_slabs=1).stage_bytes(form)
+    room = target.shared_bytes // tile.resident - 2 * _RESERVED * (tile.resident - 1) - _RESERVED
+    decoding = form.weight_bits == 4
+    wanted = ((4, 3 if tile.wgmma and decoding else 5), (2, 3 if tile.wgmma else 5))
+    fitting = [u for u, s in wanted if cut % u == 0 and room // (u * one) >= s]
+    per_stage = fitting[0] if fitting else 1
+    # Where weights are decoded that is the pace: a deep ring only delays the first activations.
+    most = 12 // per_stage if decoding else 12
+    return replace(tile, stage_slabs=per_stage, stages=min(room // (per_stage * one), most))
+
+
+def plan(
+    tile: StreamKConfig,
+    problem: Problem,
+    form: Format,
+    target: Target,
+    inputs: tuple[int, ...],
+    dtype: str,
+) -> Plan:
+    """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
+    tiles = -(-problem.n // tile.block_n) * -(-problem.m // tile.block_m)
+    slabs = -(-problem.k // form.slab)
+    cut = cut_of(tile.block_n, problem, form, target)
+    line = tiles * slabs // cut
+    blocks = blocks_for(line, form, target)
+    defines = {
+        "BLOCK_N": tile.block_n,
+        "BLOCK_M": tile.block_m,
+        "WARP_TILES": tile.warp_tiles,
+        "STAGE_SLABS": tile.stage_slabs,
+        "CUT": cut,
+        "STAGES": tile.stages,
+        "WGMMA": int(tile.wgmma),
+        "OUT_BF16": int(dtype == "bf16"),
+        "RAGGED": int(problem.n % M16 != 0),
+        "WHOLE_K": int(problem.k % form.slab == 0),
+        "RESIDENT": tile.resident,
+    }
+    sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
+    launch = Launch(
+        symbol=form.symbol,
+        grid=(blocks, 1, 1),
+        block=(tile.threads, 1, 1),
+        args=(
+            *(Pointer("input", i) for i in inputs),
+            Pointer("output", 0),
+            Pointer("scratch", 0),
+            Pointer("scratch", 1),
+            *sizes,
+        ),
+        shared=tile.stages * tile.stage_bytes(form),
+        defines=tuple((name, str(value)) for name, value in defines.items()),
+        pdl=True,
+        resident=blocks != tiles,  # else each has a tile to itself
+    )
+    partial = Scratch(2 * blocks * tile.block_n * tile.block_m * 4)
+    return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))
+
+
+def blocks_for(line: int, form: Format, target: Target) -> int:
+    """How many blocks share a line of so many cuts, at most one a multiprocessor.
+
+    No more than the longest piece asks for: the fewer blocks, the fewer tiles are cut (16384 x
+    5120 of FP8: none, 21.3 -> 19.5 us at 8 rows, 27.5 -> 24.5 at 128, H200). Where weights are
+    decoded every multiprocessor counts, unless the pieces become equal.
+    """
+    fewest = -(-line // -(-line // target.sms))
+    if form.weight_bits == 4 and line % fewest:
+        return min(target.sms, line)
+    return fewest
+
+
+def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
+    """Bytes that a launch must move: weights, scales, activations, results, each once."""
+    slabs = -(-problem.k // form.slab)
+    weights = problem.n * slabs * form.m16_slab_bytes // M16
+    y = problem.m * problem.n * (2 if dtype == "bf16" else 4)
+    return weights + problem.m * problem.k * form.x_bytes + y
+
+
+def floor(problem: Problem, form: Format, target: Target, dtype: str) -> float:
+    """Seconds that no kernel beats: bytes or arithmetic, whichever takes longer."""
+    rate = target.bf16_flops * (2 if form.x_bytes == 1 else 1)
+    work = 2 * math.prod((problem.m, problem.n, problem.k)) / rate
+    return max(bytes_moved(problem, form, dtype) / target.bandwidth, work)

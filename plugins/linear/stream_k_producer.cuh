@@ -1,0 +1,182 @@
+// Producers of stream_k_gemm.cuh: the problem, the stream-K line of work, the ring, who fills it.
+//
+// One warp issues TMA bulk copies of weights, and does so before the previous launch has ended
+// (PDL), since no launch writes weights; two warps copy activations by cp.async after the wait. A
+// stage is announced on its `full` mbarrier and freed on its `empty` one.
+#pragma once
+#include "common/numeric.cuh"
+
+constexpr int KSLAB_K = 128 / X_BYTES;
+constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
+constexpr int PANEL = 256;
+constexpr int BLOCK_TILES = BLOCK_N / 16;
+constexpr int NJ = BLOCK_M / 8;
+constexpr int WARPS = BLOCK_N / 16 / WARP_TILES;  // consumers
+constexpr int THREADS = WARPS * 32;
+constexpr int STAGE_X = STAGE_SLABS * BLOCK_M * 128;
+constexpr int STAGE_W = BLOCK_TILES * STAGE_SLABS * KSLAB_W;
+constexpr int STAGE_S = BLOCK_TILES * STAGE_SLABS * SCALE_BYTES;
+constexpr int STAGE = STAGE_X + STAGE_W + STAGE_S;
+// Threads that bring activations: a whole number of eights of rows at a time, which keeps a
+// thread's place within a row's swizzle. The warp between them and that of the weights rests.
+constexpr int COPIERS = 64;
+constexpr int FIRST_COPIER = THREADS + 64;
+constexpr int BLOCK = FIRST_COPIER + COPIERS;
+constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128;  // from producers to consumers
+
+// Stages whose activations are on the way before the first of them is announced.
+constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;
+
+struct Problem {
+  const u8* x;
+  const u8* w;
+  const u8* scales;
+  float* partial;  // 2 x gridDim.x slots of BLOCK_N x BLOCK_M
+  u32* arrived;    // a counter a slot and consumer warp, zero between launches
+  int m, n, k;
+  int rows;         // n, filled up to whole m16 tiles
+  int stages;       // of a tile
+  int batch_tiles;  // tiles that share weights
+  u32 line;         // tiles x stages, in cuts
+
+  // Works out the fields after `k`.
+  DEVICE void divide() {
+    const int slabs = (k + KSLAB_K - 1) / KSLAB_K;
+    rows = (n + 15) / 16 * 16;
+    stages = slabs / STAGE_SLABS;
+    batch_tiles = (m + BLOCK_M - 1) / BLOCK_M;
+    line = (n + BLOCK_N - 1) / BLOCK_N * batch_tiles * (slabs / CUT);
+  }
+  DEVICE u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / STAGE_SLABS); }
+  DEVICE u32 owner(u32 stage) const {
+    return ((stage / (CUT / STAGE_SLABS) + 1) * gridDim.x - 1) / line;
+  }
+};
+
+// A stage on the line of work: the tile's corner and the stage within it.
+struct WorkCursor {
+  int n0, m0, stage;
+  DEVICE WorkCursor(const Problem& p, u32 at) {
+    const u32 tile = at / p.stages, n_tile = tile / p.batch_tiles;
+    stage = at - tile * p.stages;
+    n0 = n_tile * BLOCK_N;
+    m0 = (tile - n_tile * p.batch_tiles) * BLOCK_M;
+  }
+  DEVICE void next(const Problem& p) {
+    if (++stage < p.stages) return;
+    stage = 0;
+    m0 += BLOCK_M;
+    if (m0 < p.m) return;
+    m0 = 0;
+    n0 += BLOCK_N;
+  }
+};
+
+struct Ring {
+  u32 base, full, empty;
+  DEVICE u32 stage(u32 i) const { return base + i * STAGE; }
+};
+
+// A place in the ring: which stage, and the parity of its barriers.
+struct PipelineState {
+  u32 index = 0, phase = 0;
+  DEVICE void next() {
+    if (++index == STAGES) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// --- Producer ------------------------------------------------------------------------------
+
+// The weights of one stage, by one lane.
+DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const WorkCursor& c,
+                            u64 policy) {
+  const int m16_tiles = min(BLOCK_N, p.rows - c.n0) / 16;
+  const int panel0 = c.n0 / PANEL * PANEL, panel_tiles = min(PANEL, p.rows - panel0) / 16;
+  const u64 first = (u64)(panel0 / 16) * p.stages * STAGE_SLABS +
+                    c.stage * STAGE_SLABS * panel_tiles + (c.n0 - panel0) / 16;
+  const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
+  barrier_expect(full, STAGE_SLABS * m16_tiles * (KSLAB_W + SCALE_BYTES));
+  const int copies = m16_tiles == panel_tiles ? 1 : STAGE_SLABS;
+  const int pieces = STAGE_SLABS / copies * m16_tiles;
+#pragma unroll 1
+  for (int u = 0; u < copies; ++u) {
+    const u64 from = first + u * panel_tiles;
+    bulk_load(w + u * m16_tiles * KSLAB_W, p.w + from * KSLAB_W, pieces * KSLAB_W, full, policy);
+    if (SCALE_BYTES)
+      bulk_load(w + STAGE_W + u * m16_tiles * SCALE_BYTES, p.scales + from * SCALE_BYTES,
+                pieces * SCALE_BYTES, full, policy);
+  }
+}
+
+DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
+  const u64 policy = evict_first_policy();
+  const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
+  WorkCursor cursor(p, p.begin(blockIdx.x));
+  PipelineState here;
+  // Weights do not depend on the previous launch: they come while it ends.
+  for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
+    if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
+    produce_weights(p, r, here.index, cursor, policy);
+  }
+  wait_for_previous();  // then what the next fetches early is at least two launches old
+  launch_dependents();
+}
+
+// The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
+DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const WorkCursor& c) {
+  const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
+  const int rows = min(BLOCK_M, p.m - c.m0) - row;
+  const int width = p.k * X_BYTES, at = c.stage * STAGE_SLABS * 128 + chunk * 16;
+  const u8* from = p.x + (u64)(c.m0 + row) * width + at;
+  const u32 to = stage + row * 128 + ((chunk ^ row) << 4);
+#pragma unroll
+  for (int i = 0; i < BLOCK_M / 8; ++i, from += 8 * width)
+    if (i * 8 < rows)
+#pragma unroll
+      for (int u = 0; u < STAGE_SLABS; ++u) {
+        const bool inside = WHOLE_K || at + u * 128 < width;
+        copy_async(to + u * BLOCK_M * 128 + i * 1024, inside ? from + u * 128 : p.x,
+                   inside ? 16 : 0);
+      }
+#if WGMMA
+  commit_copies();
+#else
+  barrier_arrive_after_copies(full);
+#endif
+}
+
+// wgmma reads through the async proxy: the thread that copied executes the async proxy fence, once
+// its copies are done, before the stage is announced. (A version that, among other things, left the
+// fence to the readers once gave a wrong tile; this one never did.)
+template <int LEFT>
+DEVICE void announce(const Ring& r, u32 i) {
+  wait_copies<LEFT>();
+  fence_async();
+  barrier_arrive(r.full + i * 8);
+}
+
+DEVICE void produce_all_activations(const Problem& p, const Ring& r) {
+  const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
+  WorkCursor cursor(p, p.begin(blockIdx.x));
+  PipelineState here;
+#if WGMMA
+  PipelineState behind;
+#endif
+  wait_for_previous();
+  for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
+    if (done >= STAGES) barrier_wait_whole(r.empty + here.index * 8, here.phase ^ 1);
+    produce_activations(p, r.stage(here.index), r.full + here.index * 8, cursor);
+#if WGMMA
+    if (done < LAG) continue;
+    announce<LAG>(r, behind.index);
+    behind.next();
+#endif
+  }
+#if WGMMA
+  for (u32 left = min(count, (u32)LAG); left > 0; --left, behind.next())
+    announce<0>(r, behind.index);
+#endif
+}

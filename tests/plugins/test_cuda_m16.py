@@ -1,0 +1,123 @@
+"""The linears with scales along k: packs, no spills at the served shapes, and the GPU.
+
+Their small cases run in `test_cuda_ops`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spark_engine.kernel import TARGETS, Target
+from spark_engine.op import Case
+from spark_engine.plugins.common import formats
+from spark_engine.plugins.linear import fp8_block_linear, nvfp4_linear_a4
+from spark_engine.plugins.linear.m16_gemm import plan, refuse
+from spark_engine.tensors import Array
+
+OPS = {"fp8_block_linear": fp8_block_linear.OP, "nvfp4_linear_a4": nvfp4_linear_a4.OP}
+BUCKETS = (1, 8, 16, 32, 64, 128)
+
+
+def packed(op: str, index: int, array: Array) -> Array:
+    result = OPS[op].cuda.packs[index].apply({}, array)
+    assert result.dtype == array.dtype
+    return result.view(np.uint8)
+
+
+def test_a_lane_finds_its_fp8_fragment() -> None:
+    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a slab."""
+    raw = np.random.default_rng(0).integers(0, 127, (32, 208), dtype=np.uint8)
+    wide = np.pad(raw, ((0, 0), (0, 48)))
+    found = packed("fp8_block_linear", 2, raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)
+    for m16, slab, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
+        at = 128 * slab + 32 * t + 8 * step + 4 * h
+        np.testing.assert_array_equal(
+            found[m16, slab, step, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
+        )
+
+
+def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
+    """Lane 4g + t, register 2h + r: row g + 8r, codes 32h + 8t … + 7; scales by (g, r)."""
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (32, 104), dtype=np.uint8)
+    wide = np.pad(raw, ((0, 0), (0, 24)))
+    found = packed("nvfp4_linear_a4", 2, raw).reshape(2, 4, 8, 4, 2, 2, 4)
+    for m16, slab, g, t, h, r in np.ndindex(*found.shape[:-1]):
+        at = 32 * slab + 16 * h + 4 * t
+        np.testing.assert_array_equal(
+            found[m16, slab, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
+        )
+    raw = rng.integers(0, 127, (32, 13), dtype=np.uint8)
+    wide = np.pad(raw, ((0, 0), (0, 3)))
+    found = packed("nvfp4_linear_a4", 3, raw).reshape(2, 4, 8, 2, 4)
+    for m16, slab, g, r in np.ndindex(*found.shape[:-1]):
+        row = 16 * m16 + g + 8 * r
+        np.testing.assert_array_equal(found[m16, slab, g, r], wide[row, 4 * slab : 4 * slab + 4])
+
+
+def test_ragged_weights_are_refused_and_left_alone() -> None:
+    assert "130x48" in (refuse(130, 48) or "")
+    assert refuse(144, 1232) is None
+    raw = np.zeros((130, 48), np.uint8)
+    assert packed("fp8_block_linear", 2, raw).shape == (130, 48)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("op", OPS)
+def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder.native import nvrtc
+    from spark_engine.plugins.linear import fp8_block_linear_cuda, nvfp4_linear_a4_cuda
+
+    form = {f.FORM.symbol: f.FORM for f in (fp8_block_linear_cuda, nvfp4_linear_a4_cuda)}[op]
+    for m in form.tiles:
+        (launch,) = plan(form, m, 5120, 6144, 4, "bf16").launches
+        usage = nvrtc.compile(
+            nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,)), target, cache
+        ).usage[op]
+        assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+
+def operands(op: str, m: int, n: int, k: int) -> tuple[Array, ...]:
+    rng = np.random.default_rng(m + n + k)
+    x, w = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
+    if op == "fp8_block_linear":
+        return *formats.fp8_block_quantise(x), *formats.fp8_block_weight(w)
+    alpha = rng.uniform(0.5, 2, n).astype(np.float32)
+    return *formats.nvfp4_quantise(x, np.float32(0.002)), *formats.nvfp4_weight(w)[:2], alpha
+
+
+def run(bench: object, op: str, arrays: tuple[Array, ...]) -> Array:
+    from tests.plugins import cuda_node
+
+    assert isinstance(bench, cuda_node.Bench)
+    case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
+    (work,) = cuda_node.planned(OPS[op], case, bench.target)
+    return cuda_node.run(bench, work, arrays)[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("size", [(7, 1040, 5120), (130, 272, 2064)], ids=str)
+def test_equals_the_reference(bench: object, op: str, size: tuple[int, int, int]) -> None:
+    arrays = operands(op, *size)
+    got = run(bench, op, arrays).astype(np.float64)
+    (want,) = OPS[op].reference({"dtype": "f32"}, arrays)
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 3e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str) -> None:
+    arrays = operands(op, 128, 544, 2048)
+    full = run(bench, op, arrays)
+    for m in BUCKETS[:-1]:
+        part = run(bench, op, (arrays[0][:m], arrays[1][:m], *arrays[2:]))
+        assert part.tobytes() == full[:m].tobytes(), m
