@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -24,7 +25,7 @@ from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
 from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
-from spark_engine.builder.plan.options import CPU, Options, Plan, gpu_of, resolve
+from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
@@ -202,14 +203,12 @@ def tokenizer_bytes(checkpoint: Path) -> int:
 
 
 def backend_of(plan: Plan, cubins: Path) -> Backend:
-    """The build half of the target's executor. Raises OptionError for what it cannot do."""
-    if plan.target == CPU:
-        from spark_engine.builder.executors.ort import OrtBackend  # who writes ONNX loads it
-
-        return OrtBackend(plan.target, REGISTRY)
-    from spark_engine.builder.native.backend import NativeBackend  # needs the extra `cuda`
-
-    return NativeBackend(plan, REGISTRY, cubins)
+    """The build half of the target's executor, imported when it is asked for: only who writes
+    ONNX or compiles kernels loads what that takes. Raises OptionError for what it cannot do.
+    """
+    module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
+    made: Backend = module.BACKEND(plan, REGISTRY, cubins)
+    return made
 
 
 def emit_buckets(

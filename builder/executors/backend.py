@@ -21,6 +21,9 @@ Emitted = tuple[EngineHeader, bytes, dict[str, int]]
 class Backend:
     """Turns final graphs into the payloads of buckets; to be made into an executor's own.
 
+    Its module names the class `BACKEND`, which is called with the plan, the ops by name and the
+    folder of compiled kernels.
+
     Attributes:
         executor: who runs them, as the manifest names it.
         kernels: weights are packed, tactics chosen and kernels compiled before `emit`.

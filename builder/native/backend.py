@@ -116,3 +116,6 @@ class NativeBackend(Backend):
                 f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
+
+
+BACKEND = NativeBackend

@@ -19,8 +19,11 @@ from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
 from spark_engine.tensors import DType
 
 CPU = "cpu"
-# The executor of each target, by the module of the builder that has its build half.
-TARGETS = {CPU: "executors.ort", **dict.fromkeys(kernel.TARGETS, "native.backend")}
+# Each target's executor, by the module of the builder that has its build half.
+TARGETS = {
+    CPU: "executors.ort",
+    **dict.fromkeys(kernel.TARGETS, "native.backend"),
+}
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
