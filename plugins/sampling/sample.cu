@@ -10,7 +10,7 @@
 // without penalties do not read `token_counts`.
 // 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 / 226; a
 // read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), SHARED (bytes of dynamic shared memory).
+// Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), SHARED (bytes of its dynamic memory).
 #include "sampling/sample_draw.cuh"
 
 DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,

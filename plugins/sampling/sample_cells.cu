@@ -1,7 +1,8 @@
 // The first pass of sampling (see sample.cu): one read of the logits, what is kept of each cell of
 // 256.
 // Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a warp.
-// A source of its own: the second pass is compiled once for all numbers of rows.
+// A source of its own: the second pass is compiled once for all numbers of rows. Variants:
+// benchmarks/log/sample.md.
 // Macros: WIDTH (of a row), VOCAB, NB (biases a slot), PER (cells a warp).
 #include "sampling/sample_row.cuh"
 
