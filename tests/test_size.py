@@ -11,7 +11,7 @@ import pytest
 
 from tests.house import ROOMS, ROOT, files
 
-# In total: 7,600 lines are kernels (forms for few rows, many and prefill, for two GPUs), 9,900 the
+# In total: 7,600 lines are kernels (for few tokens, many and prefill, for two GPUs), 9,900 the
 # ops with their references and cases, 5,900 the serving runtime, 4,100 the builder.
 FILE, FUNCTION, TOTAL = 400, 80, 36_000
 TRAINING = "training/"  # of the embedded model: outside the package, and not counted

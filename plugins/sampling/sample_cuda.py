@@ -31,7 +31,7 @@ def _per(specs: Specs, target: Target) -> int:
 
 
 def _shared(specs: Specs) -> int:
-    """Bytes of the second kernel's `Work` (sample_work.cuh), which checks them."""
+    """Bytes of the second kernel's `RowMemory` (sample_work.cuh), which checks them."""
     cells, biases = _cells(specs), specs[4].dims[1]
     fixed = 8 * (ROOM + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
@@ -57,7 +57,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         "WIDTH": width,
         "VOCAB": int(attrs["vocab"]),
         "TOP": int(attrs["top"]),
-        "NB": specs[4].dims[1],
+        "BIASES": specs[4].dims[1],
         "PER": per,
         "SHARED": _shared(specs),
     }
