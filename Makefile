@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse newcomer clean
+.PHONY: run test lint types mutants abuse newcomer soak clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -51,6 +51,10 @@ mutants: $(VENV)/.test
 # A real server under abuse, in under three minutes: descriptors, half-open requests, large bodies.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
+
+# Generated traces of requests, ten times as many as in `make test`: minutes.
+soak: $(VENV)/.test
+	$(BIN)/pytest -n 2 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

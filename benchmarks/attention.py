@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
+from spark_engine.device import Gpu
 from spark_engine.kernel import H200
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.attention import attention_decode
 from spark_engine.plugins.attention.paged_attention import OP
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType
 
 MODELS = {"27B": (24, 4), "35B": (16, 2)}

@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks import kernel_split
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from spark_engine.interface import TILE
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams

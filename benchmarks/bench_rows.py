@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import each_seconds, target_here
-from spark_engine.builder import nvrtc
-from spark_engine.op import Attrs, Case, Op
+from spark_engine import device
+from spark_engine.builder.native import nvrtc
+from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.plugins import registry
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import random_arrays
 from spark_engine.plugins.rowwise import rows_cuda
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType
 from tests.plugins import cuda_node
 
@@ -57,9 +57,9 @@ def norm(rows: int, k: int, attrs: Attrs) -> tuple[Op, Case]:
     """norm_quant."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x, residual = (samples.normal(rng, rows, k, dtype=BF16) for _ in range(2))
-        scales = samples.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2)
-        given = (x, samples.positive(rng, k), residual)
+        x, residual = (random_arrays.normal(rng, rows, k, dtype=BF16) for _ in range(2))
+        scales = random_arrays.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2)
+        given = (x, random_arrays.positive(rng, k), residual)
         return (*given, scales) if attrs["quant"] in ("fp8", "nvfp4") else given
 
     label = f"norm_quant {rows}x{k} {attrs['quant']} n{attrs['n']}"
@@ -70,8 +70,8 @@ def silu(rows: int, k: int, attrs: Attrs) -> tuple[Op, Case]:
     """act_quant."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, rows, 2 * k, scale=2.0, dtype=BF16)
-        return x, samples.positive(rng, 1, low=1e-3, high=3e-2)
+        x = random_arrays.normal(rng, rows, 2 * k, scale=2.0, dtype=BF16)
+        return x, random_arrays.positive(rng, 1, low=1e-3, high=3e-2)
 
     return registry.get("act_quant"), Case(f"silu {rows}x{k} {attrs['quant']}", attrs, make)
 
@@ -80,10 +80,10 @@ def gated(rows: int, heads: int, attrs: Attrs) -> tuple[Op, Case]:
     """gated_norm_quant."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        o = samples.normal(rng, rows, heads * 128, dtype=BF16)
-        packed = samples.normal(rng, rows, 16384, scale=2.0, dtype=BF16)
-        scales = samples.positive(rng, 1, low=1e-3, high=3e-2)
-        return o, packed, samples.positive(rng, 128), scales
+        o = random_arrays.normal(rng, rows, heads * 128, dtype=BF16)
+        packed = random_arrays.normal(rng, rows, 16384, scale=2.0, dtype=BF16)
+        scales = random_arrays.positive(rng, 1, low=1e-3, high=3e-2)
+        return o, packed, random_arrays.positive(rng, 128), scales
 
     label = f"gated_norm {rows}x{heads}x128 {attrs['quant']}"
     return registry.get("gated_norm_quant"), Case(label, attrs, make)
@@ -93,8 +93,8 @@ def shared(rows: int, k: int) -> tuple[Op, Case]:
     """shared_gate."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        three = [samples.normal(rng, rows, k, dtype=BF16) for _ in range(3)]
-        return (*three, samples.normal(rng, 1, k, scale=k**-0.5, dtype=BF16))
+        three = [random_arrays.normal(rng, rows, k, dtype=BF16) for _ in range(3)]
+        return (*three, random_arrays.normal(rng, 1, k, scale=k**-0.5, dtype=BF16))
 
     return registry.get("shared_gate"), Case(f"shared_gate {rows}x{k}", {}, make)
 
@@ -103,7 +103,7 @@ def added(rows: int, k: int) -> tuple[Op, Case]:
     """The standard Add."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        return tuple(samples.normal(rng, rows, k, dtype=BF16) for _ in range(2))
+        return tuple(random_arrays.normal(rng, rows, k, dtype=BF16) for _ in range(2))
 
     return ADD, Case(f"add {rows}x{k}", {}, make)
 
@@ -114,7 +114,7 @@ def embedded(rows: int, k: int) -> tuple[Op, Case]:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         ids, slots = rng.integers(0, 4096, rows), np.arange(rows)
         given = (np.asarray(a, np.int32) for a in (ids, np.zeros(rows + 1), slots))
-        return *given, samples.normal(rng, 4096, k, dtype=BF16)
+        return *given, random_arrays.normal(rng, 4096, k, dtype=BF16)
 
     return registry.get("embed"), Case(f"embed {rows}x{k}", {"tile": 1, "dtype": "bf16"}, make)
 
@@ -123,7 +123,7 @@ def last(rows: int, tile: int, k: int) -> tuple[Op, Case]:
     """last_rows."""
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, rows * tile, k, dtype=BF16)
+        x = random_arrays.normal(rng, rows * tile, k, dtype=BF16)
         return x, np.asarray(rng.integers(1, tile, rows), np.int32)
 
     return registry.get("last_rows"), Case(f"last_rows {rows}x{k}", {"tile": tile}, make)
@@ -136,8 +136,8 @@ def marked(rows: int) -> tuple[Op, Case]:
         slots, ones = np.arange(rows), np.ones(rows)
         lens = np.full(rows + 1, 100)
         columns = (np.full(rows, 7), lens, slots, 500 * ones, ones, lens)
-        seen = np.zeros((rows + 1, 248_320), np.int32)
-        return seen, *(np.asarray(c, np.int32) for c in columns)
+        token_counts = np.zeros((rows + 1, 248_320), np.int32)
+        return token_counts, *(np.asarray(c, np.int32) for c in columns)
 
     return registry.get("mark_tokens"), Case(f"mark_tokens {rows}", {"tile": 1}, make)
 
@@ -201,7 +201,7 @@ def line(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array, .
     if max(arrays[0].shape[0], outs[0].dims[0]) <= CHECKED:
         got, want = cuda_node.run(bench, work, arrays), op.reference(case.attrs, arrays)
         for i, (g, w) in enumerate(zip(got, want, strict=True)):
-            notes.append(cuda_node.compare(f"output {i}", g, w, cuda_node.Limits(), True))
+            notes.append(cuda_node.compare(f"output {i}", g, w, Tolerance(), True))
     took = microseconds(bench, work, arrays)
     text = f"{case.label:34} {took:7.2f} us"
     if op.name in ("embed", "last_rows", "mark_tokens"):  # they read little of what they are given

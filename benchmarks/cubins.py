@@ -28,7 +28,7 @@ from pathlib import Path
 import click
 
 from benchmarks.prepared import CACHE
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
 from spark_engine.kernel import TARGETS, Target
 
 Code = dict[str, object]  # of a kernel: "sass" (hash), "instructions", and its nvrtc.Usage

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from spark_engine.models.config import FULL
-from spark_engine.models.model import Model
-from spark_engine.plugins.gdn.delta_ring import ring_bytes
+from spark_engine.models.config.model_config import FULL
+from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.tensors import DType
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card

@@ -10,25 +10,22 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.prepared import Prepared, specs_of, timed
+from spark_engine.device import Gpu
 from spark_engine.kernel import H200, Tactic
 from spark_engine.op import Op
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
     gdn_decode,
-    gdn_ring_decode,
 )
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
-from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
-from spark_engine.plugins.gdn.delta_ring import ring_bytes
-from spark_engine.runtime.executors.device import Gpu
+from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.tensors import Array, DType
 
 MODELS = {"27B": (16, 48), "35B": (16, 32)}
@@ -61,15 +58,15 @@ def decode(
     keys, values = MODELS[model]
     launch = gated_delta_cases.Launch(
         1, (0,) * rows, (START,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
-        units=1,
+        units=1, ring=ring,
     )  # fmt: skip
     if op is gated_delta.STEP:
         attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
     else:
-        fused = fused_cases.Launch(launch, "fp8", keep=0)
-        made = ring_cases.Launch(fused, ring) if ring else fused
+        made = fused_cases.Launch(launch, "fp8", keep=0)
         attrs, arrays = made.attrs, list(made.inputs(np.random.default_rng(0)))
-    for i in op.aliases.values():
+    names = op.names(attrs, len(arrays))
+    for i in op.aliases(attrs).values():
         arrays[i] = np.broadcast_to(arrays[i].dtype.type(0), (SLOTS + 1, *arrays[i].shape[1:]))
     stored = rows * values * 128 * 128 * state.itemsize
     floor = 2 * stored / H200.bandwidth
@@ -83,13 +80,13 @@ def decode(
         if refused:
             continue
         node = Prepared(gpu, op, tactic, attrs, arrays)
-        seconds = timed(gpu, rotating(gpu, node, op.inputs.index("slots"), rows))
+        seconds = timed(gpu, rotating(gpu, node, names.index("slots"), rows))
         line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
         node.free()
     print(line, flush=True)
 
 
-def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
+def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...], ring: int = 0) -> None:
     keys, values = MODELS[model]
     rows = [(s, t, min(64, n - t)) for s, n in enumerate(lengths) for t in range(0, n, 64)]
     slots, starts, counts = zip(*rows, strict=True)
@@ -108,9 +105,9 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...]) -> None:
         history = np.zeros((len(lengths) + 1, 3, channels), DType.BF16.numpy)
         arrays = (x, np.ones((channels, 4), np.float32), history, *arrays[5:])
         attrs = {"tile": 64}
-    if op is gated_ring.CHUNK:
-        made = gated_ring_cases.Launch(one)
-        attrs, rings = made.attrs, (len(lengths) + 1, made.length, made.ring.width)
+    if ring:
+        made = replace(one, ring=ring)
+        attrs, rings = made.attrs, (len(lengths) + 1, ring, made.layout.width)
         arrays = (*arrays[:5], np.zeros(rings, np.float32), *arrays[5:])
     for tactic in op.cuda.tactics:
         node = Prepared(gpu, op, tactic, attrs, arrays)
@@ -128,19 +125,20 @@ def accuracy(gpu: Gpu) -> None:
         made = case.inputs(np.random.default_rng(zlib.crc32(case.label.encode())))
         arrays = (*(a.astype(DType.BF16.numpy) for a in made[:2]), *made[2:])
         node = Prepared(gpu, op, op.cuda.tactics[0], case.attrs, arrays)
+        slots = arrays[op.names(case.attrs, len(arrays)).index("slots")]
         node.launch()
         got, want = node.fetch(), op.reference(case.attrs, arrays)
         node.free()
         for outputs in (got, want):
             case.ignore(outputs)  # type: ignore[misc]
-        live = np.unique(arrays[5][arrays[5] >= 0])
+        live = np.unique(slots[slots >= 0])
         o, state = far(got[0], want[0]), far(got[1][live], want[1][live])
         print(f"{case.label}: o {o:.1e}, state {state:.1e}")
 
 
 def rings(gpu: Gpu, ring: int) -> None:
     """The decode step over rings of one length."""
-    op, tactics = gdn_ring_decode.OP, gdn_ring_decode.OP.cuda.tactics
+    op, tactics = gdn_decode.OP, gdn_decode.OP.cuda.tactics
     for model in MODELS:
         for rows in (1, 8, 32, 64, 128):
             decode(gpu, op, model, rows, DType.F32, tactics, ring)
@@ -171,9 +169,9 @@ def main(what: str) -> None:
             rings(gpu, ring)
     elif what == "prefill":
         for model in MODELS:
-            for op in (gated_delta.CHUNK, gated_ring.CHUNK):
-                prefill(gpu, op, model, (8192,))
-                prefill(gpu, op, model, (1024,) * 8)
+            for ring in (0, 8):
+                prefill(gpu, gated_delta.CHUNK, model, (8192,), ring)
+                prefill(gpu, gated_delta.CHUNK, model, (1024,) * 8, ring)
     else:
         prefill(gpu, causal_conv.OP, "27B", (8192,))
 

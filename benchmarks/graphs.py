@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_engine.builder import nvrtc
+from spark_engine import device
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Function, Gpu
 from spark_engine.kernel import TARGETS, Launch, Plan, Pointer, Target
-from spark_engine.runtime.executors import device
-from spark_engine.runtime.executors.device import Function, Gpu
 
 Places = Mapping[str, Sequence[int]]  # addresses by kind: input, output, scratch
 

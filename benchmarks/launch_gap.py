@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu, architecture
 from spark_engine.kernel import TARGETS, Launch, Pointer
-from spark_engine.runtime.executors.device import Gpu, architecture
 
 REPLAYS = 60
 SOURCE = """

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.graphs import target_here
+from spark_engine import device
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear import (
@@ -28,7 +29,6 @@ from spark_engine.plugins.linear import (
 )
 from spark_engine.plugins.linear import stream_k_gemm as sg
 from spark_engine.plugins.rowwise import act_quant
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.plugins import cuda_node
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs
+from spark_engine.device import Gpu
 from spark_engine.kernel import H200, Tactic
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import DType, TensorSpec
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 257, 9, 2048, 512

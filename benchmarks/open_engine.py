@@ -44,9 +44,9 @@ def stages(folder: Path) -> None:
 
 def upload(size: int, folder: Path) -> None:
     """Prints GB/s by threads and pieces."""
+    from spark_engine.device import Gpu
+    from spark_engine.device_resources import DeviceResources
     from spark_engine.runtime.executors import upload as module
-    from spark_engine.runtime.executors.device import Gpu
-    from spark_engine.runtime.executors.held import Held
 
     path = folder / "upload_trial"
     block = np.random.default_rng(0).bytes(CHUNK)
@@ -62,10 +62,10 @@ def upload(size: int, folder: Path) -> None:
                 for _ in range(3):
                     digests: dict[int, str] = {}
                     start = time.perf_counter()
-                    held = Held(gpu)
-                    module.upload_file(held, path, CHUNK, digests.__setitem__, lanes)
+                    resources = DeviceResources(gpu)
+                    module.upload_file(resources, path, CHUNK, digests.__setitem__, lanes)
                     rates.append(size / (time.perf_counter() - start) / 1e9)
-                    held.close()
+                    resources.close()
                     assert len(set(digests.values())) == 1, "equal chunks have equal digests"
                 print(f"  pieces of {piece >> 20:2d} MiB, {lanes:2d} threads: "
                       f"{max(rates):6.2f} GB/s, worst {min(rates):6.2f}")  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floors import GB10_BANDWIDTH, Floor, Work
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 
 HERE = Path(__file__).parent
 STATE_BYTES = {"f32": 4, "bf16": 2}

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.graphs import each_seconds
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu
 from spark_engine.kernel import H200, Launch, Pointer, Scalar, Tactic, Target
 from spark_engine.op import Attrs, Op
-from spark_engine.runtime.executors.device import Gpu
 from spark_engine.tensors import Array, DType, TensorSpec
 
 CACHE = Path("/tmp/spark_cubins")
@@ -46,9 +46,9 @@ class Prepared:
         self.plan = tactic.plan(attrs, specs, target)
         self.outs = op.infer(attrs, specs)
         self.held: list[int] = []
-        self.inputs = [self.put(a) for a in arrays]
+        self.inputs, aliases = [self.put(a) for a in arrays], op.aliases(attrs)
         self.outputs = [
-            self.inputs[op.aliases[i]] if i in op.aliases else self._poison(s.nbytes)
+            self.inputs[aliases[i]] if i in aliases else self._poison(s.nbytes)
             for i, s in enumerate(self.outs)
         ]
         self.scratch = [self._poison(s.nbytes, 0 if s.zeroed else 0xFF) for s in self.plan.scratch]

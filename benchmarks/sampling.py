@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs
+from spark_engine import device
 from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
 from spark_engine.plugins.moe import moe_router_cuda
 from spark_engine.plugins.sampling import sample_cuda
-from spark_engine.runtime.executors import device
 from spark_engine.tensors import Array, DType, TensorSpec
 
 WIDTH, VOCAB, TOP, BIASES = 248_320, 248_077, 20, 32
@@ -110,16 +110,16 @@ def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
     logits = [timer.put(np.roll(base, i, 1)) for i in range(4 if rows > 8 else 16)]
     slots, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
     rest = [slots, slots, ones, ones, np.zeros(rows + 1, np.int32)]
-    seen = np.zeros((rows + 1, WIDTH), np.int32)
-    at_seen, at_rest = timer.put(seen), [timer.put(a) for a in rest]
+    token_counts = np.zeros((rows + 1, WIDTH), np.int32)
+    at_counts, at_rest = timer.put(token_counts), [timer.put(a) for a in rest]
     outputs = [4 * rows, 4 * rows, 4 * TOP * rows, 4 * TOP * rows, 4 * rows]
     for rule in rules:
         given = tables(rows, rule)
         at_given = [timer.put(a) for a in given]
-        arrays = (base, seen, *given, *rest)
+        arrays = (base, token_counts, *given, *rest)
         specs = tuple(TensorSpec(f"a{i}", DType.of(a.dtype), a.shape)
                       for i, a in enumerate(arrays))  # fmt: skip
-        copies = [[at, at_seen, *at_given, *at_rest] for at in logits]
+        copies = [[at, at_counts, *at_given, *at_rest] for at in logits]
         seconds = timer.seconds(
             sample_cuda.CUDA.tactics[0], {"vocab": VOCAB, "top": TOP}, specs, copies,
             [*outputs, 4 * rows + 4],
@@ -129,7 +129,7 @@ def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
               flush=True)  # fmt: skip
         for address in at_given:
             timer.gpu.free(address)
-    for address in (*logits, at_seen, *at_rest):
+    for address in (*logits, at_counts, *at_rest):
         timer.gpu.free(address)
 
 

@@ -5,16 +5,13 @@ Knows which stage gives which key; decides nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spark_engine import interface
-from spark_engine.builder import ort
 from spark_engine.builder.fingerprint import producer
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.options import Plan
-from spark_engine.builder.rewrite import Rewritten
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.rewrite import Rewritten
+from spark_engine.builder.plan.options import Plan
 from spark_engine.errors import GraphError
 from spark_engine.manifest import (
     Bucket,
@@ -27,21 +24,13 @@ from spark_engine.manifest import (
     Refusal,
     StateInfo,
 )
-from spark_engine.models.model import Model
-from spark_engine.models.schemes import Scheme
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightLayout
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """One family's legal graph, and what the rules did to it."""
-
-    lowered: Lowered
-    rewritten: Rewritten
-
-
-def weight_specs(families: Sequence[Lowered]) -> list[TensorSpec]:
+def weight_specs(families: Sequence[FamilyGraph]) -> list[TensorSpec]:
     """Every weight of any family once, sorted by name.
 
     Raises GraphError when two families make different weights of one name.
@@ -58,22 +47,23 @@ def make_manifest(
     name: str,
     model: Model,
     plan: Plan,
-    families: Mapping[str, Compiled],
+    graphs: Mapping[str, FamilyGraph],
+    rewritten: Mapping[str, Rewritten],
     buckets: Sequence[Bucket],
     layout: WeightLayout,
     fingerprint: Fingerprint,
-    executor: str = ort.EXECUTOR,
-    tactics: Sequence[Json] = (),
+    executor: str,
+    tactics: Sequence[Json],
 ) -> Manifest:
     """The manifest but for `files`, which are known when all of them are written."""
-    lowered = families["decode"].lowered.states
-    states = tuple(StateInfo(spec, unit) for spec, unit in lowered)
+    states = tuple(StateInfo(spec, unit) for spec, unit in graphs["decode"].states)
     tables = interface.tables(plan.limits)
     assert model.checkpoint is not None
     return Manifest(
         name=name,
         producer=producer(plan.target),
         target=plan.target,
+        card=plan.gpu.card.name if plan.gpu else "",
         executor=executor,
         model=_model_info(model),
         limits=plan.limits,
@@ -83,8 +73,8 @@ def make_manifest(
         buckets=tuple(buckets),
         memory=Memory.of(layout.total, states, tables, buckets),
         quantisation=quantisation(model),
-        fusions={family: c.rewritten.counts for family, c in families.items()},
-        refusals=_refusals(families),
+        fusions={family: done.counts for family, done in rewritten.items()},
+        refusals=_refusals(rewritten),
         tactics=tuple(tactics),
         ignored=dict(model.ignored),
         generation=dict(model.checkpoint.generation),
@@ -97,21 +87,11 @@ def make_manifest(
 def quantisation(model: Model) -> tuple[Quantised, ...]:
     """How each projection is stored, and of how many checkpoint tensors."""
     rows = []
-    owned = _tensors_by_module(model)
+    owned = model.tensors_by_module()
     for module, scheme in model.table.modules.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
         rows.append(Quantised(module, stored, owned[module]))
     return tuple(rows)
-
-
-def _tensors_by_module(model: Model) -> Counter[str]:
-    """Checkpoint tensors by the module (of the table) that they belong to."""
-    counts: Counter[str] = Counter()
-    prefix = model.layout.file_name("")
-    for name in model.tensors:
-        head, experts, _ = name.removeprefix(prefix).partition(".experts.")
-        counts[head + ".experts" if experts else head.rpartition(".")[0]] += 1
-    return counts
 
 
 def _model_info(model: Model) -> ModelInfo:
@@ -125,7 +105,7 @@ def _model_info(model: Model) -> ModelInfo:
     )
 
 
-def _refusals(families: Mapping[str, Compiled]) -> tuple[Refusal, ...]:
+def _refusals(rewritten: Mapping[str, Rewritten]) -> tuple[Refusal, ...]:
     """Each refusal once: the families usually agree."""
-    found = (r for c in families.values() for r in c.rewritten.refusals)
+    found = (r for done in rewritten.values() for r in done.refusals)
     return tuple(dict.fromkeys(found))

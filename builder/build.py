@@ -9,29 +9,33 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 
 from spark_engine.builder import report
-from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
-from spark_engine.builder.backend import Backend, OrtBackend
+from spark_engine.builder.assemble import make_manifest, weight_specs
 from spark_engine.builder.clock import Clock
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
+from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
-from spark_engine.builder.lower import Lowered, facts_of, lower, rounding_notes
-from spark_engine.builder.options import CPU, Options, Plan, check_target, resolve
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.lower import facts_of, lower, rounding_notes
+from spark_engine.builder.graph.packing import pack
+from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
+from spark_engine.builder.graph.verify import Subject, verify
+from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.report import Report
-from spark_engine.builder.rewrite import Rewritten, Scene, rewrite
 from spark_engine.builder.rules import RULES
-from spark_engine.builder.verify import Subject, verify
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.interface import TILE
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
-from spark_engine.models.checkpoint import refuse_pointer
-from spark_engine.models.model import Model, open_model
+from spark_engine.models.checkpoint.files import refuse_pointer
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
 from spark_engine.tensors import Array
@@ -61,9 +65,9 @@ def build(
     anything is written; GraphError for a bug of ours.
     """
     clock = Clock(progress, advance)
-    check_target(options.target)
+    gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
-    clock.start("read", f"opening {checkpoint}")
+    clock.start("open", str(checkpoint))
     model = open_model(checkpoint)
     wish, options = options.target, with_target(options)
     plan = resolve(options, facts_of(model))
@@ -71,37 +75,49 @@ def build(
     for note in found:
         progress(f"warning: {note}")
     with locked(destination):
-        clock.start("hash", "hashing the checkpoint")
+        clock.start("hash", "the checkpoint")
         print_ = fingerprint(checkpoint, options, advance)
         old = unchanged(destination, plan.target, print_)
         if old is not None:
             return Report(old, False, clock.seconds(), clock.peak_rss())
-        clock.start("graph", "lowering, verifying and fusing")
-        families = {f: compile_graph(model, plan, f) for f in TILE}
-        if plan.target != CPU:
-            clock.start("kernels", f"choosing tactics and compiling kernels for {plan.target}")
-        backend = backend_of(plan, families, destination.parent / CUBINS, advance)
-        layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
+        backend = backend_of(plan, destination.parent / CUBINS)
+        clock.start("lower", "the network to a graph for each family")
+        graphs = {family: lower(model, plan, family) for family in TILE}
+        clock.start("verify", "the lowered graphs")
+        verify_all(graphs, plan, "lowered")
+        clock.start("rewrite", "the graphs by the rules")
+        rewritten = {family: rewrite_graph(model, plan, g) for family, g in graphs.items()}
+        clock.start("verify", "the rewritten graphs")
+        verify_all(graphs, plan, "rewritten" if plan.fuse else "lowered")
+        if backend.kernels:
+            clock.start("pack", "the weights for the kernels")
+            pack_all(graphs)
+            clock.start("verify", "the packed graphs")
+            verify_all(graphs, plan, "packed")
+            if backend.timed:
+                clock.start("compile", "the kernels of tactics that compete")
+                backend.compile_rivals([*graphs.values()], advance)
+            clock.start("choose", "tactics")
+            backend.choose([*graphs.values()])
+            clock.start("compile", f"the chosen kernels for {plan.target}")
+            backend.compile(advance)
+        layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * (len(plan.buckets.decode) + len(plan.buckets.prefill))
         check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
         with staging(destination) as folder:
-            clock.start("compile", "compiling the buckets")
-            buckets = [
-                b
-                for c in families.values()
-                for b in compile_buckets(c, plan, layout, folder, backend, advance)
-            ]
-            clock.start("weights", f"writing {report.size(layout.total)} of weights")
-            emit_weights(model, families, layout, folder / WEIGHTS, clock)
+            clock.start("emit", "the buckets")
+            buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
+            clock.start("write", f"{report.size(layout.total)} of weights")
+            emit_weights(model, graphs, layout, folder / WEIGHTS, clock)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
-            clock.start("seal", "hashing and sealing")
+            clock.start("seal", "the folder by its hashes")
             manifest = make_manifest(
-                destination.name, model, plan, families, buckets, layout, print_,
+                destination.name, model, plan, graphs, rewritten, buckets, layout, print_,
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-    rounded = rounding_notes(c.lowered for c in families.values())
-    seconds, notes = clock.seconds(), (*found, *plan.notes, *rounded, *backend.notes)
+    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes)
+    seconds = clock.seconds()
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
 
@@ -114,33 +130,46 @@ def unchanged(destination: Path, target: str, print_: Fingerprint) -> Manifest |
     return old.manifest if old.manifest.fingerprint == print_ else None
 
 
-def compile_graph(model: Model, plan: Plan, family: str) -> Compiled:
-    """One family's graph: lowered, verified, rewritten by the rules, verified again."""
-    lowered = lower(model, plan, family)
-    verify(_subject(lowered, plan), "lowered")
-    if not plan.fuse:
-        return Compiled(lowered, Rewritten({}, ()))
-    done = rewrite(scene_of(model, lowered), RULES)
-    verify(_subject(lowered, plan), "fused")
-    return Compiled(lowered, done)
+def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
+    """Applies the rules to one family's graph, which changes; none where nothing is to be fused."""
+    assert model.checkpoint is not None
+    context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
+    return rewrite(context, RULES if plan.fuse else ())
+
+
+def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:
+    """Lays out each weight as the kernels of its op read it."""
+    for graph in graphs.values():
+        pack(graph, REGISTRY)
+
+
+def verify_all(graphs: Mapping[str, FamilyGraph], plan: Plan, stage: str) -> None:
+    """Raises GraphError for a graph that is not legal at this stage."""
+    for graph in graphs.values():
+        verify(Subject.of(graph, plan.limits, REGISTRY), stage)
 
 
 def with_target(options: Options) -> Options:
-    """The options with `auto` decided: the GPU's target where there is one, else the CPU.
+    """The options with target and card decided: the GPU's where there is one, else the CPU.
 
     Raises OptionError for a GPU target without the compiler's packages.
     """
-    if options.target == CPU:
+    gpu = gpu_of(options)
+    if gpu is None and options.target != "auto":
         return options
     try:
-        from spark_engine.builder.nvrtc import present_target
+        import spark_engine.builder.native.nvrtc  # noqa: F401 - that it is there
+        from spark_engine.device import present
     except ImportError as error:
-        if options.target == "auto":
+        if gpu is None:
             return replace(options, target=CPU)
         raise OptionError(
-            f"--target {options.target} needs NVIDIA's compiler ({error}): {EXTRA}"
+            f"--target {gpu.name} needs NVIDIA's compiler ({error}): {EXTRA}"
         ) from error
-    return replace(options, target=present_target() or CPU) if options.target == "auto" else options
+    gpu = gpu_of(options, present())
+    if gpu is None:
+        return replace(options, target=CPU)
+    return replace(options, target=gpu.name, card=gpu.card.name, gpu=gpu)
 
 
 def no_gpu_note(wish: str, target: str) -> tuple[str, ...]:
@@ -173,32 +202,29 @@ def tokenizer_bytes(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in found if path.is_file())
 
 
-def backend_of(
-    plan: Plan, families: Mapping[str, Compiled], cubins: Path, advance: Advance = ignore
-) -> Backend:
-    """What compiles buckets for the plan's target. Raises OptionError for ops it cannot run."""
-    if plan.target == CPU:
-        return OrtBackend()
-    from spark_engine.builder.native_backend import NativeBackend  # needs the extra `cuda`
-
-    lowered = [c.lowered for c in families.values()]
-    return NativeBackend(plan, lowered, REGISTRY, cubins, advance)
+def backend_of(plan: Plan, cubins: Path) -> Backend:
+    """The build half of the target's executor, imported when it is asked for: only who writes
+    ONNX or compiles kernels loads what that takes. Raises OptionError for what it cannot do.
+    """
+    module = import_module(f"spark_engine.builder.{TARGETS[plan.target]}")
+    made: Backend = module.BACKEND(plan, REGISTRY, cubins)
+    return made
 
 
-def compile_buckets(
-    compiled: Compiled,
+def emit_buckets(
+    graphs: Mapping[str, FamilyGraph],
     plan: Plan,
     layout: WeightLayout,
     folder: Path,
     backend: Backend,
     advance: Advance,
 ) -> list[Bucket]:
-    """Writes one `.engine` file per bucket of the family."""
-    lowered, buckets = compiled.lowered, []
-    sizes = plan.buckets.of(lowered.family)
-    for number, size in enumerate(sizes):
-        advance(number, len(sizes))
-        header, payload, memory = backend.compile(lowered, size, plan.target, layout.entries)
+    """Writes one `.engine` file per bucket."""
+    buckets: list[Bucket] = []
+    wanted = [(graph, size) for graph in graphs.values() for size in plan.buckets.of(graph.family)]
+    for graph, size in wanted:
+        advance(len(buckets), len(wanted))
+        header, payload, memory = backend.emit(graph, size, layout.entries)
         (folder / size.file).write_bytes(encode_engine(header, payload))
         buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
     return buckets
@@ -206,13 +232,13 @@ def compile_buckets(
 
 def emit_weights(
     model: Model,
-    families: Mapping[str, Compiled],
+    graphs: Mapping[str, FamilyGraph],
     layout: WeightLayout,
     path: Path,
     clock: Clock,
 ) -> None:
     """Evaluates the recipes and writes their values, several at a time, the memory bounded."""
-    recipes = {k: v for c in families.values() for k, v in c.lowered.weights.items()}
+    recipes = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0
 
@@ -235,20 +261,3 @@ def copy_tokenizer(checkpoint: Path, folder: Path) -> None:
         folder.mkdir()
     for path in found:
         shutil.copyfile(path, folder / path.name)
-
-
-def scene_of(model: Model, lowered: Lowered) -> Scene:
-    """What the rules work on."""
-    assert model.checkpoint is not None
-    return Scene(lowered.graph, lowered.weights, model.checkpoint, REGISTRY)
-
-
-def _subject(lowered: Lowered, plan: Plan) -> Subject:
-    return Subject(
-        lowered.graph,
-        lowered.family,
-        plan.limits,
-        {spec.name: (spec, unit) for spec, unit in lowered.states},
-        frozenset(lowered.weights),
-        REGISTRY,
-    )

@@ -12,11 +12,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from spark_engine.builder.buckets import parse_sizes
 from spark_engine.builder.build import build
-from spark_engine.builder.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
+from spark_engine.builder.plan.buckets import parse_sizes
+from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
+from spark_engine.kernel import CARDS
 from spark_engine.progress import Progress
 
 
@@ -24,6 +25,11 @@ from spark_engine.progress import Progress
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option("--target", default="auto", help=f"auto, {', '.join(TARGETS)}.")
+@click.option(
+    "--card",
+    default="auto",
+    help=f"The GPU to fit: auto (the one here, else the target's first), {', '.join(CARDS)}.",
+)
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
 @click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
 @click.option("--max-context", type=int, help="Tokens of the longest sequence.")

@@ -12,7 +12,7 @@ from spark_engine.progress import Advance, ignore
 
 
 class Clock:
-    """Tells `progress` when a stage starts, and how long each took.
+    """Tells `progress` when a stage starts, and how long each took, under one name.
 
     `advance` is for the stages, which tell it how far they are.
     """
@@ -27,15 +27,18 @@ class Clock:
         """Remembers in `peak_anonymous` the most bytes found that belong to no file."""
         self.peak_anonymous = max(self.peak_anonymous, anonymous_bytes())
 
-    def start(self, stage: str, text: str) -> None:
-        """Ends the stage before and starts this one."""
+    def start(self, stage: str, what: str) -> None:
+        """Ends the stage before and starts this one: "lower", "the network"."""
         self._starts.append((stage, time.perf_counter()))
-        self._progress(text)
+        self._progress(f"{stage} {what}")
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage; the last one runs until now."""
+        """Seconds by stage, all turns of it together; the last one runs until now."""
         ends = [at for _, at in self._starts[1:]] + [time.perf_counter()]
-        return {stage: end - at for (stage, at), end in zip(self._starts, ends, strict=True)}
+        found: dict[str, float] = {}
+        for (stage, at), end in zip(self._starts, ends, strict=True):
+            found[stage] = found.get(stage, 0.0) + end - at
+        return found
 
     @staticmethod
     def peak_rss() -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, models, plugins
-from spark_engine.builder.options import CPU, Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import digest_file
+from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
 from spark_engine.progress import Advance, ignore
 
@@ -39,9 +40,9 @@ def producer(target: str) -> dict[str, str]:
     changed, and the packages around it that are installed.
     """
     found = {name: metadata.version(name) for name in LIBRARIES}
-    if target == CPU:
+    if target not in TARGETS:
         return found
-    from spark_engine.builder import nvrtc
+    from spark_engine.builder.native import nvrtc
 
     for name in CUDA_LIBRARIES:
         try:
@@ -53,13 +54,13 @@ def producer(target: str) -> dict[str, str]:
 
 def timed_on(options: Options) -> str:
     """The machine whose times choose tactics; empty where none are taken."""
-    if options.target == CPU or options.timing is False:
+    if options.gpu is None or options.timing is False:
         return ""
-    from spark_engine.builder import nvrtc
+    from spark_engine import device
 
-    if nvrtc.present_target() != options.target:
+    if device.present() != options.gpu:
         return ""
-    from spark_engine.builder.gpu_timer import this_machine
+    from spark_engine.builder.native.gpu_timer import this_machine
 
     return this_machine().label
 

@@ -1,7 +1,8 @@
-"""`spark-inspect ENGINE`: the manifest of an engine folder, for a person or as JSON.
+"""`spark-inspect ENGINE`: the manifest of an engine folder, for a person or as JSON; its launches.
 
 Knows the command line; reads the manifest, and holds the length of each file against it: what is
-cut or missing is said after the manifest is shown, and the exit code is 2.
+cut or missing is said after the manifest is shown, and the exit code is 2. With `--bucket` it reads
+that bucket's file and shows its launches, or one of them and where it is written.
 """
 
 from __future__ import annotations
@@ -12,23 +13,38 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from spark_engine.builder.native.launches import bucket_of, launches, listing, told
 from spark_engine.builder.report import render
 from spark_engine.command import command
-from spark_engine.engine_file import read_manifest, verify_files
-from spark_engine.manifest import canonical_json
+from spark_engine.engine_file import read_engine, read_manifest, verify_files
+from spark_engine.errors import OptionError
+from spark_engine.manifest import Bucket, Manifest, canonical_json
 
 
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+@click.option("--bucket", metavar="FILE", help="List the launches of a bucket, e.g. decode_b1.")
+@click.option("--launch", type=int, metavar="N", help="Of that bucket: where launch N is written.")
 @click.version_option(package_name="spark-engine", prog_name="spark-inspect")
-def main(engine: Path, as_json: bool) -> None:
+def main(engine: Path, as_json: bool, bucket: str | None, launch: int | None) -> None:
     """Shows what the engine folder ENGINE holds."""
     with command("spark-inspect"):
         manifest = read_manifest(engine)
-        if as_json:
+        if launch is not None and bucket is None:
+            raise OptionError("--launch: name its bucket too, e.g. --bucket decode_b1")
+        if bucket is not None:
+            show_launches(engine, bucket_of(manifest, bucket), manifest, launch)
+        elif as_json:
             sys.stdout.write(canonical_json(manifest.to_json()).decode())
         else:
             Console().print(render(manifest))
         sys.stdout.flush()
         verify_files(engine, manifest.files, deferred=manifest.files)  # lengths alone
+
+
+def show_launches(engine: Path, bucket: Bucket, manifest: Manifest, number: int | None) -> None:
+    """Prints all launches of a bucket, or one and where it is written."""
+    found = launches(read_engine(engine / bucket.file).payload)
+    text = listing(found) if number is None else told(found, number, manifest.tactics, bucket.file)
+    click.echo(text)

@@ -92,7 +92,7 @@ def _summary(m: Manifest) -> Table:
     rows = [
         ("model", f"{m.model.model_type}, {m.model.layers} layers, hidden {m.model.hidden}"),
         ("parameters", f"{m.model.parameters:,}"),
-        ("target", f"{m.target} ({m.executor})"),
+        ("target", f"{m.target} ({m.executor})" + (f", card {m.card}" if m.card else "")),
         ("dtypes", f"activation {dtypes.activation}, KV {dtypes.kv}, state {dtypes.state}"),
         ("sequences", f"{limits.max_seqs} of up to {limits.max_context} tokens"),
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),

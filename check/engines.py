@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import CPU, Options
+from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.mark import mark
 from spark_engine.check.progress import Say
 from spark_engine.check.reference import ReferenceExecutor

@@ -18,7 +18,7 @@ from spark_engine.check.judge import Recorded
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors.executor import Executor
-from spark_engine.runtime.executors.program import Place, Program
+from spark_engine.runtime.executors.program import MemoryOperand, Program
 
 POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 Queue = Callable[[], None]
@@ -37,10 +37,10 @@ class NativeNodes:
         self._program = Program.read(payload)
         self._weights = weights
         specs = executor.specs
-        self._own = {s.name: Place("input", s.name) for s in specs.inputs}
-        self._own |= {s.name: Place("output", s.name) for s in specs.outputs}
+        self._own = {s.name: MemoryOperand("input", s.name) for s in specs.inputs}
+        self._own |= {s.name: MemoryOperand("output", s.name) for s in specs.outputs}
         for spec in specs.states:
-            place = Place("state", spec.name)
+            place = MemoryOperand("state", spec.name)
             self._own |= {spec.name: place, spec.name + STATE_OUT: place}
         self._queues: dict[str, list[Queue]] = {}
         for node, launches in groupby(opened.launches(payload), lambda x: x.node):

@@ -1,7 +1,7 @@
 """What one launch has to show: the part of its outputs and states that has a defined value.
 
-Knows docs/graph.md's rules on what is unspecified; knows no engine. A recurrent state is shown
-with what its ring still holds, so that engines with rings and without are alike. Everything is
+Knows docs/graph.md's rules on what is unspecified; knows no engine. A state is shown with
+what another holds of it (a replay ring), so that engines with and without are alike. Everything is
 returned as float32 or int32 arrays, in the order in which a network computes it, so that the first
 entry that differs names the place where two engines part.
 """
@@ -17,16 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.manifest import StateInfo
-from spark_engine.plugins.gdn.delta_ring import caught_up, ring_behind
+from spark_engine.operand import Completes
+from spark_engine.plugins.registry import OPS
 from spark_engine.tensors import Array
 
 Buffers = Mapping[str, NDArray[Any]]
 
 LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
-_PARTS = ("conv_state", "gdn_state", "k_pages", "v_pages", "mixed", "out")
+_STATES = {o.name: o for op in OPS for o in op.states()}
+_PARTS = (*_STATES, "mixed", "out")
+_RESTS = {o.completes.state: (o.name, o.completes) for o in _STATES.values() if o.completes}
 _LAST = ("logits_all", "logits", "ok", "next_tokens", "logprobs", "top_logprobs", "last_tokens")
 EMITTED = ("next_tokens", "logprobs")  # defined where the row emits
-_STATE, _RING = "gdn_state", "gdn_ring"
 _PER_TOKEN = ("logits_all", "mixed", "out")
 _LEFT_OUT = ("top_ids",)  # equal logits may stand in either order; top_logprobs tells
 
@@ -57,18 +59,20 @@ def observe(
             seen[name] = buffers[name][_mask(name, buffers)]
     for info in states:
         name = info.spec.name
-        if name.endswith(_RING):
+        part = name.split(".")[-1]
+        if part in _STATES and _STATES[part].completes:
             continue
         pick = _page_tokens if info.unit == "page" else _slot_rows
         seen[name] = pick(name, buffers)
-        ring = buffers.get(name.removesuffix(_STATE) + _RING)
-        if name.endswith(_STATE) and ring is not None:
-            seen[name] = _caught_up(seen[name], ring, buffers)
+        rest, completes = _RESTS.get(part, ("", None))
+        kept = buffers.get(name.removesuffix(part) + rest)
+        if completes is not None and kept is not None:
+            seen[name] = _whole(seen[name], kept, completes, buffers)
     return {name: _plain(seen[name]) for name in sorted(seen, key=place) if seen[name].size}
 
 
 def place(name: str) -> tuple[int, int, str]:
-    """Sort key: `seen`, then layer by layer, then the logits and what is drawn from them."""
+    """Sort key: `token_counts`, then layer by layer, then the logits and what they give."""
     found = LAYER.match(name)
     if found:
         part = found.group(2)
@@ -94,15 +98,16 @@ def _slot_rows(name: str, buffers: Buffers) -> NDArray[Any]:
     return state[_live_slots(buffers)]
 
 
-def _caught_up(states: NDArray[Any], rings: NDArray[Any], buffers: Buffers) -> NDArray[Any]:
-    """The live slots' recurrent states with what their rings hold: what an engine without rings
-    has there. In the states' dtype."""
+def _whole(
+    states: NDArray[Any], rests: NDArray[Any], completes: Completes, buffers: Buffers
+) -> NDArray[Any]:
+    """The live slots' states with what another holds of them: what an engine that keeps nothing
+    apart has there. In the states' dtype."""
     found = states.copy()
     ends = buffers["starts"] + buffers["counts"]
     for i, slot in enumerate(_live_slots(buffers)):
         end = int(ends[buffers["slots"] == slot].max())
-        ring = ring_behind(states.shape[1:], rings.shape[1:])
-        found[i] = caught_up(ring, states[i].astype(np.float64), rings[slot], end)
+        found[i] = completes.whole(states[i].astype(np.float64), rests[slot], end)
     return found
 
 

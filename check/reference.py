@@ -26,7 +26,7 @@ from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
-ORIGIN = "spark"  # builder/ort.py writes it
+ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Watch = Callable[["Step", tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]], None]
 

@@ -23,7 +23,13 @@ from spark_engine.check.prompts import Session
 from spark_engine.errors import InternalError
 from spark_engine.interface import STATE_OUT, TILE
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.memory import BucketKey, HostStates, Memory, Snapshot, States
+from spark_engine.runtime.executors.memory import (
+    BucketKey,
+    EngineMemory,
+    HostStates,
+    Snapshot,
+    States,
+)
 from spark_engine.tensors import DType, TensorSpec
 
 Feed = Mapping[str, NDArray[Any]]
@@ -40,12 +46,12 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
     def __init__(self, name: str, engine: Loaded) -> None:
         super().__init__(name=name)
         self._engine = engine
-        self._memory: Memory | None = None
+        self._memory: EngineMemory | None = None
 
     def activate_impl(self) -> None:
         """Allocates the buffers of every bucket."""
         specs = {key: executor.specs for key, executor in self._engine.executors.items()}
-        self._memory = Memory(self._engine.states, self._engine.tables, specs)
+        self._memory = EngineMemory(self._engine.states, self._engine.tables, specs)
 
     def deactivate_impl(self) -> None:
         """Frees them."""
@@ -114,7 +120,7 @@ class SessionRunner(EngineRunner):
         """Allocates the buffers; no session is open."""
         engine = self._engine
         specs = {key: executor.specs for key, executor in engine.executors.items()}
-        self._memory = Memory(engine.states, engine.tables, specs, store=engine.store)
+        self._memory = EngineMemory(engine.states, engine.tables, specs, store=engine.store)
         apart = HostStates(engine.states) if engine.store is not None else None
         self._states = self._memory.states if apart is None else apart.arrays
         self._session = None

@@ -3,8 +3,9 @@
 A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 1}) stands for a
 checkpoint of the published shapes, names and types whose values are random and sane: norms near
 one, projections of gain one, long and short memories, block scales as exporters write them.
-A tensor depends on seed and name alone and takes no more memory than itself. For measuring;
-knows no graph. Vision and mtp tensors are left out.
+A tensor depends on seed and name alone and takes no more memory than itself; what is drawn
+follows from its kind. For measuring and for tests; knows no name of a tensor and no graph. Parts
+that are not compiled (vision, mtp) are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import (
+from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
+from spark_engine.models.checkpoint.files import (
     CONFIGS,
     DTYPES,
     INDEX,
@@ -30,10 +32,11 @@ from spark_engine.models.checkpoint import (
     StoredTensor,
     read_json,
 )
-from spark_engine.models.config import ModelConfig
-from spark_engine.models.modules import Layout
-from spark_engine.models.quantisation import quant_table
-from spark_engine.models.tensors import expected_tensors, usual
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
+from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.tensor_list import Kind, Row, Tensor
+from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
@@ -41,20 +44,25 @@ NOWHERE = "(drawn)"  # the file of a tensor that lies in none
 SHARD = 4 << 30  # bytes of a written shard, about
 AMAX = 8.0  # the activations' maximum that the input scales claim
 ROUTER_STD = 0.2  # over inputs of norm one: logits far enough apart to spread the choice
+_STDS = {Kind.EMBEDDING: 1.0, Kind.ROUTER: ROUTER_STD}
 _BLOCK = 1 << 20  # elements drawn at a time
-_RANGES = {  # uniform values by the end of the name; the first that fits
-    "linear_attn.norm.weight": (0.9, 1.1),
-    "norm.weight": (-0.1, 0.1),  # zero-centred, all the others
-    "A_log": (-3.0, 1.0),
-    "dt_bias": (-5.0, 0.0),
+_RANGES = {  # of uniform values
+    Kind.NORM: (0.9, 1.1),
+    Kind.CENTRED_NORM: (-0.1, 0.1),
+    Kind.LOG_DECAY: (-3.0, 1.0),
+    Kind.DECAY_BIAS: (-5.0, 0.0),
 }
 
 
 @dataclass(frozen=True)
 class Synthetic(Checkpoint):
-    """A `Checkpoint` whose tensors are drawn by `read`; `maps` is empty."""
+    """A `Checkpoint` whose tensors are drawn by `read`; `maps` is empty.
 
-    seed: int = 0
+    `expected`: what each of them is, by name.
+    """
+
+    expected: Mapping[str, Expected]
+    seed: int
 
     def read(self, name: str) -> Array:
         """The tensor: equal for equal seed and name, in its own dtype and shape.
@@ -63,13 +71,13 @@ class Synthetic(Checkpoint):
         """
         if name not in self.tensors:
             raise CheckpointError(f"{self.path} stands for no tensor {name}; mend its config.json")
-        tensor, width = self.tensors[name], self._width(name)
+        tensor, row = self.tensors[name], self.expected[name].row
         leaf = name.rpartition(".")[2]
         if "scale" in leaf and tensor.dtype is not DType.F8E4M3:
-            return np.full(tensor.shape, _scale(leaf, name, width), tensor.dtype.numpy)
+            return np.full(tensor.shape, _scale(leaf, row), tensor.dtype.numpy)
         key = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
         rng = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
-        drawn: Array = _draw(rng, tensor, width).reshape(tensor.shape)
+        drawn: Array = _draw(rng, tensor, row).reshape(tensor.shape)
         return drawn
 
     def digest(self) -> str:
@@ -79,16 +87,6 @@ class Synthetic(Checkpoint):
             if (self.path / file).is_file():
                 total.update(file.encode() + b"\0" + (self.path / file).read_bytes())
         return total.hexdigest()
-
-    def _width(self, name: str) -> int:
-        """Columns K of the matrix that a tensor is, or scales."""
-        module = name.rpartition(".")[0]
-        owner = next(
-            (t for s in ("weight", "weight_packed") if (t := self.tensors.get(f"{module}.{s}"))),
-            self.tensors[name],
-        )
-        columns = owner.shape[-1] if owner.shape else 1
-        return columns * (2 if owner.dtype is DType.U8 else 1)
 
 
 def is_synthetic(path: Path | str) -> bool:
@@ -107,15 +105,16 @@ def open_synthetic(path: Path | str) -> Synthetic:
     seed = read_json(folder / MARK, required=True).get("seed")
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
-    config = ModelConfig.from_hf(config_json, generation)
-    table = quant_table(config, config_json, hf_quant)
-    layout = Layout.usual(config, table.quantised)
-    rows = usual(expected_tensors(config, table, layout), "text")
-    tensors = {r.name: StoredTensor(r.name, r.dtypes[0], r.shapes[0], NOWHERE, 0) for r in rows}
-    none: dict[str, Array] = {}
-    return Synthetic(
-        folder, config_json, generation, hf_quant, MappingProxyType(tensors), none, seed
-    )
+    config = read_config(config_json, generation)
+    rows = family_of(config).tensors(config)
+    table = quant_table(rows, config_json, hf_quant)
+    layout = Layout.usual(config.nested, table.quantised)
+    expected = expected_tensors(rows, config.dtype, table, layout)
+    stored = [
+        StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in usual(expected, "text")
+    ]
+    tensors, none = MappingProxyType({t.name: t for t in stored}), dict[str, Array]()
+    return Synthetic(folder, config_json, generation, hf_quant, tensors, none, expected, seed)
 
 
 def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:
@@ -164,44 +163,42 @@ def _write_shard(checkpoint: Synthetic, names: list[str], path: Path) -> None:
             file.write(checkpoint.read(name).reshape(-1).view(np.uint8).data)
 
 
-def _draw(rng: np.random.Generator, tensor: StoredTensor, width: int) -> Array:
-    """The elements of a tensor, in one dimension. `width`: columns of its matrix."""
+def _draw(rng: np.random.Generator, tensor: StoredTensor, row: Row) -> Array:
+    """The elements of a tensor that stores `row`, in one dimension."""
     count = tensor.nbytes // tensor.dtype.itemsize
     if tensor.dtype is DType.U8:  # two e2m1 codes: every byte is one pair
         return _bytes(rng, count)
     if tensor.name.endswith("scale"):  # of blocks; others are not drawn
         return _by_table(rng, count, _BLOCK_SCALES)
-    limits = next((v for end, v in _RANGES.items() if tensor.name.endswith(end)), None)
-    if limits is not None:
-        return rng.uniform(*limits, count).astype(tensor.dtype.numpy)
-    return _by_table(rng, count, _levels(tensor, width))
+    if isinstance(row, Tensor) and row.kind in _RANGES:
+        return rng.uniform(*_RANGES[row.kind], count).astype(tensor.dtype.numpy)
+    return _by_table(rng, count, _levels(tensor, row))
 
 
-def _levels(tensor: StoredTensor, width: int) -> Array:
+def _levels(tensor: StoredTensor, row: Row) -> Array:
     """256 equally likely values: the quantiles of a normal distribution."""
     if tensor.dtype is DType.F8E4M3:
         return _E4M3
-    return np.asarray(_QUANTILES * _std(tensor.name, width)).astype(tensor.dtype.numpy)
+    return np.asarray(_QUANTILES * _std(row)).astype(tensor.dtype.numpy)
 
 
-def _std(name: str, width: int) -> float:
+def _std(row: Row) -> float:
     """Standard deviation of a matrix: gain one, but for embedding and router."""
-    if name.endswith("embed_tokens.weight"):
-        return 1.0
-    if name.endswith("mlp.gate.weight"):
-        return ROUTER_STD
-    return float(width**-0.5)
+    if isinstance(row, Tensor) and row.kind in _STDS:
+        return _STDS[row.kind]
+    return float(row.columns**-0.5)
 
 
-def _scale(leaf: str, name: str, width: int) -> float:
+def _scale(leaf: str, row: Row) -> float:
     """The value of an f32 or bf16 scale; compressed-tensors globals divide, others multiply."""
-    fp4 = _std(name, width) / (_E2M1_RMS * _BLOCK_RMS)
-    fp8 = _std(name, width) / _E4M3_RMS
+    fp4 = _std(row) / (_E2M1_RMS * _BLOCK_RMS)
+    fp8 = _std(row) / _E4M3_RMS
+    multiply, divide = SUFFIXES[Dialect.MODELOPT], SUFFIXES[Dialect.COMPRESSED]
     values = {
-        "weight_scale_2": fp4,
-        "weight_global_scale": 1 / fp4,
-        "input_scale": AMAX / 448,
-        "input_global_scale": 2688 / AMAX,
+        multiply.fp4_global: fp4,
+        divide.fp4_global: 1 / fp4,
+        multiply.fp4_input: AMAX / 448,
+        divide.fp4_input: 2688 / AMAX,
     }
     return values.get(leaf, fp8)
 

@@ -1,4 +1,5 @@
-"""The table of ops: one row each, in the order of docs/graph.md. Knows nothing else of them."""
+"""The table of ops: one row each, in the order of docs/graph.md, and the standard operators of ONNX
+that have kernels. Knows nothing else of them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from spark_engine.errors import GraphError
+from spark_engine.kernel import Cuda
 from spark_engine.op import Op
 from spark_engine.plugins.attention import attention_decode, paged_attention
 from spark_engine.plugins.gdn import (
@@ -13,9 +15,7 @@ from spark_engine.plugins.gdn import (
     gated_delta,
     gated_norm,
     gated_norm_quant,
-    gated_ring,
     gdn_decode,
-    gdn_ring_decode,
 )
 from spark_engine.plugins.linear import (
     fp8_block_linear,
@@ -32,6 +32,7 @@ from spark_engine.plugins.moe import (
 )
 from spark_engine.plugins.rowwise import (
     act_quant,
+    concat_cuda,
     embed,
     fp8_block_quant,
     fp8_quant,
@@ -39,6 +40,7 @@ from spark_engine.plugins.rowwise import (
     norm_quant,
     nvfp4_quant,
     rms_norm,
+    rows_cuda,
     sigmoid_gate,
     silu_mul,
 )
@@ -60,12 +62,9 @@ OPS: tuple[Op, ...] = (
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
-    gated_ring.STEP,
-    gated_ring.CHUNK,
     gated_norm.OP,
     gated_norm_quant.OP,
     gdn_decode.OP,
-    gdn_ring_decode.OP,
     paged_attention.OP,
     attention_decode.OP,
     sigmoid_gate.OP,
@@ -77,6 +76,11 @@ OPS: tuple[Op, ...] = (
     shared_gate.OP,
     last_rows.OP,
     sample.OP,
+)
+
+# Standard ONNX operators by op_type: all that a graph may hold beside our ops.
+STANDARD: Mapping[str, Cuda] = MappingProxyType(
+    {"Add": rows_cuda.ADD, "Concat": concat_cuda.CONCAT}
 )
 
 

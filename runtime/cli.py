@@ -22,7 +22,7 @@ from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.server.protocol import Body
 from spark_engine.runtime.server.server import ServerOptions, run
-from spark_engine.runtime.text.reply import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
 
 MODES = {"prompt", "prompt_ids", "chat", "serve"}
 ANSWER = {  # options of one answer; those that are no mode and not here are the server's

@@ -15,11 +15,13 @@ from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server.assets import describe, read_text
+from spark_engine.runtime.server.assets import read_info, read_text
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.replies import FINISH, usage
-from spark_engine.runtime.text.reply import THINK
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.server.responses import FINISH, usage
+from spark_engine.runtime.text.reply_parser import THINK
+from spark_engine.runtime.text.text_stream import Piece, TextStream
+
+REQUEST_ID = 0  # there is one
 
 
 @dataclass
@@ -65,7 +67,7 @@ class OneShot:
     def __init__(self, folder: Path) -> None:
         """Raises EngineError."""
         self._folder = folder
-        self._info = describe(folder)
+        self._info = read_info(folder)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
 
@@ -103,7 +105,7 @@ class OneShot:
         self._engine = Engine.open(self._folder, shown=shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
-        self._id = self._engine.submit(request)
+        self._engine.add(REQUEST_ID, request)
         tail = self._tokenizer.decode(prompt[-8:]) if self._tokenizer else ""
         thinking = tail.rstrip().endswith(THINK)
         has_text = self._tokenizer is not None
@@ -117,7 +119,7 @@ class OneShot:
         engine = self._opened()
         while answer.finish is None:
             for event in engine.step():
-                if event.request_id == self._id and answer.finish is None:
+                if answer.finish is None:
                     yield self._take(answer, event)
 
     def close(self) -> None:
@@ -141,5 +143,5 @@ class OneShot:
         answer.text += piece.text
         answer.finish = piece.finish
         if piece.stop is not None:
-            self._opened().cancel(self._id)
+            self._opened().cancel(REQUEST_ID)
         return piece

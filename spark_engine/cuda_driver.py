@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cuda.bindings import driver
+from cuda.bindings import driver as driver  # `device` calls it too
 
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.host_memory import available_memory

@@ -91,7 +91,7 @@ def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
     slots = limits.max_seqs + 1
     return (
         TensorSpec("last_tokens", DType.I32, (slots,)),
-        TensorSpec("seen", DType.I32, (slots, limits.vocab)),
+        TensorSpec("token_counts", DType.I32, (slots, limits.vocab)),
     )
 
 

@@ -7,7 +7,7 @@ so that whoever runs them needs to know neither the op nor its attributes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spark_engine.tensors import Array, TensorSpec
@@ -17,50 +17,138 @@ Attrs = Mapping[str, Attr]
 
 
 @dataclass(frozen=True)
-class Target:
-    """A GPU to compile for.
+class Architecture:
+    """What kernels of it may use, whichever card they run on.
 
     Attributes:
-        name: the architecture NVRTC is given ("sm_90a").
-        sms: streaming multiprocessors.
+        name: as NVRTC and `--target` are given it ("sm_90a").
+        capability: major and minor compute capability, as the driver has it.
         shared_bytes: shared memory that one block may use.
+        large_shared: kernels take the forms laid out for Hopper's 227 KiB of it, deeper and wider.
+        wgmma: warpgroup matrix instructions.
+        clusters: blocks of a cluster read each other's shared memory, up to eight of them. Only
+            where it was run: for GB10 such kernels compile, but sources disagree on whether it has
+            distributed shared memory at all, CUTLASS keeps its clusters at one block, and none was
+            run there yet. A launch that is refused, or wrong, would cost the engine, and clusters
+            save a few microseconds.
+        fp4_mma: block-scaled FP4 matrix instructions.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    shared_bytes: int
+    large_shared: bool = False
+    wgmma: bool = False
+    clusters: bool = False
+    fp4_mma: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU that is sold, or a part of one that the driver shows.
+
+    Attributes:
+        name: as `--card` is given it ("h200").
+        product: how the driver's name for it begins.
+        sms: streaming multiprocessors.
         bandwidth: DRAM bytes a second that a plain kernel reaches.
         bf16_flops: dense bf16 tensor-core operations a second that a library reaches.
         memory: bytes that a process may count on; where the host shares them, less its part.
     """
 
     name: str
+    product: str
     sms: int
-    shared_bytes: int
     bandwidth: float
     bf16_flops: float
     memory: int
 
+
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for: an architecture, and the card of it that budgets and grids fit."""
+
+    architecture: Architecture
+    card: Card
+
     @property
-    def hopper(self) -> bool:
-        """Has wgmma and 227 KiB of shared memory."""
-        return self.name.startswith("sm_90")
+    def name(self) -> str:
+        """The architecture's."""
+        return self.architecture.name
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of `Architecture`."""
+        return self.architecture.shared_bytes
+
+    @property
+    def large_shared(self) -> bool:
+        """Of `Architecture`."""
+        return self.architecture.large_shared
+
+    @property
+    def wgmma(self) -> bool:
+        """Of `Architecture`."""
+        return self.architecture.wgmma
 
     @property
     def clusters(self) -> bool:
-        """Blocks of a cluster read each other's shared memory, up to eight of them.
-
-        Only on Hopper, where it was run. For GB10 such kernels compile, but sources disagree on
-        whether it has distributed shared memory at all, CUTLASS keeps its clusters at one block,
-        and none was run there yet: a launch that is refused, or wrong, would cost the engine, and
-        clusters save a few microseconds.
-        """
-        return self.hopper
+        """Of `Architecture`."""
+        return self.architecture.clusters
 
     @property
     def fp4_mma(self) -> bool:
-        """Has block-scaled FP4 matrix instructions."""
-        return self.name.startswith(("sm_120", "sm_121"))
+        """Of `Architecture`."""
+        return self.architecture.fp4_mma
+
+    @property
+    def sms(self) -> int:
+        """Of `Card`."""
+        return self.card.sms
+
+    @property
+    def bandwidth(self) -> float:
+        """Of `Card`."""
+        return self.card.bandwidth
+
+    @property
+    def bf16_flops(self) -> float:
+        """Of `Card`."""
+        return self.card.bf16_flops
 
 
-H200 = Target("sm_90a", 132, 232_448, 4.3e12, 790e12, 139 << 30)
-GB10 = Target("sm_121a", 48, 101_376, 243e9, 100e12, 104 << 30)
-TARGETS: Mapping[str, Target] = {t.name: t for t in (H200, GB10)}
+_HOPPER = Architecture("sm_90a", (9, 0), 232_448, large_shared=True, wgmma=True, clusters=True)
+_SM_121 = Architecture("sm_121a", (12, 1), 101_376, fp4_mma=True)
+# A row for each card; of the cards of an architecture the first is what is built for unasked.
+KNOWN = (
+    Target(_HOPPER, Card("h200", "NVIDIA H200", 132, 4.3e12, 790e12, 139 << 30)),
+    Target(_HOPPER, Card("h100", "NVIDIA H100", 132, 3.0e12, 790e12, 79 << 30)),
+    Target(_SM_121, Card("gb10", "NVIDIA GB10", 48, 243e9, 100e12, 104 << 30)),
+)
+CARDS: Mapping[str, Target] = {t.card.name: t for t in KNOWN}
+TARGETS: Mapping[str, Target] = {  # by architecture
+    name: next(t for t in KNOWN if t.name == name) for name in dict.fromkeys(t.name for t in KNOWN)
+}
+H200, GB10 = CARDS["h200"], CARDS["gb10"]
+
+
+def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) -> Target | None:
+    """What a driver describes: a card of the table, or one like the nearest there.
+
+    A strange card has the multiprocessors and the memory (bytes) that are told, and the nearest
+    one's bandwidth and rate. None where no architecture has the capability.
+    """
+    same = [t for t in KNOWN if t.architecture.capability == capability]
+    for known in same:
+        card = known.card
+        if product.startswith(card.product) and sms == card.sms and memory >= card.memory:
+            return known
+    if not same:
+        return None
+    near = min(same, key=lambda t: (abs(t.sms - sms), abs(t.card.memory - memory)))
+    name = f"{product}, {sms} SMs, {memory >> 30} GiB"
+    card = replace(near.card, name=name, product=product, sms=sms, memory=memory)
+    return Target(near.architecture, card)
 
 
 @dataclass(frozen=True)

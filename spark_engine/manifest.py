@@ -174,6 +174,7 @@ class Manifest:
     name: str
     producer: Mapping[str, str]
     target: str
+    card: str  # whose memory and multiprocessors it was fitted to; empty for the CPU
     executor: str
     model: ModelInfo
     limits: Limits

@@ -1,6 +1,6 @@
-"""The contract of one op: its maths three times, and its cases.
+"""The contract of one op: what it is given, its maths three times, its cases and its kernels.
 
-An op lives in `plugins/<stem>.py` beside `plugins/<stem>.cu`. This module knows no op.
+An op lives in `plugins/<folder>/<stem>.py` beside `<stem>.cu`. This module knows no op.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from spark_engine.kernel import Attr as Attr
 from spark_engine.kernel import Attrs as Attrs
 from spark_engine.kernel import Cuda
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.tensors import Array, TensorSpec
 
 DOMAIN = "spark"
@@ -42,33 +43,117 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Tolerance:
+    """How far a kernel's result may be from the reference's.
+
+    Attributes:
+        norm: relative L2 distance of a bf16 result.
+        element: distance of one bf16 element, relative to it and to the result's spread.
+        exact: relative L2 distance of an f32 result.
+        codes: share of quantised codes that may be one step off.
+        blur: e4m3 codes of values that differ by less than this share of the largest count as
+            equal: steps are fine near zero, where rounding before the quantiser is coarse.
+    """
+
+    norm: float = 1e-2
+    element: float = 2.0**-7
+    exact: float = 1e-5
+    codes: float = 0.01
+    blur: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node of the chain that a fused op stands for.
+
+    Attributes:
+        op: one of ours, or a standard ONNX operator.
+        inputs, outputs: names of values: the fused op's operands, or what another part makes.
+            `scales[1]` is one element of an operand.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The nodes that a fused node stands for, in order, and their values that are its results."""
+
+    parts: tuple[Part, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Op:
     """One op of the `spark` domain.
 
     Attributes:
         name: the node's op_type.
-        inputs, outputs: their names in order. A last name ending in `*` repeats 0..n times.
+        operands, results: in order, those that only some nodes have among them.
         attrs: every attribute with its default (None: required).
         infer: (attrs, input specs) -> output specs; raises GraphError naming a bad operand.
             Shapes may hold named dimensions ("rows", "tokens").
         reference: (attrs, arrays) -> arrays; float64 inside, written to be read.
         body: (attrs, input specs) -> one ONNX function in ONNX's textual syntax (opset 23),
             named like the op in domain `spark`, whose formal inputs and outputs stand in
-            the op's order (a repeated name numbered `x0, x1`).
+            the op's order and have its names (a repeated result is numbered `x0, x1`).
         cases: seeded examples.
-        aliases: output index -> input index that may share memory (state, updated in place).
-        quantises: True for a stand-alone quantise node, which fusion must remove.
+        fuses: attrs -> the chain it is the fusion of, whose bits it gives; None: it is no fusion.
+        quantises: the format of a stand-alone quantise node, which fusion must remove; or "".
+        format: the weights' format of a linear op, as `grouped_moe` names it; or "".
+        tolerance: attrs -> what its kernels are allowed. The reason stands where it is coarse.
         cuda: tactics and weight layouts for CUDA targets.
     """
 
     name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
     attrs: Mapping[str, Attr | None]
     infer: Infer
     reference: Reference
     body: Body
     cases: tuple[Case, ...]
-    aliases: Mapping[int, int] = field(default_factory=dict)
-    quantises: bool = False
+    fuses: Callable[[Attrs], Chain] | None = None
+    quantises: str = ""
+    format: str = ""
+    tolerance: Callable[[Attrs], Tolerance] = lambda attrs: Tolerance()
     cuda: Cuda = field(default_factory=Cuda)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the operands that every node has."""
+        return tuple(o.name for o in self.operands if o.when is None and not o.optional)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results that every node has; a last one ending in `*` repeats."""
+        return tuple(r.name for r in self.results if r.when is None)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it updates a state."""
+        return any(r.updates for r in self.results)
+
+    def given(self, attrs: Attrs) -> tuple[Operand, ...]:
+        """The operands of a node with these attributes, optional ones among them."""
+        return tuple(o for o in self.operands if o.when is None or o.when.holds(attrs))
+
+    def made(self, attrs: Attrs) -> tuple[Result, ...]:
+        """The results of a node with these attributes."""
+        return tuple(r for r in self.results if r.when is None or r.when.holds(attrs))
+
+    def names(self, attrs: Attrs, count: int) -> list[str]:
+        """The names of a node's `count` operands."""
+        return [o.name for o in self.given(attrs)][:count]
+
+    def aliases(self, attrs: Attrs) -> dict[int, int]:
+        """Output index -> input index that may share memory: a state, updated in place."""
+        at = {o.name: i for i, o in enumerate(self.given(attrs))}
+        return {i: at[r.updates] for i, r in enumerate(self.made(attrs)) if r.updates}
+
+    def states(self) -> tuple[Operand, ...]:
+        """The operands that are kept from launch to launch."""
+        return tuple(o for o in self.operands if o.role is Role.STATE)

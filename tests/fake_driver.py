@@ -31,6 +31,7 @@ class FakeDriver:
     def __init__(self, free: int = 1 << 30, fails: tuple[str, ...] = (), **attributes: int) -> None:
         self.attributes = {"MULTIPROCESSOR_COUNT": 132, "INTEGRATED": 0, **attributes}
         self.free, self.fails = free, fails
+        self.product, self.total = "NVIDIA H200", 140 << 30
         self.held: Counter[str] = Counter()
         self.asked: list[tuple[Any, ...]] = []
         self._next = itertools.count(1)
@@ -54,6 +55,10 @@ class FakeDriver:
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if name == "cuMemGetInfo":
             return self.free, 2 * self.free
+        if name == "cuDeviceTotalMem":
+            return (self.total,)
+        if name == "cuDeviceGetName":
+            return (self.product.encode() + b"\0\0",)
         if name == "cuDeviceGetAttribute":
             return (self.attributes[args[0].name.removeprefix("CU_DEVICE_ATTRIBUTE_")],)
         return (next(self._next),)

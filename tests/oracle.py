@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,23 @@ def forward(checkpoint: Path, ids: Sequence[int], fp8_kv: bool = False) -> Resul
     return _Net(checkpoint, fp8_kv).forward(np.asarray(ids))
 
 
+def _files(folder: Path) -> _Files:
+    stats = ((p.name, p.stat().st_mtime_ns) for p in sorted(folder.iterdir()))
+    return _read(folder, tuple(stats))
+
+
+@lru_cache(maxsize=1)
+def _read(folder: Path, stats: object) -> _Files:
+    return _Files(folder)
+
+
 class _Files:
     """Tensors by name, and how each module is quantised."""
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
         self.tensors: dict[str, Any] = {}
+        self.made: dict[str, F64] = {}
         for path in sorted(folder.glob("*.safetensors")):
             for name, info in safetensors.deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
                 flat = np.frombuffer(info["data"], DTYPES[info["dtype"]])
@@ -104,7 +116,14 @@ class _Files:
 
     def get(self, name: str) -> F64:
         """A plain tensor."""
-        return np.asarray(self.tensors[name].astype(np.float64))
+        return self.once(name, lambda: self.tensors[name].astype(np.float64))
+
+    def once(self, name: str, make: Callable[[], F64]) -> F64:
+        """What `make` returns, made once and read-only."""
+        if name not in self.made:
+            self.made[name] = np.asarray(make())
+            self.made[name].flags.writeable = False
+        return self.made[name]
 
     def scalar(self, name: str) -> float:
         return float(self.get(name).reshape(-1)[0])
@@ -184,7 +203,7 @@ class _Net:
     """The network of one checkpoint; `forward` fills a `Result`."""
 
     def __init__(self, folder: Path, fp8_kv: bool = False) -> None:
-        self.files, self.fp8_kv = _Files(folder), fp8_kv
+        self.files, self.fp8_kv = _files(folder), fp8_kv
         self.c: dict[str, Any] = self.files.config.get("text_config", self.files.config)
         self.eps = float(self.c.get("rms_norm_eps", 1e-6))
         self.rounder = _Rounder()
@@ -199,28 +218,35 @@ class _Net:
         if weight.dtype == np.uint8:
             return self._modelopt_nvfp4(x, module)
         if f"{module}.weight_scale_inv" in tensors:
-            scale = self.files.get(f"{module}.weight_scale_inv")
-            w = weight.astype(np.float64) * spread(scale, 128, 128, weight.shape)
+            w = self.files.once(module, lambda: self._blocks(module))
             return np.asarray(self.rounder.fp8_blocks(x) @ w.T)
         if f"{module}.weight_scale" in tensors:
-            w = weight.astype(np.float64) * self.files.get(f"{module}.weight_scale").reshape(-1, 1)
+            rows = self.files.get(f"{module}.weight_scale").reshape(-1, 1)
+            w = self.files.once(module, lambda: weight.astype(np.float64) * rows)
             scale_in = self.files.scalar(f"{module}.input_scale")
             return np.asarray(self.rounder.fp8(x, scale_in) @ w.T * scale_in)
         return np.asarray(x @ self.files.get(f"{module}.weight").T)
 
+    def _blocks(self, module: str) -> F64:
+        weight = self.files.tensors[f"{module}.weight"]
+        scale = self.files.get(f"{module}.weight_scale_inv")
+        return np.asarray(weight.astype(np.float64) * spread(scale, 128, 128, weight.shape))
+
+    def _e2m1(self, module: str, stem: str, scale: float) -> F64:
+        blocks = np.repeat(self.files.get(f"{module}.weight_scale"), 16, axis=1)
+        return e2m1_values(self.files.tensors[f"{module}.{stem}"]) * blocks * scale
+
     def _modelopt_nvfp4(self, x: F64, module: str) -> F64:
-        blocks = self.files.get(f"{module}.weight_scale")
-        w = e2m1_values(self.files.tensors[f"{module}.weight"]) * np.repeat(blocks, 16, axis=1)
-        w *= self.files.scalar(f"{module}.weight_scale_2")
+        whole = self.files.scalar(f"{module}.weight_scale_2")
+        w = self.files.once(module, lambda: self._e2m1(module, "weight", whole))
         if self.files.algorithm(module) != "NVFP4":
             return x @ w.T
         scale = self.files.scalar(f"{module}.input_scale")
         return self.rounder.nvfp4(x, scale) @ w.T * scale
 
     def _compressed(self, x: F64, module: str) -> F64:
-        blocks = self.files.get(f"{module}.weight_scale")
-        w = e2m1_values(self.files.tensors[f"{module}.weight_packed"])
-        w *= np.repeat(blocks, 16, axis=1) / self.files.scalar(f"{module}.weight_global_scale")
+        whole = 1 / self.files.scalar(f"{module}.weight_global_scale")
+        w = self.files.once(module, lambda: self._e2m1(module, "weight_packed", whole))
         if f"{module}.input_global_scale" not in self.files.tensors:
             return x @ w.T
         scale = 1 / self.files.scalar(f"{module}.input_global_scale")

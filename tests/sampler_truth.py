@@ -23,7 +23,7 @@ class Row:
 
     logits: Sequence[float]
     vocab: int
-    seen: Sequence[int]
+    token_counts: Sequence[int]
     temperature: float
     top_p: float = 1.0
     min_p: float = 0.0
@@ -82,7 +82,7 @@ def sample(row: Row) -> Drawn:
 def _penalised(row: Row, i: int) -> float:
     """Bias, then the three penalties of the id `i`."""
     z = row.logits[i] + math.fsum(value for token, value in row.bias if token == i)
-    times, prompted = divmod(row.seen[i], 2)
+    times, prompted = divmod(row.token_counts[i], 2)
     if times or prompted:
         z = z / row.repetition if z > 0 else z * row.repetition
     if times:

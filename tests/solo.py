@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spark_engine.check.prompts import default_tables
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.memory import Memory
+from spark_engine.runtime.executors.memory import EngineMemory
 
 Floats = NDArray[Any]
 
@@ -27,7 +27,7 @@ class Solo:
     def __init__(self, engine: Loaded, slot: int = 1) -> None:
         specs = {key: executor.specs for key, executor in engine.executors.items()}
         self.engine, self.slot = engine, slot
-        self.memory = Memory(engine.states, engine.tables, specs)
+        self.memory = EngineMemory(engine.states, engine.tables, specs)
         self.pages = list(range(engine.limits.pages))[::-1][: engine.limits.pages_per_seq]
         self.length = 0
         self.logits: list[Floats] = []

@@ -35,6 +35,22 @@ FOLDERS = {
         "sampling": {"common", "rowwise"},
         "": _OPS,
     },
+    "models": {
+        "config": set(),
+        "checkpoint": {"config"},
+        "weights": {"config", "checkpoint"},
+        "graph": {"config", "checkpoint", "weights"},
+        "families": {"config", "checkpoint", "weights", "graph"},
+        "": {"config", "checkpoint", "weights", "families", "graph"},
+    },
+    "builder": {
+        "plan": set(),
+        "graph": {"plan"},
+        "rules": {"graph"},
+        "executors": {"plan", "graph"},
+        "native": {"plan", "graph", "executors"},
+        "": {"plan", "graph", "rules", "executors", "native"},
+    },
     "runtime": {
         "executors": set(),
         "engine": {"executors"},
@@ -56,14 +72,17 @@ NEVER = {
 }
 # Heavy libraries live in one file each, so that the rest imports without them.
 ONE_FILE = {
-    "onnxruntime": {"runtime/executors/ort.py", "builder/ort.py", "check/operators.py"},
+    "onnxruntime": {"runtime/executors/ort.py", "check/operators.py"},
+    "onnx": {
+        "builder/executors/ort.py",
+        "check/mark.py",
+        "check/operators.py",
+        "check/reference.py",
+    },
     "cuda": {
         "spark_engine/cuda_driver.py",
-        "runtime/executors/device.py",
-        "builder/nvrtc.py",
-        "builder/gpu_timer.py",
+        "builder/native/nvrtc.py",
     },
-    "tensorrt": {"runtime/trt.py", "builder/trt.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import H200
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import Event, FinishReason
 from tests.house import ROOT
 from tests.models.test_synthetic import folder

@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine import cuda_driver  # noqa: E402
-from spark_engine.builder import gpu_timer  # noqa: E402
+from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.builder.native import gpu_timer  # noqa: E402
+from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
 from spark_engine.kernel import Shape  # noqa: E402
 from spark_engine.runtime.engine import load as module  # noqa: E402
-from spark_engine.runtime.executors import device, native  # noqa: E402
-from spark_engine.runtime.executors.held import Held  # noqa: E402
+from spark_engine.runtime.executors import native  # noqa: E402
 from tests.fake_driver import FakeDriver  # noqa: E402
 from tests.runtime import native_folder as toy  # noqa: E402
 from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
@@ -30,7 +30,7 @@ LITTLE, MUCH = 1 << 20, 1 << 36
 
 def use(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, available: int | None = MUCH) -> None:
     """Puts the driver in its place, and so many bytes of the host beside it."""
-    for place in (cuda_driver, device, gpu_timer):
+    for place in (cuda_driver, device):
         monkeypatch.setattr(place, "driver", driver)
     monkeypatch.setattr(cuda_driver, "available_memory", lambda: available)
 
@@ -67,7 +67,7 @@ def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
 
     toy.write(tmp_path)
     monkeypatch.setattr(native, "Gpu", Card)
-    monkeypatch.setattr(module, "runnable_targets", lambda: ("cpu", toy.TARGET))
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
     use(monkeypatch, FakeDriver(1000, INTEGRATED=1))
     module.load(tmp_path).close()
     use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=1000)
@@ -83,9 +83,42 @@ def test_the_builders_timer_asks_the_same(monkeypatch: pytest.MonkeyPatch, integ
     )
     monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
     timer: Any = object.__new__(gpu_timer.GpuTimer)
-    timer._stream, timer._l2, timer._device = 0, 0, 0
+    timer._gpu = device.Gpu()
     timer._functions = lambda *_: ([], [])
     assert timer._measure(None, None, None) == (1.0 if integrated else None)
+
+
+@pytest.mark.parametrize(
+    ("product", "capability", "sms", "gib", "card"),
+    [
+        ("NVIDIA H200", (9, 0), 132, 139.8, "h200"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), 132, 79.1, "h100"),
+        ("NVIDIA H100 PCIe", (9, 0), 114, 79.1, "NVIDIA H100 PCIe, 114 SMs, 79 GiB"),
+        ("NVIDIA GB10", (12, 1), 48, 119.6, "gb10"),  # of which a process has seven eighths
+        ("NVIDIA GB9", (12, 1), 24, 64.0, "NVIDIA GB9, 24 SMs, 56 GiB"),
+        ("NVIDIA A100", (8, 0), 108, 80.0, None),
+    ],
+)
+def test_the_card_that_is_present(
+    monkeypatch: pytest.MonkeyPatch,
+    product: str,
+    capability: tuple[int, int],
+    sms: int,
+    gib: float,
+    card: str | None,
+) -> None:
+    major, minor = capability
+    driver = FakeDriver(
+        MULTIPROCESSOR_COUNT=sms, INTEGRATED=int(capability == (12, 1)),
+        COMPUTE_CAPABILITY_MAJOR=major, COMPUTE_CAPABILITY_MINOR=minor,
+    )  # fmt: skip
+    driver.product, driver.total = product, int(gib * (1 << 30))
+    use(monkeypatch, driver)
+    found = device.present()
+    assert (found.card.name if found else None) == card
+    assert device.architecture() == (found.name if found else None)
+    driver.fails = ("cuInit",)
+    assert device.present() is None
 
 
 def test_mps_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +161,12 @@ def test_what_the_driver_hands_out_comes_back(monkeypatch: pytest.MonkeyPatch) -
     driver = FakeDriver()
     use(monkeypatch, driver)
     gpu = device.Gpu()
-    held = Held(gpu)
-    held.zeros(5), held.event(), held.graph(lambda: None), gpu.module(b"x"), gpu.module(b"y")
+    resources = DeviceResources(gpu)
+    resources.zeros(5), resources.event(), resources.graph(lambda: None)
+    modules = [gpu.module(code) for code in (b"x", b"y", b"z")]
+    gpu.unload(modules[1])
     assert driver.held["cuModuleLoadData"] == 2 and driver.held["cuStreamEndCapture"] == 0
-    held.close()
+    resources.close()
     gpu.close()
     gpu.close()
     assert +driver.held == -driver.held == NONE, driver.held
@@ -145,11 +180,11 @@ def test_what_was_made_before_a_failure_comes_back(
     use(monkeypatch, driver)
     with pytest.raises(ExecutorError, match="UNKNOWN"):
         gpu = device.Gpu()
-        held = Held(gpu)
+        resources = DeviceResources(gpu)
         try:
-            held.graph(lambda: None)
+            resources.graph(lambda: None)
         finally:
-            held.close()
+            resources.close()
             gpu.close()
     assert +driver.held == -driver.held == NONE, driver.held
 
@@ -163,7 +198,7 @@ def test_a_recording_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ExecutorError("a launch was refused")
 
     with pytest.raises(ExecutorError, match="a launch was refused"):
-        Held(gpu).graph(broken)
+        DeviceResources(gpu).graph(broken)
     calls = [call[0] for call in driver.asked]
     assert calls.count("cuStreamBeginCapture") == calls.count("cuStreamEndCapture") == 1
     gpu.close()

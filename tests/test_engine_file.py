@@ -60,7 +60,7 @@ def write_all(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def header() -> EngineHeader:
-    state = TensorSpec("seen", DType.I32, (5, 9))
+    state = TensorSpec("token_counts", DType.I32, (5, 9))
     return EngineHeader(
         "ort",
         "cpu",
@@ -70,7 +70,7 @@ def header() -> EngineHeader:
         (TensorSpec("token_ids", DType.I32, (2,)),),
         (state,),
         (TensorSpec("logits", DType.F32, (2, 9)),),
-        {"seen.out": "seen"},
+        {"token_counts.out": "token_counts"},
     )
 
 
@@ -80,11 +80,12 @@ def example(folder: Path) -> Manifest:
         name="toy",
         producer={"numpy": "2.0"},
         target="cpu",
+        card="",
         executor="ort",
         model=ModelInfo("qwen3_5_text", 4, 64, 9, 12345),
         limits=limits,
         dtypes=Precision(DType.F32, DType.F8E4M3, DType.F32),
-        states=(StateInfo(TensorSpec("seen", DType.I32, (5, 9)), "slot"),),
+        states=(StateInfo(TensorSpec("token_counts", DType.I32, (5, 9)), "slot"),),
         tables=(TensorSpec("prompt_lens", DType.I32, (5,)),),
         buckets=(Bucket("decode", 2, 1, ENGINE, 4096),),
         memory=Memory((folder / "weights.safetensors").stat().st_size, 0, 180, 20, 4096),
@@ -184,13 +185,20 @@ def test_other_target_is_refused(folder: Path) -> None:
 
 def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text('{"format": 3, "surprise": []}')
-    with pytest.raises(EngineError, match="format 3.*reads up to 2.*upgrade"):
+    file.write_text('{"format": 4, "surprise": []}')
+    with pytest.raises(EngineError, match="format 4.*reads up to 3.*upgrade"):
         open_folder(folder, "cpu")
     data = (folder / ENGINE).read_bytes().replace(b'"format": 3', b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
+
+
+def test_an_engine_from_before_its_states_were_renamed_is_refused(folder: Path) -> None:
+    data = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(data.replace(b'"format": 3', b'"format": 2'))
+    with pytest.raises(EngineError, match="format 2: rebuild the engine with spark-build"):
+        open_folder(folder, "cpu")
 
 
 def test_a_manifest_of_equal_values_in_other_bytes_is_refused(folder: Path) -> None:
@@ -505,7 +513,7 @@ def test_a_header_of_junk_is_refused_or_means_what_it_says(
 
 
 def test_the_plan_is_of_what_the_engine_has() -> None:
-    page, slot = (TensorSpec("k", DType.U8, (3, 64)), TensorSpec("seen", DType.I32, (5,)))
+    page, slot = (TensorSpec("k", DType.U8, (3, 64)), TensorSpec("token_counts", DType.I32, (5,)))
     states = [StateInfo(page, "page"), StateInfo(slot, "slot")]
     table = TensorSpec("prompt_lens", DType.I32, (2,))
     buckets = [Bucket("decode", 1, 1, "a", 7, 9, 100, 1000), Bucket("decode", 2, 1, "b", 8, 5, 200)]

@@ -45,15 +45,14 @@ def _run(*command: str | Path, **env: str) -> str:
 
 
 CUDA = (
-    *("builder/native.py", "builder/native_backend.py", "builder/nvrtc.py"),
-    *("builder/gpu_timer.py", "spark_engine/cuda_driver.py"),
+    *("builder/native/program.py", "builder/native/backend.py", "builder/native/nvrtc.py"),
+    *("builder/native/gpu_timer.py", "spark_engine/cuda_driver.py", "spark_engine/device.py"),
     *(
-        "runtime/executors/device.py",
         "runtime/executors/device_memory.py",
         "runtime/executors/native.py",
         "runtime/executors/upload.py",
     ),
-    "runtime/executors/held.py",
+    "spark_engine/device_resources.py",
 )
 
 

@@ -11,6 +11,7 @@ networks shallow, because the number of decisions grows with both.
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.load import Loaded, load
 from tests import oracle
 from tests.checkpoints import write_checkpoint
@@ -93,7 +94,7 @@ def test_rounded_activations(format: str, moe: bool, tmp_path: Path) -> None:
     engine = _engine(folder, "engine")
     drawn = (_ids(seed, 3) for seed in range(200))
     runs = ((ids, oracle.forward(folder, ids)) for ids in drawn)
-    clear = [run for run in runs if run[1].margin > MARGIN][:2]
+    clear = list(islice((run for run in runs if run[1].margin > MARGIN), 2))
     assert len(clear) == 2, "no prompt without a near tie"
     for ids, truth in clear:
         _compare(_run(engine, ids, (), decoded=1), truth)
@@ -107,7 +108,7 @@ def test_fp8_pages(names: str, format: str, tmp_path: Path) -> None:
     engine = _engine(folder, "engine", kv_dtype="fp8")
     drawn = (_ids(seed, 4) for seed in range(200))
     runs = ((ids, oracle.forward(folder, ids, fp8_kv=True)) for ids in drawn)
-    clear = [run for run in runs if run[1].margin > MARGIN][:2]
+    clear = list(islice((run for run in runs if run[1].margin > MARGIN), 2))
     assert len(clear) == 2, "no prompt without a near tie"
     for ids, truth in clear:
         solo = _run(engine, ids, (2,), decoded=1)

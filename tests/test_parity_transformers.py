@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.load import Loaded, load
 from tests.checkpoints import write_checkpoint
 from tests.solo import Solo

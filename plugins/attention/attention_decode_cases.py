@@ -8,7 +8,7 @@ import numpy as np
 
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins.attention import paged_attention_cases as attention
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.tensors import Array, DType
 
 
@@ -34,7 +34,7 @@ class Launch:
         pairs[dead, :, 1] = rng.standard_normal((a.heads, a.dim))  # gates are read of every row
         qkv[:, : 2 * a.heads * a.dim] = pairs.reshape(len(qkv), -1)
         operands = (qkv, *rest)
-        scales = samples.positive(rng, self.n, low=3e-3, high=3e-2)
+        scales = random_arrays.positive(rng, self.n, low=3e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(self.attrs) else operands
 
     def ignore(self, outputs: tuple[Array, ...]) -> None:

@@ -15,7 +15,7 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.attention.rope import cos_sin, rotate
 from spark_engine.plugins.common import fp8_codes
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.tiles import Rows, over, positions, valid_tokens
+from spark_engine.plugins.common.sequence_tiles import Rows, over, positions, valid_tokens
 from spark_engine.tensors import DType, TensorSpec
 
 HIDDEN = -1e30  # the score of an unseen position; finite, so that HIDDEN − HIDDEN is 0

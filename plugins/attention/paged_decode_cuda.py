@@ -102,7 +102,7 @@ def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str 
         return f"heads of {s.dim} columns do not come in 128-column blocks of fp8_block"
     if int(attrs.get("n", 1)) > COPIES:
         return f"{attrs['n']} quantised copies; at most {COPIES} are written"
-    if (most == SMALL[0][1]) == target.hopper:
+    if (most == SMALL[0][1]) == target.large_shared:
         return f"blocks of {most} warps are not for the shared memory of {target.name}"
     reason = refuse_any(attrs, specs, target)
     shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
@@ -185,7 +185,7 @@ def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
     way = 8e-6 + 2.3e-6 * length / (16 * chunks * most)
     read = 2 * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
-    resident = target.sms * (RESIDENT // most if target.hopper else 1)
+    resident = target.sms * (RESIDENT // most if target.large_shared else 1)
     return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs
+from spark_engine.op import Attrs, Chain, Part
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -65,6 +65,23 @@ def nvfp4_specs(op: str, x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     k = width(op, x, formats.NVFP4_BLOCK)
     packed = TensorSpec("packed", DType.U8, (*x.shape[:-1], k // 2))
     return packed, TensorSpec("scale", DType.F8E4M3, (*x.shape[:-1], k // formats.NVFP4_BLOCK))
+
+
+def chain(
+    attrs: Attrs,
+    parts: Sequence[Part],
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> Chain:
+    """`parts`, which make y, then the stand-alone quantisers: before…, [y], after…, quantised…"""
+    quant, tail = attrs["quant"], []
+    for i in range(0 if quant == "none" else int(attrs["n"])):
+        outs = (f"q{i}",) if quant == "fp8" else (f"q{i}", f"s{i}")
+        scale = (f"scales[{i}]",) if takes_scales(attrs) else ()
+        tail.append(Part(f"{quant}_quant", ("y", *scale), outs))
+    kept = ("y",) if attrs["keep"] else ()
+    made = tuple(name for part in tail for name in part.outputs)
+    return Chain((*parts, *tail), (*before, *kept, *after, *made))
 
 
 def reference(attrs: Attrs, y: Array, scales: Array | None) -> list[Array]:

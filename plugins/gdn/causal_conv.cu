@@ -1,11 +1,12 @@
 // causal_conv: depthwise convolution over the first `channels` columns of x, then SiLU.
 //
-// A thread owns four neighbouring channels of SEGMENT tokens of a tile and slides over them; what
-// lies before a tile is read from the tile before it in x, or from the state. The state may be
-// updated in place: only a sequence's first tile reads it, and that tile's thread writes the new
-// one, which it takes from the sequence's last tile in x.
-// 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78 (benchmarks/log/causal_conv.md).
-// Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at four columns).
+// Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
+// tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
+// x, or from the state. The state may be updated in place: only a sequence's first tile reads it,
+// and that tile's thread writes the new one, from the sequence's last tile in x.
+// Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
+// 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
+// benchmarks/log/causal_conv.md.
 #include "gdn/gdn.cuh"
 
 // Four neighbouring columns of x, whose rows start anywhere unless ALIGNED.

@@ -12,9 +12,10 @@ import numpy as np
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     continuing,
     expect_rows,
@@ -24,10 +25,17 @@ from spark_engine.plugins.common.tiles import (
     tokens_of,
     valid_tokens,
 )
+from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("x", "weight", "conv_state", "slots", "starts", "counts")
+OPERANDS = (
+    operands.x("A[tokens,X]", "first C columns"),
+    operands.weight("weight", "f32[C,K]"),
+    Operand("conv_state", Role.STATE, "A[S+1,K−1,C]"),
+    *operands.ROWS,
+)
+INPUTS = tuple(o.name for o in OPERANDS)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -191,13 +199,15 @@ CASES = (
 
 OP = Op(
     name="causal_conv",
-    inputs=INPUTS,
-    outputs=("c", "state_out"),
+    operands=OPERANDS,
+    results=(
+        Result("c", "A[tokens,C]", note="after SiLU"),
+        Result("state_out", "A[S+1,K−1,C]", updates="conv_state"),
+    ),
     attrs={"tile": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    aliases={1: 2},
     cuda=CUDA,
 )

@@ -1,18 +1,17 @@
 // gated_delta_chunk (prefill): the delta rule over tiles of 64 tokens, in two launches.
 //
-// prepare (gated_delta_prepare.cuh), a block a (tile, key head), all tiles at once: for each value
-// head the decays' sums G, P = (Q K^T) . D and T = (I + A)^-1. scan, a block a (sequence, value
-// head, DS value columns), tile after tile, the state S^T in the accumulators of the last product:
+// prepare (gated_delta_prepare.cuh), all tiles at once: for each value head the decays' sums G,
+// P = (Q K^T) . D and T = (I + A)^-1. scan, grid (columns / DS, value heads, sequences): tile after
+// tile, the state S^T in the accumulators of the last product:
 //   R = beta V - (beta e^G) K S^T;  V' = T R;  O = e^G Q S^T + P V';
 //   S^T <- e^Gc S^T + K^T (tail V')
-// which is the reference's U - W S^T with T applied last: nothing but T and P is stored between
-// the launches. q and k stay bf16; their norms are factors of rows.
-// RING: the first tile's state is caught up from the replay ring of decode steps (delta_ring.py),
-// and the ring's `base` moves behind the last token.
-// Precision: f32 accumulators; what is no bf16 number is split into two, high + low (S, R, T, P,
-// V'), and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
-// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (variants:
-// benchmarks/log/gated_delta.md).
+// the reference's U - W S^T with T applied last, so that only T and P are stored between the
+// launches. q and k stay bf16; their norms are factors of rows.
+// RING: the first tile's state is caught up from the replay ring (replay_ring.py), and the ring's
+// `base` moves behind the last token.
+// Precision: f32 accumulators; f32 operands are split into two bf16, high + low (S, R, T, P, V'),
+// and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
+// 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (benchmarks/log/gated_delta.md).
 #include "gdn/gated_delta_prepare.cuh"
 
 constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
@@ -28,16 +27,16 @@ struct Scan {
 };
 
 #if STATE_BYTES == 4
-typedef float state_t;
+using state_t = float;
 DEVICE float load_state(const state_t* p) { return *p; }
 DEVICE void store_state(state_t* p, float x) { *p = x; }
 #else
-typedef u16 state_t;
+using state_t = u16;
 DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
 DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
 #endif
 
-// Whether a sequence, or an inert row, begins at row i: so are the units of the scan cut.
+// Whether a sequence, or an inert row, begins at row i: so are rows cut into sequences.
 DEVICE bool begins(const int* slots, int i) {
   return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
 }
@@ -50,7 +49,8 @@ DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, 
   auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
 #pragma unroll
   for (int n = 0; n < DS / 16; n++) {
-    const int phase = (u32)(start + (column + n * 16) / FOLDS) % RECORDS, last = min(lag, phase);
+    const int phase = (u32)(start + (column + n * 16) / FOLD_ROWS) % RECORDS,
+              last = min(lag, phase);
     float since = 0.f;
     for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
     const float decay = expf(since);
@@ -71,11 +71,11 @@ DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, 
 }
 #endif
 
-// One unit, rows begin to end, of one value head's DS columns.
-DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
-                      const int* slots, const int* starts, const int* counts, const u16* t_in,
-                      const u16* p_in, const float* factors, u16* o, const float* ring_in,
-                      float* ring_out, const float* bases, int begin, int end) {
+// One sequence, rows begin to end, of one value head's DS columns.
+DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
+                          const int* slots, const int* starts, const int* counts, const u16* t_in,
+                          const u16* p_in, const float* factors, u16* o, const float* ring_in,
+                          float* ring_out, const float* bases, int begin, int end) {
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
   const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
@@ -287,17 +287,17 @@ DEVICE void scan_unit(Scan& s, const u16* c, const state_t* state_in, state_t* s
                     acc[n / 2][n % 2][e]);
 }
 
-// The first row of unit number `unit`, or `rows` beyond the last unit.
-DEVICE int unit_begin(const int* slots, int rows, int unit) {
+// The first row of sequence number `sequence`, or `rows` beyond the last sequence.
+DEVICE int sequence_begin(const int* slots, int rows, int sequence) {
   for (int base = 0; base < rows; base += 32) {
     const int i = base + threadIdx.x % 32;
     u32 cuts = __ballot_sync(~0u, i < rows && begins(slots, i));
     const int here = __popc(cuts);
-    if (unit < here) {
-      while (unit--) cuts &= cuts - 1;
+    if (sequence < here) {
+      while (sequence--) cuts &= cuts - 1;
       return base + __ffs(cuts) - 1;
     }
-    unit -= here;
+    sequence -= here;
   }
   return rows;
 }
@@ -312,12 +312,12 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   wait_for_previous();
   launch_dependents();
 #pragma unroll 1
-  for (int unit = blockIdx.z;; unit += gridDim.z) {
-    const int begin = unit_begin(slots, rows, unit);
+  for (int sequence = blockIdx.z;; sequence += gridDim.z) {
+    const int begin = sequence_begin(slots, rows, sequence);
     if (begin == rows) return;
-    const int end = unit_begin(slots, rows, unit + 1);
-    scan_unit(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, ring_in,
-              ring_out, bases, begin, end);
+    const int end = sequence_begin(slots, rows, sequence + 1);
+    scan_sequence(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, ring_in,
+                  ring_out, bases, begin, end);
     __syncthreads();
   }
 }

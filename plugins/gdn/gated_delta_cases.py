@@ -1,4 +1,5 @@
-"""The seeded cases of the gated delta rule. Knows its operands, not its maths."""
+"""The seeded cases of the gated delta rule, with a replay ring and without. Knows its operands and
+the ring's layout, not its maths."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_engine.op import Attr, Case
+from spark_engine.plugins.gdn.gated_delta_nodes import Heads
+from spark_engine.plugins.gdn.replay_ring import Ring
 from spark_engine.tensors import Array, DType
 
 UNITS = 6
+LAGS = (3, 1 << 20, 0, 5, 1)  # tokens since all was folded, of one slot after another
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,20 @@ class Launch:
     strength: float = 0.0  # added to b: 6 makes beta nearly 1
     units: int = UNITS
     same: bool = False  # all keys nearly equal: the hard case of the triangular solve
+    ring: int = 0  # records behind each state
+    lags: tuple[int, ...] = LAGS
 
     @property
     def attrs(self) -> dict[str, Attr]:
         sizes = {"key_heads": self.keys, "value_heads": self.values}
-        return {"tile": self.tile, **sizes, "key_dim": self.key_dim, "value_dim": self.value_dim}
+        dims = {"key_dim": self.key_dim, "value_dim": self.value_dim}
+        return {"tile": self.tile, **sizes, **dims, "ring": self.ring}
+
+    @property
+    def layout(self) -> Ring:
+        """Of a slot's records."""
+        heads = Heads(self.tile, self.keys, self.values, self.key_dim, self.value_dim)
+        return Ring(self.ring, heads)
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         c, ba = self._tokens(rng)
@@ -49,7 +62,32 @@ class Launch:
         dt_bias = rng.uniform(-5, 0, self.values)
         steps = tuple(np.asarray(s, np.int32) for s in (self.slots, self.starts, self.counts))
         floats = (a_log.astype(np.float32), dt_bias.astype(np.float32))
-        return (c, ba, *floats, state.astype(self.state.numpy), *steps)
+        rings = [self.records(rng)] if self.ring else []
+        return (c, ba, *floats, state.astype(self.state.numpy), *rings, *steps)
+
+    def records(self, rng: np.random.Generator) -> Array:
+        """f32 [units+1, L, width]: NaN but for what a sequence at its row's position may read."""
+        ring = self.layout
+        held = np.full((self.units + 1, ring.length, ring.width), np.nan, np.float32)
+        firsts = {s: start for s, start in zip(self.slots[::-1], self.starts[::-1], strict=True)}
+        for i, slot in enumerate(sorted(s for s in firsts if s >= 0)):
+            start = firsts[slot]
+            if start == 0:
+                continue
+            base = max(0, start - self.lags[i % len(self.lags)])
+            behind = np.minimum(start - base, ring.phases(start))
+            for age in range(1, min(start - base, ring.length - 1) + 1):
+                record = held[slot, (start - age) % ring.length]
+                record[: ring.decays + self.values] = self._record(rng, behind >= age)
+            held[slot, 0, -1] = base
+        return held
+
+    def _record(self, rng: np.random.Generator, live: Array) -> Array:
+        delta = np.where(live, rng.standard_normal(live.shape), np.nan)
+        k = rng.standard_normal((self.keys, self.key_dim))
+        k /= np.linalg.norm(k, axis=1, keepdims=True)
+        g = -rng.uniform(0, 0.6, self.values) * np.exp(self.speed)
+        return np.concatenate([x.reshape(-1) for x in (delta, k, g)])
 
     def _tokens(self, rng: np.random.Generator) -> tuple[Array, Array]:
         rows, size = len(self.slots), self.keys * self.key_dim
@@ -69,7 +107,8 @@ class Launch:
         assert np.isfinite(o.astype(np.float32)).all(), "an inert row's output is not finite"
         for row, n in enumerate(self.counts):
             o[row, n:] = 0
-        outputs[1][-1] = 0
+        for state in outputs[1:]:
+            state[-1] = 0
 
 
 def _case(label: str, launch: Launch, rtol: float = 1e-5, atol: float = 2e-6) -> Case:
@@ -86,6 +125,32 @@ def _bench(launch: Launch) -> Case:
     return replace(_case("served sizes", served), bench=True)
 
 
+# With a ring: also a row of a full ring, and one whose ring began within it.
+_RING_DECODE = (
+    (3, -1, 0, 2, 5, 4, 1),
+    (69, 1 << 30, 0, 1, 8, 1031, 14),
+    (1, 0, 1, 1, 0, 1, 1),
+)
+_RING_TILES = (
+    (3, 3, 3, -1, 1, 5, -1, 0),
+    (0, 64, 128, 1 << 30, 0, 131, 0, 7),
+    (64, 64, 2, 0, 1, 64, 0, 5),
+)
+
+
+def _ringed(
+    label: str, tile: int, ring: int = 8, rtol: float = 1e-5, atol: float = 3e-6, **sizes: object
+) -> Case:
+    rows = _RING_DECODE if tile == 1 else _RING_TILES
+    launch = replace(Launch(tile, *rows, **sizes), ring=ring)  # type: ignore[arg-type]
+    return _case(f"ring of {ring}, {label}", launch, rtol, atol)
+
+
+def _phase(start: int) -> Case:
+    launch = Launch(1, (4,), (start,), (1,), 1, 2, 32, 64, ring=4, lags=(99,))
+    return _case(f"ring of 4, position {start}", launch, atol=3e-6)
+
+
 STEP = (
     _bench(Launch(1, *_DECODE)),
     _case("rows", Launch(1, *_DECODE)),
@@ -96,6 +161,17 @@ STEP = (
     _case("strong decay", Launch(1, *_DECODE, speed=3.0, strength=6.0)),
     _case("bf16 state", Launch(1, *_DECODE, state=DType.BF16), 1e-2, 1e-3),
     _case("bf16", Launch(1, *_DECODE, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
+    replace(_ringed("served sizes", 1, key_dim=128, value_dim=128), bench=True),
+    _ringed("rows", 1),
+    _ringed("rows", 1, 16),
+    _ringed("rows", 1, 2),
+    _ringed("one value head per key head", 1, keys=3, values=3),
+    _ringed("three value heads per key head", 1, keys=2, values=6),
+    _ringed("key and value sizes differ", 1, key_dim=16, value_dim=48),
+    _ringed("strong decay", 1, speed=3.0, strength=6.0),
+    *(_phase(start) for start in range(1, 10)),
+    _ringed("bf16 state", 1, 8, 1e-2, 1e-3, state=DType.BF16),
+    _ringed("bf16", 1, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
 )
 
 CHUNK = (
@@ -114,4 +190,13 @@ CHUNK = (
     _case("equal keys, strong decay", Launch(64, *_TILES, speed=2.0, strength=6.0, same=True)),
     _case("bf16 state", Launch(64, *_TILES, state=DType.BF16), 1e-2, 1e-3),
     _case("bf16", Launch(64, *_TILES, dtype=DType.BF16, state=DType.BF16), 1e-2, 1e-2),
+    replace(_ringed("served sizes", 64, key_dim=128, value_dim=128), bench=True),
+    _ringed("tiles", 64),
+    _ringed("tiles", 64, 16),
+    _ringed("one value head per key head", 64, keys=3, values=3),
+    _ringed("three value heads per key head", 64, keys=2, values=6),
+    _ringed("key and value sizes differ", 64, key_dim=16, value_dim=48),
+    _ringed("strong decay", 64, speed=3.0),
+    _ringed("bf16 state", 64, 8, 1e-2, 1e-3, state=DType.BF16),
+    _ringed("bf16", 64, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
 )

@@ -1,6 +1,6 @@
-"""The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan.
+"""The CUDA side of `gated_delta_chunk`: all that needs no state for all tiles, then a scan, which
+with a replay ring begins from a state caught up.
 
-And of `gated_delta_ring_chunk`, whose scan begins from a state caught up: the same two kernels.
 Knows the two kernels' shapes and what lies between them. A state's output is its input's memory.
 """
 
@@ -18,6 +18,7 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
+from spark_engine.plugins.common.row_quant_cuda import NULL
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.tensors import DType
 
@@ -26,7 +27,6 @@ FACTORS = 5  # rows of 64 floats a tile and value head
 ALIGNMENT = 128
 SEQUENCES = 16  # that are scanned side by side; a block does every 16th
 MOST_HEADS = 8  # value heads a key head: warps of a block
-NULL = Scalar("i64", 0)
 
 
 def columns(h: Heads) -> int:
@@ -63,10 +63,10 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """Two launches; between them T, P and the factors of every tile and value head."""
-    h, ring = heads_of(attrs), int("ring" in attrs)
-    rows = specs[5 + ring].dims[0]  # operands behind the state stand one further
-    ds, units = columns(h), rows * h.values
-    buffers = 2 if target.hopper else 1
+    h, ring = heads_of(attrs), int(bool(attrs["ring"]))  # operands behind the state are moved by it
+    rows, ds = specs[-1].dims[0], columns(h)
+    tile_heads = rows * h.values
+    buffers = 2 if target.large_shared else 1
     defines = tuple(
         (name, str(value))
         for name, value in (
@@ -76,7 +76,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             ("KBUFFERS", buffers),
             ("KD", h.key_dim),
             ("R", h.repeat),
-            ("RING", attrs.get("ring", 0)),
+            ("RING", attrs["ring"]),
             ("STATE_BYTES", specs[4].dtype.itemsize),
             ("VD", h.value_dim),
         )
@@ -116,16 +116,17 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
     bases = (Scratch(4 * rows),) * ring
-    return Plan((prepare, scan), (*(Scratch(units * size) for size in sizes), *bases))
+    return Plan((prepare, scan), (*(Scratch(tile_heads * size) for size in sizes), *bases))
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """The products at a third of the tensor cores' rate, what lies between once out and in."""
-    h, rows = heads_of(attrs), specs[5 + ("ring" in attrs)].dims[0]
-    units = rows * h.values
+    h = heads_of(attrs)
+    tile_heads = specs[-1].dims[0] * h.values
     wide = TILE * h.key_dim * h.value_dim
-    flops = 2 * units * (7 * wide + 7 * TILE * TILE * h.value_dim + 2 * TILE * TILE * h.key_dim)
-    return 3 * flops / target.bf16_flops + 2 * units * 34_000 / target.bandwidth + 6e-6
+    inner = TILE * TILE * (7 * h.value_dim + 2 * h.key_dim)
+    flops = 2 * tile_heads * (7 * wide + inner)
+    return 3 * flops / target.bf16_flops + 2 * tile_heads * 34_000 / target.bandwidth + 6e-6
 
 
 CUDA = Cuda(tactics=(Tactic("two launches", "gdn/gated_delta.cu", refuse, plan, cost),))

@@ -13,7 +13,7 @@ import numpy as np
 
 from spark_engine.op import Attrs
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.tiles import Rows, over, valid_tokens
+from spark_engine.plugins.common.sequence_tiles import Rows, over, valid_tokens
 from spark_engine.tensors import Array, DType
 
 

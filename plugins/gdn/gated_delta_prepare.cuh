@@ -1,14 +1,15 @@
 // gated_delta_prepare: what of a tile of 64 tokens needs no state, for all tiles at once; the first
 // launch of gated_delta.cu, which says what P, T and A are.
 //
-// A block a (tile, key head): decays summed in f64, norms, the products Q K^T and K K^T by
-// mma.sync, then for each value head P and the factors of the scan to memory, and T by forward
-// substitution. T comes from the inverses T0, T1 of A's diagonal blocks of 32 rows, in f32, a
-// thread a column, and the block below, -T1 (A10 T0).
-// 128 tiles of the 27B's (35B's) heads, H200: 187 (143) us (benchmarks/log/gated_delta.md).
+// Grid (key heads, tiles): decays summed in f64, norms, Q K^T and K K^T by mma.sync, then for each
+// value head P and the factors of the scan to memory, and T by forward substitution: the inverses
+// T0, T1 of A's diagonal blocks of 32 rows, in f32, a thread a column, then the block below them,
+// -T1 (A10 T0).
+// 128 tiles of the 27B's (35B's) heads, H200: 187 (143) us. Measured variants:
+// benchmarks/log/gated_delta.md.
 #pragma once
-#include "gdn/delta_ring.cuh"
-#include "gdn/gdn_tiles.cuh"
+#include "gdn/replay_ring.cuh"
+#include "gdn/gated_delta_mma.cuh"
 
 constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
@@ -140,7 +141,7 @@ DEVICE void sum_squares(Prepare& s) {
 }
 // Of value head r, from d, the products of the tile's rows: P to memory by warps 0-3, A to shared
 // memory by warps 4-7; both zero above the diagonal.
-DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i64 unit, int r,
+DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i64 tile_head, int r,
                            int first, int warp, int lane) {
   const int top = first + lane / 4;  // this lane's rows: top, top + 8
   float high[2], low[2], factor[2];
@@ -172,7 +173,7 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
       if (warp < 4) {
         u32 upper, lower;
         split(v[half][0], v[half][1], upper, lower);
-        u16* to = p_out + unit * 2 * TILE * TILE + i * TILE + j;
+        u16* to = p_out + tile_head * 2 * TILE * TILE + i * TILE + j;
         *(u32*)to = upper, *(u32*)(to + TILE * TILE) = lower;
       } else {
         *(float2*)&s.a[r][i][j] = {v[half][0], v[half][1]};
@@ -181,8 +182,8 @@ DEVICE void decay_products(Prepare& s, const float (&d)[4][2][4], u16* p_out, i6
   }
 }
 // What the scan multiplies token t's rows by, of value head r.
-DEVICE void store_factors(const Prepare& s, float* factors, i64 unit, int r, int t) {
-  float* f = factors + unit * FACTORS * TILE + t;
+DEVICE void store_factors(const Prepare& s, float* factors, i64 tile_head, int r, int t) {
+  float* f = factors + tile_head * FACTORS * TILE + t;
   float grown = exp2_fast(s.high[r][t]), beta = s.beta[r][t];
   float last = s.high[r][TILE - 1];
   float gap = last - s.high[r][t] + (s.low[r][TILE - 1] - s.low[r][t]);
@@ -229,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < R; r++) {
-    const i64 unit = (i64)row * HV + head * R + r;
-    decay_products(s, d, p_out, unit, r, first, warp, lane);
-    if (threadIdx.x < TILE) store_factors(s, factors, unit, r, threadIdx.x);
+    const i64 tile_head = (i64)row * HV + head * R + r;
+    decay_products(s, d, p_out, tile_head, r, first, warp, lane);
+    if (threadIdx.x < TILE) store_factors(s, factors, tile_head, r, threadIdx.x);
   }
   __syncthreads();
   for (int r = threadIdx.x / TILE; r < R; r += 4)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect, width
 from spark_engine.plugins.gdn import gated_norm_quant_cuda
@@ -77,13 +78,13 @@ def arrays(
     rng: np.random.Generator, rows: int, heads: int, dim: int, offset: int, dtype: DType
 ) -> tuple[Array, ...]:
     """o with a row of zeros, packed with NaN in every column that is not z's, weight."""
-    o = samples.normal(rng, rows, heads * dim, dtype=dtype)
+    o = random_arrays.normal(rng, rows, heads * dim, dtype=dtype)
     o[rows // 2] = 0
     packed = np.full((rows, offset + heads * dim + 3), np.nan, dtype.numpy)
-    z = samples.normal(rng, rows, heads * dim, scale=4.0, dtype=dtype)
+    z = random_arrays.normal(rng, rows, heads * dim, scale=4.0, dtype=dtype)
     z[0, :2] = (-200.0, 200.0)
     packed[:, offset:-3] = z
-    return o, packed, samples.positive(rng, dim)
+    return o, packed, random_arrays.positive(rng, dim)
 
 
 def _case(
@@ -106,10 +107,15 @@ CASES = (
     _case(3, 4, 64, 5, DType.BF16),
 )
 
+OPERANDS = (
+    operands.x(name="o"),
+    operands.x("A[tokens,X]", "z at column `offset`", "packed"),
+    operands.weight("weight", "f32[Dv]"),
+)
 OP = Op(
     name="gated_norm",
-    inputs=("o", "packed", "weight"),
-    outputs=("y",),
+    operands=OPERANDS,
+    results=(Result("y", "A[tokens,K]"),),
     attrs={"eps": None, "heads": None, "offset": None},
     infer=infer,
     reference=reference,

@@ -1,12 +1,12 @@
 // Gated RMSNorm per head, then bf16 and quantised copies: gated_norm and gated_norm_quant.
 //
 // y = o / sqrt(mean_head(o²) + eps) · weight · silu(z). o, y bf16 [rows, K]; z stands in packed
-// [rows, PACKED] from column OFFSET on; weight f32 [DIM]. A block holds whole heads of one row,
-// eight neighbouring columns a thread; a head's sum goes through shared memory in the order of its
-// columns.
+// [rows, PACKED] from column OFFSET on; weight f32 [DIM]. Grid (K / COLUMNS, rows): a block holds
+// whole heads of one row, eight neighbouring columns a thread; a head's sum goes through shared
+// memory in the order of its columns.
 // Z_ALIGNED: z's rows start on 16-byte boundaries, so that one load reads eight.
 // 1 / 32 / 128 / 1024 rows of 48 x 128, H200: fp8 1.1 / 1.5 / 2.5 / 11.1 us, nvfp4 1.3 / 2.0 / 3.0
-// / 14.2 (variants: benchmarks/log/gated_norm_quant.md).
+// / 14.2. Measured variants: benchmarks/log/gated_norm_quant.md.
 #include "common/row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Chain, Op, Part
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.gdn import gated_norm, gated_norm_quant_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def parts(attrs: Attrs) -> Chain:
+    """The norm, the quantisers."""
+    norm = {name: attrs[name] for name in ("eps", "heads", "offset")}
+    part = Part("gated_norm", ("o", "packed", "weight"), ("y",), norm)
+    return quantised.chain(attrs, (part,))
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -38,8 +46,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     free = iter(outs)
     y = gated_norm.fragment(f, attrs, specs[0], next(free) if attrs["keep"] else "")
     k = width("gated_norm_quant", specs[0])
-    quantised.body(f, attrs, fr.widen(f, y), k, "scales0", list(free))
-    names = ["o", "packed", "weight", "scales0"][: len(specs)]
+    quantised.body(f, attrs, fr.widen(f, y), k, "scales", list(free))
+    names = ["o", "packed", "weight", "scales"][: len(specs)]
     return f.function("gated_norm_quant", names, outs)
 
 
@@ -57,7 +65,7 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
-        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
@@ -77,12 +85,13 @@ CASES = (
 
 OP = Op(
     name="gated_norm_quant",
-    inputs=("o", "packed", "weight", "scales*"),
-    outputs=("result*",),
+    operands=(*gated_norm.OPERANDS, operands.SCALES),
+    results=(Result("result*", "[y if keep], quantised…"),),
     attrs={"eps": None, "heads": None, "offset": None, "keep": None, "quant": None, "n": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
+    fuses=parts,
     cuda=gated_norm_quant_cuda.GATED_NORM_QUANT,
 )

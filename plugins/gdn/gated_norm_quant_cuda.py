@@ -9,13 +9,13 @@ from spark_engine.plugins.common import row_quant_cuda as rq
 
 CHUNK = 2048  # columns of a block, about
 MOST = 8192  # columns that one block can take
-UNIT = 128  # a block begins at a multiple of it, as fp8_block's scales do
+SCALE_COLUMNS = 128  # of fp8_block; a block of threads begins at a multiple of it too
 
 
 def _columns(k: int, dim: int) -> int:
-    """Columns of a block: whole heads and whole units, or the whole row."""
-    unit = math.lcm(dim, UNIT)
-    return min(k, max(CHUNK // unit, 1) * unit)
+    """Columns of a block: whole heads and whole scales of fp8_block, or the whole row."""
+    least = math.lcm(dim, SCALE_COLUMNS)
+    return min(k, max(CHUNK // least, 1) * least)
 
 
 def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:

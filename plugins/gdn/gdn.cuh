@@ -1,15 +1,14 @@
-// What the kernels of the gated delta net share: activation types (bf16 in engines, f32 in tests of
-// exactness), softplus, sums over groups of lanes.
+// What the kernels of the gated delta net share: activation types, softplus, sums over lanes.
 #pragma once
 #include "common/numeric.cuh"
 
 // --- Activations: bf16 in engines, f32 in tests of exactness -------------------------------
 #if ACT_F32
-typedef float act;
+using act = float;
 DEVICE float widen(act x) { return x; }
 DEVICE act narrow(float x) { return x; }
 #else
-typedef u16 act;
+using act = u16;
 DEVICE float widen(act x) { return from_bf16(x); }
 DEVICE act narrow(float x) { return to_bf16(x); }
 #endif

@@ -1,56 +1,57 @@
-// gdn_decode: one token of the gated delta net for every row of a launch (FUSED: convolution, delta
-// rule, gated norm, quantisation), and gated_delta_step (the delta rule alone).
+// gdn_decode: one decode token of the gated delta net for every row of a launch. FUSED: causal
+// convolution, delta rule, gated norm, quantisation; else gated_delta_step, the delta rule alone.
 //
-// A block owns G value heads of a row (G divides R, the value heads of a key head). Each block of a
-// key head convolves q and k; the last to have read that part of the convolution's state shifts it.
-// State: [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16; 16 bytes a lane, so LANES lanes hold one
-// value row and a warp 32 / LANES rows; U accesses make a chunk of CROWS rows (4 KB at U = 8).
+// Grid (Hv / G, rows): a block owns G of the R value heads that share a key head. Every block of a
+// key head convolves its q and k; the last that has read their convolution state shifts it.
+// State [slot][Hv][Dv][Dk], Dk contiguous, f32 or bf16. LANES lanes hold one value row, 16 bytes
+// each; ACCESSES of a warp are a chunk of CHUNK_ROWS rows (4 KB at 8 accesses).
 // One pass over S: a = S k, b = S q; d = beta (v - g a); o = g b + d (q k); S' = g S + d k^T.
-// STAGES: each warp has so many chunks on their way to shared memory by TMA bulk copies, the first
-// before the wait for the launch before (PDL); else chunks come through registers, one ahead.
-// RING: the state lags behind (delta_ring.py): a and b take the records' part from deltas and keys,
-// a chunk is rewritten when its rows fold, else only read.
-// 128 rows of the 27B, f32 state, H200: 209.5 us (floor 187), ring of 8: 122.1 (floor 110.6). Which
-// shape wins by rows is timed by the builder (variants: benchmarks/log/gdn_decode.md).
-#include "gdn/gdn_decode_ring.cuh"
+// STAGES: chunks that each warp keeps in flight to shared memory by TMA bulk copies, the first
+// issued before griddepcontrol.wait (PDL); 0: chunks come through registers, one ahead.
+// RING: S lags behind (replay_ring.py): a and b add the records' part, a chunk is written only when
+// its rows fold.
+// Winner: the builder times the variants by rows. 128 rows of the 27B, f32 state, H200: 209.5 us
+// (floor 187), ring of 8: 122.1 (floor 110.6). Measured variants: benchmarks/log/gdn_decode.md.
+#include "gdn/gdn_decode_replay.cuh"
 #include "common/quad_quant.cuh"
 
-// What the rule makes of a chunk.
-struct Chunk {
+// What the delta rule makes of a chunk.
+struct Update {
   float delta;  // of the row whose number the lane's bits spell
   float decay;  // of the state
-  int behind;   // live records of its rows
+  int lag;      // tokens that the stored rows lag behind
   bool folds;
 };
 // The delta rule on a chunk whose first value row in this block is `first`.
-DEVICE Chunk apply(Shared& s, const uint4 (&raw)[U], int first, int head, const Place& p,
-                   const float (&k)[EPL], const float (&q)[EPL], float dot, int lane) {
-  float v[2 * U];
+DEVICE Update delta_rule(Shared& s, const uint4 (&raw)[ACCESSES], int first, int head,
+                         const RingPosition& p, const float (&k)[EPL], const float (&q)[EPL],
+                         float dot, int lane) {
+  float v[2 * ACCESSES];
 #pragma unroll
-  for (int u = 0; u < U; u++) {
+  for (int u = 0; u < ACCESSES; u++) {
     float x[EPL], a = 0.f, b = 0.f;
     unpack(x, raw[u]);
 #pragma unroll
     for (int e = 0; e < EPL; e++) a = fmaf(x[e], k[e], a), b = fmaf(x[e], q[e], b);
-    v[u] = a, v[U + u] = b;
+    v[u] = a, v[ACCESSES + u] = b;
   }
   float mine = transposed_sum(v, lane);
-  // Lanes whose value number is below U hold a of row u; the lowest bits may be copies.
+  // Lanes whose value number is below ACCESSES hold a of row u; the lowest bits may be copies.
   const int sub = lane / LANES, in = lane % LANES;
-  const int u = (in * 2 * U / LANES) % U, row = first + u * PASS + sub;
-  const bool writes = in < LANES / 2 && in % (LANES / (2 * U)) == 0;
+  const int u = (in * 2 * ACCESSES / LANES) % ACCESSES, row = first + u * ACCESS_ROWS + sub;
+  const bool writes = in < LANES / 2 && in % (LANES / (2 * ACCESSES)) == 0;
   const float beta = s.beta[first / VD];
 #if RING
   const int phase = phase_of(p, head, first), n = min(p.lag, phase);
   const float decay = s.decay[first / VD][n];
-  const float* seen = s.seen[first / VD][in / (LANES / 2)];
+  const float* key_dots = s.key_dots[first / VD][in / (LANES / 2)];
   mine *= decay;
 #pragma unroll
-  for (int j = 0; j < AGES; j++) mine = fmaf(seen[j], s.past[j][row], mine);
+  for (int j = 0; j < MAX_LAG; j++) mine = fmaf(key_dots[j], s.deltas[j][row], mine);
   float other = __shfl_xor_sync(~0u, mine, LANES / 2);  // b where this lane has a
   float delta = beta * (s.c[2 * KD + row] - mine);
   if (writes) s.o[row] = other + delta * dot, p.record[head * VD + row] = delta;
-  return {delta, decay, n, p.fresh || phase == AGES};
+  return {delta, decay, n, p.fresh || phase == MAX_LAG};
 #else
   const float decay = s.decay[first / VD][0];
   float other = __shfl_xor_sync(~0u, mine, LANES / 2);  // b where this lane has a
@@ -60,22 +61,22 @@ DEVICE Chunk apply(Shared& s, const uint4 (&raw)[U], int first, int head, const 
 #endif
 }
 // The new state of a chunk.
-DEVICE void fold(const Shared& s, uint4 (&raw)[U], int first, const Chunk& c, const float (&k)[EPL],
-                 int lane) {
+DEVICE void fold(const Shared& s, uint4 (&raw)[ACCESSES], int first, const Update& c,
+                 const float (&k)[EPL], int lane) {
   const int sub = lane / LANES;
-  float x[U][EPL];
+  float x[ACCESSES][EPL];
 #pragma unroll
-  for (int r = 0; r < U; r++) {
+  for (int r = 0; r < ACCESSES; r++) {
     unpack(x[r], raw[r]);
 #pragma unroll
     for (int e = 0; e < EPL; e++) x[r][e] *= c.decay;
   }
 #if RING
-  replay(s, x, c.behind, first / VD, first + sub, lane);
+  replay(s, x, c.lag, first / VD, first + sub, lane);
 #endif
 #pragma unroll
-  for (int r = 0; r < U; r++) {
-    float d = __shfl_sync(~0u, c.delta, sub * LANES + r * (LANES / (2 * U)));
+  for (int r = 0; r < ACCESSES; r++) {
+    float d = __shfl_sync(~0u, c.delta, sub * LANES + r * (LANES / (2 * ACCESSES)));
 #pragma unroll
     for (int e = 0; e < EPL; e++) x[r][e] = fmaf(d, k[e], x[r][e]);
     raw[r] = packed(x[r]);
@@ -110,21 +111,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   __syncwarp();
 #else
-  uint4 raw[U], ahead[U];
+  uint4 raw[ACCESSES], ahead[ACCESSES];
   if (live && !fresh && warp < CHUNKS) {
     const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
 #pragma unroll
-    for (int i = 0; i < U; i++) raw[i] = __ldcs(from + 32 * i);
+    for (int i = 0; i < ACCESSES; i++) raw[i] = __ldcs(from + 32 * i);
   }
 #endif
-  Place place = {};
+  RingPosition position = {};
 #if RING
   Records records;
   ring_in += (i64)slot * RECORDS * RECORD, ring_out += (i64)slot * RECORDS * RECORD;
-  place = {ring_in, ring_out + start % RECORDS * RECORD, start, 0, fresh};
+  position = {ring_in, ring_out + start % RECORDS * RECORD, start, 0, fresh};
   if (live) {
-    if (!fresh) place.lag = start - (int)ring_in[RECORD - 1];
-    fetch_records(s, records, place, head, warp, lane);
+    if (!fresh) position.lag = start - (int)ring_in[RECORD - 1];
+    fetch_records(s, records, position, head, warp, lane);
   }
 #endif
 #if FUSED
@@ -157,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       const int i = (t * THREADS + threadIdx.x) * 4;
       if (i >= LOCAL) continue;
       convolve(s.c + i, quads[t]);
-      if (SHARERS == 1 || i >= 2 * KD) shift(quads[t], next);
+      if (KEY_BLOCKS == 1 || i >= 2 * KD) shift(quads[t], next);
     }
 #else
     for (int i = threadIdx.x; i < LOCAL; i += THREADS) s.c[i] = widen(x[channel_of(i, head)]);
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       float g = -expf(a_log[h]) * softplus(a + dt_bias[h]);
 #if RING
       s.decay[mine][lane] = expf(g + records.since);
-      if (lane == 0) place.record[DECAYS_AT + h] = g;
+      if (lane == 0) position.record[DECAYS_AT + h] = g;
 #else
       s.decay[mine][0] = expf(g);
 #endif
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int before = 0;
   if (live) {
     // No fence: this block's reads have returned, and no later write can change what they saw.
-    if (SHARERS > 1 && FUSED && threadIdx.x == THREADS - 1)
+    if (KEY_BLOCKS > 1 && FUSED && threadIdx.x == THREADS - 1)
       before = atomicAdd(readers + token * HK + head / R, 1);
     float k[EPL], q[EPL], kk = 0.f, qq = 0.f, dot = 0.f;
 #pragma unroll
@@ -197,29 +198,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
     dot = lane_sum<LANES>(dot);
 #if RING
-    meet_keys(s, records, k, q, warp, lane);
-    leave_token(place, k, head, warp, lane);
+    dot_keys(s, records, k, q, warp, lane);
+    append_record(position, k, head, warp, lane);
     __syncthreads();
 #endif
 #if STAGES
     int stage = 0, parity = 0;
 #pragma unroll 1
     for (int chunk = warp; chunk < CHUNKS; chunk += WARPS) {
-      uint4 raw[U];
+      uint4 raw[ACCESSES];
       const uint4* at = (const uint4*)s.state[warp][stage] + lane;
       if (!fresh) barrier_wait(&s.full[warp][stage], parity);
 #pragma unroll
-      for (int i = 0; i < U; i++) raw[i] = fresh ? uint4{} : at[32 * i];
+      for (int i = 0; i < ACCESSES; i++) raw[i] = fresh ? uint4{} : at[32 * i];
       __syncwarp();
       if (lane == 0 && !fresh && chunk + STAGES * WARPS < CHUNKS)
         fetch(chunk + STAGES * WARPS, stage);
       if (++stage == STAGES) stage = 0, parity ^= 1;
-      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
-      if (made.folds) {
-        fold(s, raw, chunk * CROWS, made, k, lane);
+      const Update update = delta_rule(s, raw, chunk * CHUNK_ROWS, head, position, k, q, dot, lane);
+      if (update.folds) {
+        fold(s, raw, chunk * CHUNK_ROWS, update, k, lane);
         uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
 #pragma unroll
-        for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
+        for (int i = 0; i < ACCESSES; i++) __stcs(to + 32 * i, raw[i]);
       }
     }
 #else
@@ -228,20 +229,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       if (!fresh && chunk + WARPS < CHUNKS) {
         const uint4* from = (const uint4*)(state_in + (chunk + WARPS) * CHUNK) + lane;
 #pragma unroll
-        for (int i = 0; i < U; i++) ahead[i] = __ldcs(from + 32 * i);
+        for (int i = 0; i < ACCESSES; i++) ahead[i] = __ldcs(from + 32 * i);
       }
       if (fresh)
 #pragma unroll
-        for (int i = 0; i < U; i++) raw[i] = uint4{};
-      const Chunk made = apply(s, raw, chunk * CROWS, head, place, k, q, dot, lane);
-      if (made.folds) {
-        fold(s, raw, chunk * CROWS, made, k, lane);
+        for (int i = 0; i < ACCESSES; i++) raw[i] = uint4{};
+      const Update update = delta_rule(s, raw, chunk * CHUNK_ROWS, head, position, k, q, dot, lane);
+      if (update.folds) {
+        fold(s, raw, chunk * CHUNK_ROWS, update, k, lane);
         uint4* to = (uint4*)(state_out + chunk * CHUNK) + lane;
 #pragma unroll
-        for (int i = 0; i < U; i++) __stcs(to + 32 * i, raw[i]);
+        for (int i = 0; i < ACCESSES; i++) __stcs(to + 32 * i, raw[i]);
       }
 #pragma unroll
-      for (int i = 0; i < U; i++) raw[i] = ahead[i];
+      for (int i = 0; i < ACCESSES; i++) raw[i] = ahead[i];
     }
 #endif
   } else if (owns && fresh) {  // a fresh sequence without a token: its state is zero
@@ -253,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       next[i / LOCAL * CHANNELS + channel_of(i % LOCAL, head)] = act{};
 #endif
   }
-  if (SHARERS > 1 && FUSED && live && threadIdx.x == THREADS - 1) {
-    s.last = before == SHARERS - 1;
+  if (KEY_BLOCKS > 1 && FUSED && live && threadIdx.x == THREADS - 1) {
+    s.last = before == KEY_BLOCKS - 1;
     if (s.last) readers[token * HK + head / R] = 0;
   }
   __syncthreads();
@@ -296,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       quantise<HV * VD>(y, token, column, amax, scales, q, q_scale, row < VD);
     }
   }
-  if (SHARERS > 1 && live && s.last)
+  if (KEY_BLOCKS > 1 && live && s.last)
     for (int i = threadIdx.x * 4; i < 2 * KD; i += THREADS * 4) {
       Quad quad;
       quad.channel = channel_of(i, head);

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from spark_engine.op import Attrs, Case
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import quantised, random_arrays
 from spark_engine.plugins.gdn import gated_delta_cases
 from spark_engine.tensors import Array, DType
 
@@ -36,29 +36,31 @@ class Launch:
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         d = self.delta
-        _, ba, a_log, dt_bias, state, slots, starts, counts = d.inputs(rng)
+        _, ba, a_log, dt_bias, state, slots, starts, counts = replace(d, ring=0).inputs(rng)
         inner, rows = d.values * d.value_dim, len(slots)
         qkvz = np.full((rows, self.channels + inner + 2 * EXTRA), np.nan)
         qkvz[:, : self.channels] = rng.standard_normal((rows, self.channels))
         z = slice(self.channels + EXTRA, self.channels + EXTRA + inner)
         qkvz[:, z] = rng.standard_normal((rows, inner)) * 2
         qkvz[counts == 0, : self.channels] = np.nan  # z is read of every row (its y is not)
-        weight = samples.normal(rng, self.channels, TAPS, scale=0.4)
+        weight = random_arrays.normal(rng, self.channels, TAPS, scale=0.4)
         history = rng.standard_normal((d.units + 1, TAPS - 1, self.channels))
         history[-1] = np.nan
         stale = [s for s, start in zip(d.slots, d.starts, strict=True) if s >= 0 and start == 0]
         history[stale] = np.nan
         numpy = d.dtype.numpy
         operands = (qkvz.astype(numpy), ba, weight, history.astype(numpy), a_log, dt_bias, state)
-        norm = samples.positive(rng, d.value_dim)
-        scales = samples.positive(rng, self.n, low=3e-3, high=3e-2)
+        norm = random_arrays.positive(rng, d.value_dim)
+        scales = random_arrays.positive(rng, self.n, low=3e-3, high=3e-2)
         tail = (scales,) if quantised.takes_scales(self.attrs) else ()
-        return (*operands, norm, slots, starts, counts, *tail)
+        rings = (d.records(rng),) if d.ring else ()
+        return (*operands, *rings, norm, slots, starts, counts, *tail)
 
     def ignore(self, outputs: tuple[Array, ...]) -> None:
-        for state in outputs[:2]:
+        states = 3 if self.delta.ring else 2
+        for state in outputs[:states]:
             state[-1] = 0
-        for result in outputs[2:]:
+        for result in outputs[states:]:
             if result.dtype != np.uint8:
                 assert np.isfinite(result.astype(np.float32)).all(), "an inert row is not finite"
             for row, n in enumerate(self.delta.counts):
@@ -67,34 +69,48 @@ class Launch:
 
 
 _ROWS = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
+_RING_ROWS = ((3, -1, 0, 2, 5, 4, 1), (69, 1 << 30, 0, 1, 8, 1031, 14), (1, 0, 1, 1, 0, 1, 1))
 
 
 def _case(label: str, launch: Launch, bench: bool = False) -> Case:
-    rtol, atol = 1e-5, 2e-6
+    ring = launch.delta.ring
+    rtol, atol = (2e-5, 3e-6) if ring else (1e-5, 2e-6)
     if DType.BF16 in (launch.delta.dtype, launch.delta.state):
         rtol, atol = 1e-2, 1e-2
+    label = f"ring of {ring}, {label}" if ring else label
     return Case(label, launch.attrs, launch.inputs, rtol, atol, bench, launch.ignore)
 
 
-def _delta(**sizes: object) -> gated_delta_cases.Launch:
-    return gated_delta_cases.Launch(1, *_ROWS, **sizes)  # type: ignore[arg-type]
+def _delta(ring: int, **sizes: object) -> gated_delta_cases.Launch:
+    rows = _RING_ROWS if ring else _ROWS
+    sizes["ring"] = ring
+    return gated_delta_cases.Launch(1, *rows, **sizes)  # type: ignore[arg-type]
 
 
-_SERVED = _delta(key_dim=128, value_dim=128)
-_ALONE = gated_delta_cases.Launch(1, (4,), (100,), (1,))
+def _cases(ring: int) -> tuple[Case, ...]:
+    """The cases over states with a ring of so many records."""
+    served = _delta(ring, key_dim=128, value_dim=128)
+    alone = gated_delta_cases.Launch(1, (4,), (103 if ring else 100,), (1,), ring=ring)
+    return (
+        _case("served sizes", Launch(served), bench=True),
+        _case("rows", Launch(_delta(ring))),
+        _case("alone", Launch(alone)),
+        _case("fp8", Launch(_delta(ring), "fp8", keep=0)),
+        _case("fp8 twice and kept", Launch(_delta(ring), "fp8", n=2)),
+        _case("fp8_block", Launch(served, "fp8_block", keep=0)),
+        _case("nvfp4", Launch(_delta(ring), "nvfp4", keep=0)),
+        _case("one value head per key head", Launch(_delta(ring, keys=3, values=3), "fp8")),
+        _case("three value heads per key head", Launch(_delta(ring, keys=2, values=6), "fp8")),
+        _case("key and value sizes differ", Launch(_delta(ring, key_dim=16, value_dim=48))),
+        _case("strong decay", Launch(_delta(ring, speed=3.0, strength=6.0))),
+        _case("bf16 state", Launch(_delta(ring, state=DType.BF16))),
+        _case("bf16", Launch(_delta(ring, dtype=DType.BF16, state=DType.BF16))),
+    )
+
 
 CASES = (
-    _case("served sizes", Launch(_SERVED), bench=True),
-    _case("rows", Launch(_delta())),
-    _case("alone", Launch(_ALONE)),
-    _case("fp8", Launch(_delta(), "fp8", keep=0)),
-    _case("fp8 twice and kept", Launch(_delta(), "fp8", n=2)),
-    _case("fp8_block", Launch(_SERVED, "fp8_block", keep=0)),
-    _case("nvfp4", Launch(_delta(), "nvfp4", keep=0)),
-    _case("one value head per key head", Launch(_delta(keys=3, values=3), "fp8")),
-    _case("three value heads per key head", Launch(_delta(keys=2, values=6), "fp8")),
-    _case("key and value sizes differ", Launch(_delta(key_dim=16, value_dim=48))),
-    _case("strong decay", Launch(_delta(speed=3.0, strength=6.0))),
-    _case("bf16 state", Launch(_delta(state=DType.BF16))),
-    _case("bf16", Launch(_delta(dtype=DType.BF16, state=DType.BF16))),
+    *_cases(0),
+    *_cases(8),
+    _case("rows", Launch(_delta(16))),
+    _case("rows", Launch(_delta(2))),
 )

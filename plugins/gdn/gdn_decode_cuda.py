@@ -1,6 +1,5 @@
-"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without its ends.
-
-And of the two with a replay ring (`gdn_ring_decode`, `gated_delta_ring_step`): the same kernel.
+"""The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without convolution
+and norm; either with a replay ring or without.
 
 Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
 fits in shared memory. A state's output is its input's memory.
@@ -24,13 +23,13 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
-from spark_engine.plugins.gdn.delta_ring import GROUP
+from spark_engine.plugins.common.quantised import QUANTS
+from spark_engine.plugins.common.row_quant_cuda import NULL
+from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
 from spark_engine.tensors import DType
 
 SOURCE = "gdn/gdn_decode.cu"
-QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
-NULL = Scalar("i64", 0)
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
@@ -72,7 +71,7 @@ class Problem:
 
     @property
     def accesses(self) -> int:
-        """16-byte accesses a lane makes for one chunk (U of the kernel)."""
+        """16-byte accesses a lane makes for one chunk (ACCESSES of the kernel)."""
         if self.lanes < 16:
             return self.lanes // 2
         return 8 if self.state is DType.F32 else 4
@@ -93,7 +92,7 @@ class Problem:
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
     """The node's sizes."""
-    fused, ring = "quant" in attrs, int(attrs.get("ring", 0))
+    fused, ring = "quant" in attrs, int(attrs["ring"])
     keys, values = int(attrs["key_heads"]), int(attrs["value_heads"])
     return Problem(
         fused=fused,
@@ -119,8 +118,8 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
     chunk = p.accesses * 32 // p.lanes
     if p.value_dim % max(chunk, 16):
         return f"{p.value_dim} value rows do not come in chunks of {max(chunk, 16)}"
-    if p.ring and p.value_dim % GROUP:
-        return f"{p.value_dim} value rows do not fold in groups of {GROUP}"
+    if p.ring and p.value_dim % FOLD_ROWS:
+        return f"{p.value_dim} value rows do not fold in groups of {FOLD_ROWS}"
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
     if p.heads(shape) > shape.warps:
@@ -238,19 +237,24 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
     over = 1.1 if shape.stages else 1.13
     if not shape.grouped and (p.ring or p.state is DType.BF16):
         over += 0.2  # less to move behind each block's start and end
-    if shape.stages and not shape.grouped and not target.hopper:
+    if shape.stages and not shape.grouped and not target.large_shared:
         over += 0.1  # one block an SM: loads and products take turns
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 
-def bits(attrs: Attrs, specs: Specs, target: Target) -> str:
+def reduction_key(attrs: Attrs, specs: Specs, target: Target) -> str:
     """All tactics sum in one order."""
     return "one order"
 
 
 def _tactic(name: str, shape: Shape) -> Tactic:
     return Tactic(
-        name, SOURCE, partial(refuse, shape), partial(plan, shape), partial(cost, shape), bits
+        name,
+        SOURCE,
+        partial(refuse, shape),
+        partial(plan, shape),
+        partial(cost, shape),
+        reduction_key,
     )
 
 

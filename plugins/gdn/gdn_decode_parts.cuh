@@ -1,26 +1,27 @@
-// Pieces of gdn_decode.cu: sizes, shared memory, the convolution, sums over lanes, state elements.
+// gdn_decode.cu's sizes, shared memory, causal convolution, sums over lanes and state elements.
 //
-// Sizes follow from the macros HK, R, KD, VD (key heads, value heads of each, dimensions of a key
-// and a value), G (value heads a block), WARPS, STAGES and STATE_BYTES.
+// Macros: HK, R (key heads, value heads of each), KD, VD (dimensions of a key and a value), G
+// (value heads of a block), WARPS, STAGES, STATE_BYTES (of a state element), TAPS, FUSED, RING.
 #pragma once
-#include "gdn/delta_ring.cuh"
+#include "gdn/replay_ring.cuh"
 #include "gdn/gdn.cuh"
 
 constexpr int LANES = KD * STATE_BYTES / 16;
-constexpr int EPL = 16 / STATE_BYTES;  // state elements a lane holds of a row
-constexpr int PASS = 32 / LANES;       // rows of one 16-byte access of a warp
-constexpr int U = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
-constexpr int CROWS = U * PASS;
-constexpr int CHUNK = U * 512;  // bytes
-constexpr int PER_HEAD = VD / CROWS;
+constexpr int EPL = 16 / STATE_BYTES;    // elements per lane of a row
+constexpr int ACCESS_ROWS = 32 / LANES;  // rows of one 16-byte access of a warp
+constexpr int ACCESSES = LANES < 16 ? LANES / 2 : STATE_BYTES == 4 ? 8 : 4;
+constexpr int CHUNK_ROWS = ACCESSES * ACCESS_ROWS;
+constexpr int CHUNK = ACCESSES * 512;  // bytes
+constexpr int PER_HEAD = VD / CHUNK_ROWS;
 constexpr int CHUNKS = G * PER_HEAD;
 constexpr int THREADS = WARPS * 32;
 constexpr int CHANNELS = 2 * HK * KD + HV * VD;
 constexpr int LOCAL = 2 * KD + G * VD;  // channels of this block: q, k, then its value rows by head
-constexpr int SHARERS = R / G;          // blocks that read the same q and k
+constexpr int KEY_BLOCKS = R / G;       // blocks that read the same q and k
 
-static_assert(!RING || VD % FOLDS == 0 && FOLDS % CROWS == 0, "sizes the plan must refuse");
-static_assert(VD % CROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
+static_assert(!RING || VD % FOLD_ROWS == 0 && FOLD_ROWS % CHUNK_ROWS == 0,
+              "sizes the plan must refuse");
+static_assert(VD % CHUNK_ROWS == 0 && VD % 4 == 0 && KD % 4 == 0 && R % G == 0 && G <= WARPS,
               "sizes the plan must refuse");
 
 struct Shared {
@@ -34,9 +35,9 @@ struct Shared {
   float gate[G * VD];  // norm weight * silu(z)
 #endif
 #if RING
-  alignas(16) float past[AGES][G * VD];  // deltas of the records by age, zero where not live
-  alignas(16) float keys[AGES][KD];
-  float seen[G][2][AGES];  // k and q times a record's key, with its decay
+  alignas(16) float deltas[MAX_LAG][G * VD];  // deltas of the records by age, zero where not live
+  alignas(16) float keys[MAX_LAG][KD];
+  float key_dots[G][2][MAX_LAG];  // k and q times a record's key, with its decay
 #endif
   float decay[G][RECORDS];  // over this token and the n newest records
   float beta[G];
@@ -94,15 +95,15 @@ DEVICE void shift(const Quad& q, act* next) {
 
 // 2U sums over LANES lanes at once: afterwards v[0] is the sum of value number (lane's bits,
 // high to low); halves are exchanged, so each step halves the values.
-DEVICE float transposed_sum(float (&v)[2 * U], int lane) {
-  int n = 2 * U;
+DEVICE float transposed_sum(float (&v)[2 * ACCESSES], int lane) {
+  int n = 2 * ACCESSES;
 #pragma unroll
   for (int off = LANES / 2; off; off /= 2) {
     if (n > 1) {
       n /= 2;
       bool upper = lane & off;
 #pragma unroll
-      for (int i = 0; i < U; i++)
+      for (int i = 0; i < ACCESSES; i++)
         if (i < n) {
           float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
           v[i] = keep + __shfl_xor_sync(~0u, send, off);

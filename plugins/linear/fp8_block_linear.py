@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -61,7 +62,7 @@ def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False)
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         xq, x_scale = formats.fp8_block_quantise(linear_cases.activations(rng, m, k))
         spread = np.exp(rng.standard_normal((n, k))).astype(np.float32)
-        w = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
+        w = random_arrays.normal(rng, n, k, scale=k**-0.5).astype(np.float32) * spread
         return xq, x_scale, *formats.fp8_block_weight(w)
 
     return linear_cases.case((m, n, k), make, dtype, bench)
@@ -79,10 +80,16 @@ CASES = (
 
 OP = Op(
     name="fp8_block_linear",
-    inputs=("xq", "x_scale", "w", "w_scale"),
-    outputs=("y",),
+    operands=(
+        operands.x("f8[tokens,K]", name="xq"),
+        Operand("x_scale", Role.SCALE, "f32[tokens,⌈K/128⌉]"),
+        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+        Operand("w_scale", Role.SCALE, "f32[⌈N/128⌉,⌈K/128⌉]", joins=128),
+    ),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="fp8_block",
     reference=reference,
     body=body,
     cases=CASES,

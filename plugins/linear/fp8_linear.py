@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -50,10 +51,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x_scale = samples.positive(rng, low=0.005, high=0.01)
-        w_scale = samples.positive(rng, n, low=0.0005, high=0.001)
+        x_scale = random_arrays.positive(rng, low=0.005, high=0.01)
+        w_scale = random_arrays.positive(rng, n, low=0.0005, high=0.001)
         xq = formats.e4m3(linear_cases.activations(rng, m, k, scale=100.0))
-        w = formats.e4m3(samples.normal(rng, n, k, scale=200.0).astype(np.float32))
+        w = formats.e4m3(random_arrays.normal(rng, n, k, scale=200.0).astype(np.float32))
         return xq, w, x_scale, w_scale
 
     return linear_cases.case((m, n, k), make, dtype, bench)
@@ -68,10 +69,16 @@ CASES = (
 
 OP = Op(
     name="fp8_linear",
-    inputs=("xq", "w", "x_scale", "w_scale"),
-    outputs=("y",),
+    operands=(
+        operands.x("f8[tokens,K]", name="xq"),
+        Operand("w", Role.WEIGHT, "f8[N,K]", joins=1),
+        Operand("x_scale", Role.SCALE, "f32[]"),
+        Operand("w_scale", Role.SCALE, "f32[N]", joins=1),
+    ),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="fp8",
     reference=reference,
     body=body,
     cases=CASES,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import (
     ACTIVATIONS,
@@ -51,10 +52,10 @@ def _case(
     m: int, n: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False
 ) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k, dtype=dtype)
+        x = random_arrays.normal(rng, m, k, dtype=dtype)
         if m > 2:
             x[1], x[2] = 0, np.nan  # the NaN row must poison itself and no other
-        return x, samples.normal(rng, n, k, scale=k**-0.5, dtype=weight)
+        return x, random_arrays.normal(rng, n, k, scale=k**-0.5, dtype=weight)
 
     rtol = 1e-5 if dtype is DType.F32 else 1e-2
     label = f"{m}x{n}x{k} {weight} {dtype}"
@@ -71,10 +72,11 @@ CASES = (
 
 OP = Op(
     name="linear",
-    inputs=("x", "w"),
-    outputs=("y",),
+    operands=(operands.x(), Operand("w", Role.WEIGHT, "W[N,K]", joins=1)),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="dense",
     reference=reference,
     body=body,
     cases=CASES,

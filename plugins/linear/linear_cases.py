@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.op import Case, Inputs
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import random_arrays
 from spark_engine.tensors import DType
 
 
@@ -27,7 +27,7 @@ def activations(
     rng: np.random.Generator, m: int, k: int, scale: float = 1.0
 ) -> NDArray[np.float32]:
     """Normal f32 [m, k]; of three rows or more, row 1 is zeros and row 2 NaN."""
-    x = samples.normal(rng, m, k, scale=scale).astype(np.float32)
+    x = random_arrays.normal(rng, m, k, scale=scale).astype(np.float32)
     if m > 2:
         x[1], x[2] = 0, np.nan
     return x

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, activation, count, expect, width
@@ -55,15 +56,15 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def weight(rng: np.random.Generator, n: int, k: int) -> tuple[Array, ...]:
     """(w, w_scale, w_scale2 f32[n]) of a random weight with a block of zeros."""
-    dense = samples.normal(rng, n, k, scale=k**-0.5).astype(np.float32)
+    dense = random_arrays.normal(rng, n, k, scale=k**-0.5).astype(np.float32)
     dense[n // 2, :16] = 0
     packed, scale, scale2 = formats.nvfp4_weight(dense)
-    return packed, scale, scale2 * samples.positive(rng, n)
+    return packed, scale, scale2 * random_arrays.positive(rng, n)
 
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k, dtype=dtype)
+        x = random_arrays.normal(rng, m, k, dtype=dtype)
         if m > 2:
             x[1], x[2] = 0, np.nan
         return x, *weight(rng, n, k)
@@ -83,10 +84,16 @@ CASES = (
 
 OP = Op(
     name="nvfp4_linear",
-    inputs=("x", "w", "w_scale", "w_scale2"),
-    outputs=("y",),
+    operands=(
+        operands.x(note="W4A16"),
+        Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
+        Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
+        Operand("w_scale2", Role.SCALE, "f32[N]", joins=1),
+    ),
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="nvfp4",
     reference=reference,
     body=body,
     cases=CASES,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
-from spark_engine.plugins.common import formats, samples
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import activation, count, expect, width
@@ -20,7 +21,14 @@ from spark_engine.plugins.linear import (
 )
 from spark_engine.tensors import Array, DType, TensorSpec
 
-NAMES = ("xq", "x_scale", "w", "w_scale", "alpha")
+OPERANDS = (
+    operands.x("u8[tokens,K/2]", name="xq"),
+    Operand("x_scale", Role.SCALE, "f8[tokens,K/16]"),
+    Operand("w", Role.WEIGHT, "u8[N,K/2]", joins=1),
+    Operand("w_scale", Role.SCALE, "f8[N,K/16]", joins=1),
+    Operand("alpha", Role.SCALE, "f32[N]", joins=1),
+)
+NAMES = tuple(o.name for o in OPERANDS)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -63,7 +71,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k).astype(np.float32)
+        x = random_arrays.normal(rng, m, k).astype(np.float32)
         if m > 2:
             x[1] = 0
         input_scale = np.float32(np.abs(x).max() / 2688)
@@ -87,10 +95,11 @@ CASES = (
 
 OP = Op(
     name="nvfp4_linear_a4",
-    inputs=NAMES,
-    outputs=("y",),
+    operands=OPERANDS,
+    results=(Result("y", "A[tokens,N]"),),
     attrs={"dtype": None},
     infer=infer,
+    format="nvfp4_a4",
     reference=reference,
     body=body,
     cases=CASES,

@@ -84,7 +84,8 @@ def choose(problem: Problem, form: Format, target: Target) -> SkinnyConfig:
         one, two = (_each(problem, target, s) * -(-slabs // s) for s in (1, 2))
         splits = 2 if two < 0.95 * one else 1
     each = _each(problem, target, splits)
-    wide = target.hopper and form.weight_bits == 4  # 16 warps to decode; of 8, each has more memory
+    # 16 warps to decode; of 8, each has more memory
+    wide = target.large_shared and form.weight_bits == 4
     wk, wn = (16, 1) if wide and each <= _HELD else (8, 2 if wide else 1)
     return fill(SkinnyConfig(splits, each, wk, wn), problem, form, target)
 

@@ -102,14 +102,14 @@ def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
     """The tile for a problem. On Hopper BLOCK_N, and with it the cut of k, does not depend on m."""
     most = 256 if form.weight_bits == 4 else 128
     block_m = next((b for b in BLOCK_MS if problem.m <= b), BLOCK_MS[-1])
-    if not target.hopper and block_m >= 64:
+    if not target.wgmma and block_m >= 64:
         most = 128  # the sums must fit 168 registers
     block_n = next((r for r in (64, 128) if problem.n <= r), most)
     # On the other target few warps with many registers hold the sums of the largest batch. On
     # Hopper four warpgroups take turns: one multiplies, the others decode.
-    warp_tiles = 2 if not target.hopper and block_n >= 128 and block_m >= 128 else 1
+    warp_tiles = 2 if not target.wgmma and block_n >= 128 and block_m >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
-    wgmma = target.hopper and not (form.weight_bits == 4 and block_m < SMALL)
+    wgmma = target.wgmma and not (form.weight_bits == 4 and block_m < SMALL)
     return fill(StreamKConfig(block_n, block_m, warp_tiles, 1, 2, wgmma), problem, form, target)
 
 

@@ -72,8 +72,8 @@ def _columns(p: Problem) -> int:
 
 def _depth(p: Problem, target: Target) -> int:
     if p.weights == 1:
-        return 4 if target.hopper else 3
-    return (2 if target.hopper else 1) * (1 if p.weights == 0 else 2)
+        return 4 if target.large_shared else 3
+    return (2 if target.large_shared else 1) * (1 if p.weights == 0 else 2)
 
 
 def _buffers(p: Problem, columns: int) -> int:
@@ -92,7 +92,7 @@ def _shared(p: Problem, w: GroupedConfig) -> int:
 
 def _resident(p: Problem, target: Target, shared: int) -> int:
     small = 2 * (shared + 4096) < 230_000
-    return 2 if target.hopper and p.kind == "nvfp4" and small else 1
+    return 2 if target.large_shared and p.kind == "nvfp4" and small else 1
 
 
 def refuse_grouped(attrs: Attrs, specs: Specs, target: Target) -> str | None:

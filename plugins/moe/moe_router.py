@@ -12,9 +12,10 @@ import numpy as np
 
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
 from spark_engine.plugins.moe import moe_router_cuda
@@ -56,7 +57,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     experts, gated = specs[1].dims[0], len(specs) == 3
     w = fr.widen(f, "w")
     if gated:
-        w = f("Concat", w, fr.widen(f, "gate0"), axis=0)
+        w = f("Concat", w, fr.widen(f, "gate"), axis=0)
     logits = ff.times(f, fr.widen(f, "x"), w)
     routed = fr.columns(f, logits, 0, experts) if gated else logits
     values, ids = f.many(2, "TopK", routed, [int(attrs["top_k"])], axis=-1, largest=1, sorted=1)
@@ -69,7 +70,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     gate = fr.sigmoid(f, fr.columns(f, logits, experts, experts + 1))
     f("Concat", f("Div", powers, total), gate, axis=-1, out="weights")
     f("Pad", f.cast(ids, DType.I32), [0, 0, 0, 1], np.int32(experts), out="ids")
-    return f.function("moe_router", ("x", "w", "gate0"), ("ids", "weights"))
+    return f.function("moe_router", ("x", "w", "gate"), ("ids", "weights"))
 
 
 def _case(
@@ -83,14 +84,16 @@ def _case(
     bench: bool = False,
 ) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, m, k, dtype=dtype)
+        x = random_arrays.normal(rng, m, k, dtype=dtype)
         if m > 5:
             x[1], x[5] = 0, np.nan  # a row of ties, a row of NaN
             x[2] *= np.asarray(60.0, x.dtype)  # logits far apart: exponentials underflow
-        w = samples.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
-        return (x, w, samples.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
+        w = random_arrays.normal(rng, experts, k, scale=2 * k**-0.5, dtype=weight)
+        return (
+            (x, w, random_arrays.normal(rng, 1, k, scale=k**-0.5, dtype=weight)) if gate else (x, w)
+        )
 
-    ignore = samples.ignore_rows(5) if m > 5 else None
+    ignore = random_arrays.ignore_rows(5) if m > 5 else None
     label = f"{m} rows, {top_k} of {experts}, {k} wide {weight} {dtype}{' gate' if gate else ''}"
     # weights are at most 1 and an error of 1e-6 in a logit moves them by as much
     return Case(label, {"top_k": top_k}, make, 1e-4, 1e-6, bench=bench, ignore=ignore)
@@ -114,8 +117,12 @@ CASES = (
 
 OP = Op(
     name="moe_router",
-    inputs=("x", "w", "gate*"),
-    outputs=("ids", "weights"),
+    operands=(
+        operands.x("A[tokens,H]"),
+        operands.weight("w", "W[E,H]"),
+        Operand("gate", Role.WEIGHT, "W[1,H]", optional=True, note="of the shared expert"),
+    ),
+    results=(Result("ids", "i32[tokens,k(+1)]"), Result("weights", "f32[tokens,k(+1)]")),
     attrs={"top_k": None},
     infer=infer,
     reference=reference,

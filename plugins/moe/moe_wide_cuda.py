@@ -27,7 +27,7 @@ def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     reason = refuse(attrs, specs)
     if reason:
         return reason
-    if not target.hopper:
+    if not target.wgmma:
         return f"{target.name} has no wgmma"
     p = problem(attrs, specs)
     if p.quant:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, WEIGHTS, count, expect, width
 from spark_engine.plugins.moe import shared_gate_cuda
@@ -42,8 +43,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(rows: int, k: int, weight: DType, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        three = [samples.normal(rng, rows, k, dtype=dtype) for _ in range(3)]
-        return (*three, samples.normal(rng, 1, k, dtype=weight))
+        three = [random_arrays.normal(rng, rows, k, dtype=dtype) for _ in range(3)]
+        return (*three, random_arrays.normal(rng, 1, k, dtype=weight))
 
     rtol, atol = (1e-5, 1e-5) if dtype is DType.F32 else (1e-2, 1e-2)
     return Case(f"{rows}x{k} {weight} {dtype}", {}, make, rtol=rtol, atol=atol, bench=bench)
@@ -58,8 +59,13 @@ CASES = (
 
 OP = Op(
     name="shared_gate",
-    inputs=("routed", "shared", "x", "w"),
-    outputs=("y",),
+    operands=(
+        operands.x("A[tokens,H]", name="routed"),
+        operands.x("A[tokens,H]", name="shared"),
+        operands.x("A[tokens,H]"),
+        operands.weight("w", "W[1,H]"),
+    ),
+    results=(Result("y", "A[tokens,H]", note="routed + sigmoid(x·w)·shared"),),
     attrs={},
     infer=infer,
     reference=reference,

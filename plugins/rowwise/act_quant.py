@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Chain, Op, Part
+from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.rowwise import (
@@ -30,6 +33,14 @@ def _activation(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec
     count("act_quant", specs, used + quantised.takes_scales(attrs))
     infer_act = silu_mul.infer if act == "silu_mul" else sigmoid_gate.infer
     return infer_act(attrs, specs[:used])[0], used
+
+
+def parts(attrs: Attrs) -> Chain:
+    """The activation, the quantisers."""
+    if attrs["act"] == "silu_mul":
+        return quantised.chain(attrs, (Part("silu_mul", ("x",), ("y",)),))
+    sizes = {name: attrs[name] for name in ("heads", "head_dim")}
+    return quantised.chain(attrs, (Part("sigmoid_gate", ("x", "qkv"), ("y",), sizes),))
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -55,13 +66,13 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The activation's body, then the quantisers'."""
     f = Text()
     spec, _ = _activation(attrs, specs)
-    inputs = ["x", *(f"extra{i}" for i in range(len(specs) - 1))]
+    inputs = OP.names(attrs, len(specs))
     outs = [s.name for s in infer(attrs, specs)]
     free = iter(outs)
     if attrs["act"] == "silu_mul":
         y = silu_mul.fragment(f, fr.widen(f, "x"), width("act_quant", spec))
     else:
-        y = sigmoid_gate.fragment(f, attrs, fr.widen(f, "x"), fr.widen(f, "extra0"))
+        y = sigmoid_gate.fragment(f, attrs, fr.widen(f, "x"), fr.widen(f, "qkv"))
     rounded = f.cast(y, spec.dtype, next(free) if attrs["keep"] else "")
     k = width("act_quant", spec)
     quantised.body(f, attrs, fr.widen(f, rounded), k, inputs[-1], list(free))
@@ -88,10 +99,12 @@ def _case(
     }
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        operands: tuple[Array, ...] = (samples.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),)
+        operands: tuple[Array, ...] = (
+            random_arrays.normal(rng, rows, 2 * k, scale=2.0, dtype=dtype),
+        )
         if act == "sigmoid_gate":
             operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = samples.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
@@ -111,14 +124,16 @@ CASES = (
     _case("sigmoid_gate", 3, 64, "nvfp4", dtype=DType.BF16),
 )
 
+QKV = replace(sigmoid_gate.QKV, when=When("act", ("sigmoid_gate",)))
 OP = Op(
     name="act_quant",
-    inputs=("x", "extra*"),
-    outputs=("result*",),
+    operands=(operands.x("A[tokens,Y]"), QKV, operands.SCALES),
+    results=(Result("result*", "[y if keep], quantised…"),),
     attrs={"act": None, "heads": 0, "head_dim": 0, "keep": None, "quant": None, "n": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
+    fuses=parts,
     cuda=act_quant_cuda.ACT_QUANT,
 )

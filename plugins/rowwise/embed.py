@@ -9,19 +9,26 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import tokens_of
 from spark_engine.plugins.common.shapes import count, expect, width
-from spark_engine.plugins.common.tiles import tokens_of
 from spark_engine.plugins.rowwise import rows_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("token_ids", "last_tokens", "slots", "weight")
+OPERANDS = (
+    operands.TOKEN_IDS,
+    operands.LAST_TOKENS,
+    operands.SLOTS,
+    operands.weight("weight", "W[V,H]"),
+)
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(token_ids, last_tokens, slots, weight[V,H]) -> x [tokens,H] of the dtype `dtype`."""
-    count("embed", specs, len(INPUTS))
+    count("embed", specs, len(OPERANDS))
     tokens, last, slots, weight = specs
     expect("embed", slots, (DType.I32,), (None,))
     expect("embed", tokens, (DType.I32,), (tokens_of("embed", slots.shape[0], tile_of(attrs)),))
@@ -63,7 +70,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     f = Text()
     rows = f("Gather", "weight", resolved_ids(f, attrs, specs[3].dims[0]))
     f.cast(rows, DType(str(attrs["dtype"])), out="x")
-    return f.function("embed", INPUTS, ("x",))
+    return f.function("embed", OP.inputs, ("x",))
 
 
 def _inputs(rows: int, tile: int, dtype: DType = DType.F32) -> Inputs:
@@ -97,8 +104,8 @@ CASES = (
 
 OP = Op(
     name="embed",
-    inputs=INPUTS,
-    outputs=("x",),
+    operands=OPERANDS,
+    results=(Result("x", "A[tokens,H]"),),
     attrs={"tile": None, "dtype": None},
     infer=infer,
     reference=reference,

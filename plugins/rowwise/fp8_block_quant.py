@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins.common import formats, samples
+from spark_engine.operand import Result
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_block_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -41,14 +42,14 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.awkward(rng, rows, width, dtype)
+        x = random_arrays.awkward(rng, rows, width, dtype)
         x[0, width // 2 :] = 0  # a block of zeros in a row that is not
         return (x,)
 
     return make
 
 
-NAN_ROW = samples.ignore_rows(5)
+NAN_ROW = random_arrays.ignore_rows(5)
 CASES = (
     Case("one row", {}, _inputs(1, 256)),
     Case("narrow last block", {}, _inputs(7, 200), ignore=NAN_ROW),
@@ -59,13 +60,13 @@ CASES = (
 
 OP = Op(
     name="fp8_block_quant",
-    inputs=("x",),
-    outputs=("codes", "scale"),
+    operands=(operands.x(),),
+    results=(Result("codes", "f8[tokens,K]"), Result("scale", "f32[tokens,⌈K/128⌉]")),
     attrs={},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    quantises=True,
+    quantises="fp8_block",
     cuda=act_quant_cuda.FP8_BLOCK_QUANT,
 )

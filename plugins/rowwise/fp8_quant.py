@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins.common import formats, samples
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import fp8_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -41,13 +42,13 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _inputs(rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.awkward(rng, rows, width, dtype)
+        x = random_arrays.awkward(rng, rows, width, dtype)
         return x, np.asarray(rng.uniform(0.01, 1), np.float32)
 
     return make
 
 
-NAN_ROW = samples.ignore_rows(5)
+NAN_ROW = random_arrays.ignore_rows(5)
 CASES = (
     Case("one row", {}, _inputs(1, 64)),
     Case("awkward values, odd width", {}, _inputs(7, 37), ignore=NAN_ROW),
@@ -57,13 +58,13 @@ CASES = (
 
 OP = Op(
     name="fp8_quant",
-    inputs=("x", "scale"),
-    outputs=("codes",),
+    operands=(operands.x(), Operand("scale", Role.SCALE, "f32[]")),
+    results=(Result("codes", "f8[tokens,K]"),),
     attrs={},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    quantises=True,
+    quantises="fp8",
     cuda=act_quant_cuda.FP8_QUANT,
 )

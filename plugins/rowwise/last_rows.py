@@ -8,9 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import tokens_of
 from spark_engine.plugins.common.shapes import count, expect, width
-from spark_engine.plugins.common.tiles import tokens_of
 from spark_engine.plugins.rowwise import rows_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -63,8 +65,8 @@ CASES = (
 
 OP = Op(
     name="last_rows",
-    inputs=("x", "counts"),
-    outputs=("y",),
+    operands=(operands.x("A[tokens,H]"), operands.COUNTS),
+    results=(Result("y", "A[rows,H]"),),
     attrs={"tile": None},
     infer=infer,
     reference=reference,

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Case, Chain, Inputs, Op, Part
+from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import quantised, samples
+from spark_engine.plugins.common import operands, quantised, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.plugins.rowwise import norm_quant_cuda, rms_norm
@@ -23,6 +24,13 @@ def _operands(attrs: Attrs) -> list[str]:
     """The meaning of the operands after x and weight."""
     residual = ["residual"] if attrs["add"] else []
     return residual + (["scales"] if quantised.takes_scales(attrs) else [])
+
+
+def parts(attrs: Attrs) -> Chain:
+    """[Add], rms_norm, the quantisers."""
+    add = (Part("Add", ("x", "residual"), ("sum",)),) if attrs["add"] else ()
+    norm = Part("rms_norm", ("sum" if add else "x", "weight"), ("y",), {"eps": attrs["eps"]})
+    return quantised.chain(attrs, (*add, norm), after=("sum",) if add else ())
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -58,9 +66,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Add, then rms_norm's body, then the quantisers'."""
     f = Text()
-    inputs = ["x", "weight", *(f"extra{i}" for i in range(len(specs) - 2))]
+    inputs = ["x", "weight", *_operands(attrs)]
     outs = [s.name for s in infer(attrs, specs)]
-    total = f("Add", fr.widen(f, "x"), fr.widen(f, "extra0")) if attrs["add"] else "x"
+    total = f("Add", fr.widen(f, "x"), fr.widen(f, "residual")) if attrs["add"] else "x"
     fragment(f, attrs, specs[0], (total, "weight", inputs[-1]), outs)
     return f.function("norm_quant", inputs, outs)
 
@@ -85,12 +93,12 @@ def fragment(
 
 def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.awkward(rng, rows, width, dtype)
-        operands = [x, samples.positive(rng, width)]
+        x = random_arrays.awkward(rng, rows, width, dtype)
+        operands = [x, random_arrays.positive(rng, width)]
         if attrs["add"]:
-            operands.append(samples.normal(rng, rows, width, dtype=dtype))
+            operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
         if quantised.takes_scales(attrs):
-            operands.append(samples.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
+            operands.append(random_arrays.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
         return tuple(operands)
 
     return make
@@ -107,7 +115,7 @@ def _case(
     dtype: DType = DType.F32,
 ) -> Case:
     attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
-    nan = samples.ignore_rows(5) if rows > 5 else None
+    nan = random_arrays.ignore_rows(5) if rows > 5 else None
     label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
     rtol = 1e-5 if dtype is DType.F32 else 1e-2
     inputs = _inputs(attrs, rows, width, dtype)
@@ -127,14 +135,16 @@ CASES = (
     _case(3, 128, "nvfp4", add=1, dtype=DType.BF16),
 )
 
+RESIDUAL = Operand("residual", Role.ACTIVATION, "A[tokens,K]", When("add"))
 OP = Op(
     name="norm_quant",
-    inputs=("x", "weight", "extra*"),
-    outputs=("result*",),
+    operands=(operands.x(), operands.weight("weight", "f32[K]"), RESIDUAL, operands.SCALES),
+    results=(Result("result*", "[y if keep], [sum if add], quantised…"),),
     attrs={"eps": None, "add": None, "keep": None, "quant": None, "n": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
+    fuses=parts,
     cuda=norm_quant_cuda.NORM_QUANT,
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.plugins.common import formats, samples
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import formats, operands, random_arrays
 from spark_engine.plugins.common.format_fragments import nvfp4_quantise
 from spark_engine.plugins.common.fragments import widen
 from spark_engine.plugins.common.onnx_nodes import Text
@@ -43,13 +44,13 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _inputs(rows: int, width: int, dtype: DType = DType.F32, scale: float = 1e-3) -> Inputs:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.awkward(rng, rows, width, dtype)
+        x = random_arrays.awkward(rng, rows, width, dtype)
         return x, np.asarray(scale, np.float32)
 
     return make
 
 
-NAN_ROW = samples.ignore_rows(5)
+NAN_ROW = random_arrays.ignore_rows(5)
 CASES = (
     Case("one row", {}, _inputs(1, 64)),
     Case("odd number of blocks", {}, _inputs(7, 48), ignore=NAN_ROW),
@@ -61,13 +62,13 @@ CASES = (
 
 OP = Op(
     name="nvfp4_quant",
-    inputs=("x", "input_scale"),
-    outputs=("packed", "scale"),
+    operands=(operands.x(), Operand("input_scale", Role.SCALE, "f32[]")),
+    results=(Result("packed", "u8[tokens,K/2]"), Result("scale", "f8[tokens,K/16]")),
     attrs={},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    quantises=True,
+    quantises="nvfp4",
     cuda=act_quant_cuda.NVFP4_QUANT,
 )

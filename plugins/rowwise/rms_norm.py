@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.fragments import rms_norm, widen
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
@@ -69,8 +71,8 @@ CASES = (
 
 OP = Op(
     name="rms_norm",
-    inputs=("x", "weight"),
-    outputs=("y",),
+    operands=(operands.x(), operands.weight("weight", "f32[K]")),
+    results=(Result("y", "A[tokens,K]"),),
     attrs={"eps": None},
     infer=infer,
     reference=reference,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from spark_engine.kernel import Arg, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
 from spark_engine.plugins.common import row_quant_cuda as rq
-from spark_engine.plugins.rowwise.concat_cuda import CONCAT
 from spark_engine.tensors import DType
 
 SOURCE = "rowwise/rows.cu"
@@ -71,5 +70,3 @@ def _cost_add(attrs: Attrs, specs: Specs, target: Target) -> float:
 EMBED = Cuda((Tactic("rows", SOURCE, _refuse_embed, _plan_embed, _cost_embed),))
 LAST_ROWS = Cuda((Tactic("rows", SOURCE, _refuse_last, _plan_last, _cost_last),))
 ADD = Cuda((Tactic("rows", SOURCE, _refuse_add, _plan_add, _cost_add),))
-# Standard ONNX ops that have tactics, by op_type.
-STANDARD = {"Add": ADD, "Concat": CONCAT}

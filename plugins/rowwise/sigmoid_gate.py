@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, at_least, count, expect
 from spark_engine.plugins.rowwise import act_quant_cuda
@@ -62,8 +63,8 @@ def arrays(
     rng: np.random.Generator, rows: int, heads: int, dim: int, dtype: DType
 ) -> tuple[Array, ...]:
     """o and qkv, NaN in every column of qkv that is not a gate."""
-    o = samples.normal(rng, rows, heads * dim, dtype=dtype)
-    gates = samples.normal(rng, rows, heads, dim, scale=4.0, dtype=dtype)
+    o = random_arrays.normal(rng, rows, heads * dim, dtype=dtype)
+    gates = random_arrays.normal(rng, rows, heads, dim, scale=4.0, dtype=dtype)
     gates[0, 0, :2] = (-200.0, 200.0)
     pairs = np.stack([np.full_like(gates, np.nan), gates], axis=2).reshape(rows, -1)
     return o, np.concatenate([pairs, np.full((rows, 2 * dim), np.nan, dtype.numpy)], axis=1)
@@ -85,10 +86,11 @@ CASES = (
     _case(3, 2, 32, DType.BF16),
 )
 
+QKV = operands.x("A[tokens,X]", "gates inside", "qkv")
 OP = Op(
     name="sigmoid_gate",
-    inputs=("o", "qkv"),
-    outputs=("y",),
+    operands=(operands.x("A[tokens,nq·D]", name="o"), QKV),
+    results=(Result("y", "A[tokens,nq·D]"),),
     attrs={"heads": None, "head_dim": None},
     infer=infer,
     reference=reference,

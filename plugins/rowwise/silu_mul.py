@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
-from spark_engine.plugins.common import samples
+from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect, width
 from spark_engine.plugins.rowwise import act_quant_cuda
@@ -51,7 +52,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 
 def _case(rows: int, half: int, dtype: DType = DType.F32, bench: bool = False) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        x = samples.normal(rng, rows, 2 * half, scale=4.0, dtype=dtype)
+        x = random_arrays.normal(rng, rows, 2 * half, scale=4.0, dtype=dtype)
         x[0, :4] = (-100.0, 100.0, -0.0, 1e-30)
         return (x,)
 
@@ -68,8 +69,8 @@ CASES = (
 
 OP = Op(
     name="silu_mul",
-    inputs=("gate_up",),
-    outputs=("y",),
+    operands=(operands.x("A[tokens,2I]", "gate first", "gate_up"),),
+    results=(Result("y", "A[tokens,I]"),),
     attrs={},
     infer=infer,
     reference=reference,

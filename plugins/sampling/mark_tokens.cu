@@ -1,5 +1,5 @@
-// Counts the launch's tokens into seen i32 [SLOTS, VOCAB], in place: bit 0 for a prompt token, +2
-// for a generated one. A sequence that starts at position 0 clears its slot's row first.
+// Counts the launch's tokens into token_counts i32 [SLOTS, VOCAB], in place: bit 0 for a prompt
+// token, +2 for a generated one. A sequence that starts at position 0 clears its slot's row first.
 //
 // One launch: block (part, tile) owns one of PARTS pieces of the row of the sequence whose first
 // tile this is (the others end at once): it clears the piece where the sequence is fresh, then
@@ -11,14 +11,14 @@
 constexpr int PIECE = ((VOCAB + PARTS - 1) / PARTS + 3) / 4 * 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mark(int* seen, const int* tokens, const int* last, const int* slots, const int* starts,
+    mark(int* token_counts, const int* tokens, const int* last, const int* slots, const int* starts,
          const int* counts, const int* prompt_lens, int tiles) {
   wait_for_previous();
   launch_dependents();
   const int first = blockIdx.y, slot = slots[first];
   if (slot < 0 || (first > 0 && slots[first - 1] == slot)) return;
   const int begin = blockIdx.x * PIECE, end = min(begin + PIECE, VOCAB);
-  int* row = seen + (i64)slot * VOCAB;
+  int* row = token_counts + (i64)slot * VOCAB;
   if (starts[first] == 0) {
     if (VOCAB % 4 == 0)
       for (int i = begin + threadIdx.x * 4; i < end; i += THREADS * 4)

@@ -1,6 +1,6 @@
-"""Counts the launch's tokens into `seen`, for the sampling penalties.
+"""Counts the launch's tokens into `token_counts`, for the sampling penalties.
 
-seen[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
+token_counts[slot, id] = 2 · (times generated) + (1 if in the prompt). A token at a position below
 `prompt_lens[slot]` counts as prompt. A tile at position 0 clears its slot's row first, whatever
 it held.
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.operand import Operand, Result, Role
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import (
+from spark_engine.plugins.common.sequence_tiles import (
     Rows,
     expect_rows,
     final_slots,
@@ -23,42 +24,49 @@ from spark_engine.plugins.common.tiles import (
     tokens_of,
     valid_tokens,
 )
+from spark_engine.plugins.common.shapes import count, expect
 from spark_engine.plugins.rowwise.embed import resolved_ids, tile_of
 from spark_engine.plugins.sampling import mark_tokens_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = ("seen", "token_ids", "last_tokens", "slots", "starts", "counts", "prompt_lens")
+OPERANDS = (
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
+    operands.TOKEN_IDS,
+    operands.LAST_TOKENS,
+    *operands.ROWS,
+    Operand("prompt_lens", Role.TABLE, "i32[S+1]"),
+)
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The seven operands of INPUTS, all i32 -> seen_out i32 [S+1,V]."""
-    count("mark_tokens", specs, len(INPUTS))
-    seen, tokens, last, *steps, lens = specs
+    """The operands, all i32 -> token_counts_out i32 [S+1,V]."""
+    count("mark_tokens", specs, len(OPERANDS))
+    token_counts, tokens, last, *steps, lens = specs
     rows = expect_rows("mark_tokens", *steps)
-    expect("mark_tokens", seen, (DType.I32,), (None, None))
+    expect("mark_tokens", token_counts, (DType.I32,), (None, None))
     expect("mark_tokens", tokens, (DType.I32,), (tokens_of("mark_tokens", rows, tile_of(attrs)),))
     for spec in (last, lens):
-        expect("mark_tokens", spec, (DType.I32,), (seen.shape[0],))
-    return (TensorSpec("seen_out", DType.I32, seen.shape),)
+        expect("mark_tokens", spec, (DType.I32,), (token_counts.shape[0],))
+    return (TensorSpec("token_counts_out", DType.I32, token_counts.shape),)
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """(seen, token_ids, last_tokens, slots, starts, counts, prompt_lens) -> (seen_out,)."""
-    seen, tokens, last, slots, starts, counts, lens = arrays
-    seen = seen.copy()
+    """The arrays of INPUTS -> (token_counts_out,)."""
+    token_counts, tokens, last, slots, starts, counts, lens = arrays
+    token_counts = token_counts.copy()
     for row, slot in enumerate(slots):
         if slot < 0:
             continue
         if starts[row] == 0:
-            seen[slot] = 0
+            token_counts[slot] = 0
         for t in range(counts[row]):
             token = tokens[row * tile_of(attrs) + t]
             token = last[slot] if token < 0 else token
             if starts[row] + t < lens[slot]:
-                seen[slot, token] |= 1
+                token_counts[slot, token] |= 1
             else:
-                seen[slot, token] += 2
-    return (seen,)
+                token_counts[slot, token] += 2
+    return (token_counts,)
 
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
@@ -72,15 +80,15 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
         hits = f("ScatterND", np.zeros(n, np.int64), f("Unsqueeze", home, [1]),
                  f.long(clears), reduction="max")  # fmt: skip
         clears = f("Equal", hits, 1)
-    old = f("Gather", "seen", "slots")  # [rows, V]
+    old = f("Gather", "token_counts", "slots")  # [rows, V]
     base = f("Where", f("Unsqueeze", clears, [1]), np.int32(0), old)
     ids = f("Reshape", resolved_ids(f, attrs, vocab), [n, tile])
     at = _indices(f, home, ids, n, tile)
     prompt, generated = _kinds(f, rows, tile)
     new = _add_tokens(f, base, at, prompt, generated)
     target = final_slots(f, rows, n) if tile > 1 else rows.slots
-    f("ScatterND", "seen", f("Unsqueeze", target, [1]), new, out="seen_out")
-    return f.function("mark_tokens", INPUTS, ("seen_out",))
+    f("ScatterND", "token_counts", f("Unsqueeze", target, [1]), new, out="token_counts_out")
+    return f.function("mark_tokens", OP.inputs, ("token_counts_out",))
 
 
 def _home_rows(f: Text, rows: Rows, n: int) -> str:
@@ -123,18 +131,18 @@ def _inputs(
     vocab, units = 12, 6  # few ids, so that they repeat
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
-        seen = rng.integers(0, 9, (units + 1, vocab))
+        token_counts = rng.integers(0, 9, (units + 1, vocab))
         lens = np.asarray([0, 1, 5, 70, 100, 1000, -7])
-        seen[-1] = -(1 << 31) + 5
+        token_counts[-1] = -(1 << 31) + 5
         for slot, start in zip(slots, starts, strict=True):
             if slot >= 0 and start == 0:
-                seen[slot] = 1 << 30  # stale: whatever the slot held before
+                token_counts[slot] = 1 << 30  # stale: whatever the slot held before
         tokens = np.full((len(slots), tile), 1 << 30)
         for row, n in enumerate(counts):
             tokens[row, :n] = rng.integers(-1 if tile == 1 else 0, vocab, n)
         last = rng.integers(0, vocab, units + 1)
         last[-1] = 1 << 29
-        columns = (seen, tokens.reshape(-1), last, slots, starts, counts, lens)
+        columns = (token_counts, tokens.reshape(-1), last, slots, starts, counts, lens)
         return tuple(np.asarray(c, np.int32) for c in columns)
 
     return make
@@ -163,13 +171,12 @@ CASES = (
 
 OP = Op(
     name="mark_tokens",
-    inputs=INPUTS,
-    outputs=("seen_out",),
+    operands=OPERANDS,
+    results=(Result("token_counts_out", "i32[S+1,V]", updates="token_counts"),),
     attrs={"tile": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
-    aliases={0: 0},
     cuda=mark_tokens_cuda.CUDA,
 )

@@ -1,18 +1,16 @@
 // Sampling: from logits to the next token of each row, its log-probability and the top ids.
 //
-// sample_cells (sample_cells.cuh) reads the logits once: of each cell (256 ids) it keeps the
+// sample_cells (sample_cells.cu) reads the logits once: of each cell (256 ids) it keeps the
 // greatest raw and penalised logit and the sum of exponentials. sample_rows, a block a row, works
 // on those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in
 // the few cells that reach a bound taken from the cells' own maxima (about 30 cells for 20 logits).
 // A row that draws from all ids finds its cell by the cells' sums. top_p alone takes two more
 // passes (sample_nucleus.cuh), any other rule searches its thresholds by histograms
 // (sample_select.cuh). Ties go to the lowest id. No float atomics; no block waits for another. Rows
-// without penalties do not read `seen`.
+// without penalties do not read `token_counts`.
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
 // 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), PER (cells a warp of the first pass),
-// SHARED (bytes of the second's dynamic shared memory).
-#include "sampling/sample_cells.cuh"
+// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory).
 #include "sampling/sample_draw.cuh"
 
 DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 most,
@@ -51,7 +49,7 @@ DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 m
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    sample_rows(const float* logits, const int* seen, const float* sampling_f,
+    sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,
                 const int* slots, const int* starts, const int* counts, const int* emit,
                 const u32* raw_keys, const u32* keys, const float* sums, const float* weights,
@@ -70,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < TOP) top_ids[threadIdx.x] = 0, top_logprobs[threadIdx.x] = 0.0f;
     return;
   }
-  Row r = row_of(logits, seen, sampling_f, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, row, slot);
   u32 raw_most = 0, most = 0;
   bool bad = false;
   for (int c = threadIdx.x; c < CELLS; c += THREADS) {

@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.sequence_tiles import expect_rows, over, read_rows
 from spark_engine.plugins.common.shapes import count, expect
-from spark_engine.plugins.common.tiles import expect_rows, over, read_rows
 from spark_engine.plugins.sampling import philox, sample_cuda
 from spark_engine.plugins.sampling import sample_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
@@ -32,20 +34,49 @@ from spark_engine.plugins.sampling.sample_nodes import (
 )
 from spark_engine.tensors import Array, DType, TensorSpec
 
-INPUTS = (
-    *("logits", "seen", "sampling_f", "sampling_i", "bias_ids", "bias_values"),
-    *("slots", "starts", "counts", "emit", "last_tokens"),
+
+def _greedy(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    row = np.zeros(dims[-1], np.float32)
+    row[[1, 3]] = 1  # temperature 0, top_p and repetition 1
+    return row
+
+
+def _unused(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.full(dims, -1, np.int32)
+
+
+def _emit(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.ones(dims, np.int32)
+
+
+OPERANDS = (
+    operands.x("f32[rows,V]", name="logits"),
+    Operand("token_counts", Role.STATE, "i32[S+1,V]"),
+    Operand("sampling_f", Role.TABLE, "f32[S+1,8]", fill=_greedy),
+    Operand("sampling_i", Role.TABLE, "i32[S+1,4]"),
+    Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=_unused),
+    Operand("bias_values", Role.TABLE, "f32[S+1,NB]"),
+    *operands.ROWS,
+    Operand("emit", Role.STEP, "i32[rows]", fill=_emit),
+    operands.LAST_TOKENS,
 )
-OUTPUTS = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok", "last_tokens_out")
+RESULTS = (
+    Result("next_tokens", "i32[rows]"),
+    Result("logprobs", "f32[rows]"),
+    Result("top_ids", "i32[rows,top]"),
+    Result("top_logprobs", "f32[rows,top]"),
+    Result("ok", "i32[rows]"),
+    Result("last_tokens_out", "i32[S+1]", updates="last_tokens"),
+)
 Wide = NDArray[np.float64]
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands of INPUTS -> the tensors of OUTPUTS (docs/graph.md)."""
-    count("sample", specs, len(INPUTS))
-    logits, seen, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = specs
-    rows, (units, vocab) = expect_rows("sample", *steps), (seen.shape + (None, None))[:2]
-    expect("sample", seen, (DType.I32,), (None, None))
+    """The operands -> the results, as declared."""
+    count("sample", specs, len(OPERANDS))
+    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = specs
+    rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
+    expect("sample", token_counts, (DType.I32,), (None, None))
     expect("sample", logits, (DType.F32,), (rows, vocab))
     expect("sample", sampling_f, (DType.F32,), (units, 8))
     expect("sample", sampling_i, (DType.I32,), (units, 4))
@@ -64,8 +95,8 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The arrays of INPUTS -> the arrays of OUTPUTS, row by row. Inert rows are left zero."""
-    logits, seen, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = arrays
+    """The operands -> the results, row by row. Inert rows are left zero."""
+    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = arrays
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
     top_ids, top_logprobs = np.zeros((rows, top), np.int32), np.zeros((rows, top), np.float32)
@@ -80,7 +111,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         top_ids[row] = np.argsort(-raw, kind="stable")[:top]
         top_logprobs[row] = raw[top_ids[row]]
         bias = (bias_ids[slot], bias_values[slot])
-        z = _penalised(clean, seen[slot], sampling_f[slot], bias)[: int(attrs["vocab"])]
+        z = _penalised(clean, token_counts[slot], sampling_f[slot], bias)[: int(attrs["vocab"])]
         u = philox.uniform(int(start + n), [int(x) for x in sampling_i[slot, 1:3]])
         tokens[row] = choose(z, sampling_f[slot], int(sampling_i[slot, 0]), u) if ok[row] else 0
         logprobs[row] = raw[tokens[row]]
@@ -89,15 +120,15 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return tokens, logprobs, top_ids, top_logprobs, ok, last
 
 
-def _penalised(logits: Wide, seen: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
+def _penalised(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
     z = logits.copy()
     for token, value in zip(*bias, strict=True):
         if token >= 0:
             z[token] += value
     _, _, _, repetition, presence, frequency = (float(x) for x in f[:6])
-    generated = seen.astype(np.int64) // 2
+    generated = token_counts.astype(np.int64) // 2
     penalty = np.where(z > 0, 1 / repetition, repetition)
-    z = np.where(seen.astype(np.int64) > 0, z * penalty, z)
+    z = np.where(token_counts.astype(np.int64) > 0, z * penalty, z)
     penalised_logits: Wide = z - frequency * generated - presence * (generated > 0)
     return penalised_logits
 
@@ -147,7 +178,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
     target = f("Where", p.emits, rows.slots, -1)
     f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")
-    return f.function("sample", INPUTS, OUTPUTS)
+    return f.function("sample", OP.inputs, OP.outputs)
 
 
 def _drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
@@ -165,13 +196,12 @@ def _drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: in
 
 OP = Op(
     name="sample",
-    inputs=INPUTS,
-    outputs=OUTPUTS,
+    operands=OPERANDS,
+    results=RESULTS,
     attrs={"vocab": None, "top": None},
     infer=infer,
     reference=reference,
     body=body,
     cases=cases.CASES,
-    aliases={5: 10},
     cuda=sample_cuda.CUDA,
 )

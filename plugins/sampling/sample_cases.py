@@ -58,15 +58,15 @@ class Launch:
         logits = (rng.standard_normal((rows, self.width)) * self.spread).astype(np.float32)
         if self.edit is not None:
             self.edit(rng, logits)
-        seen = rng.integers(0, 8, (UNITS + 1, self.width))
-        seen *= rng.integers(0, 2, seen.shape)
-        seen[-1] = -(1 << 31)
+        token_counts = rng.integers(0, 8, (UNITS + 1, self.width))
+        token_counts *= rng.integers(0, 2, token_counts.shape)
+        token_counts[-1] = -(1 << 31)
         starts, counts = rng.integers(0, 5000, rows), rng.integers(1, 65, rows)
         counts[self.idle] = 0
         last = rng.integers(0, self.width, UNITS + 1)
         steps = (self.slots, starts, counts, ~self.idle & ~self.silent)
         ints = [np.asarray(x, np.int32) for x in (*steps, last)]
-        return (logits, seen.astype(np.int32), *self._tables(rng), *ints)
+        return (logits, token_counts.astype(np.int32), *self._tables(rng), *ints)
 
     def _tables(self, rng: np.random.Generator) -> tuple[Array, ...]:
         floats = np.full((UNITS + 1, 8), np.nan, np.float32)

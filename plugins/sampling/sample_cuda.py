@@ -37,6 +37,10 @@ def _shared(specs: Specs) -> int:
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
 
 
+def _macros(values: dict[str, int]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(value)) for name, value in values.items())
+
+
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses rows that 16-byte loads do not divide, and those beyond shared memory."""
     width, top = specs[0].dims[1], int(attrs["top"])
@@ -53,34 +57,29 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """sample_cells, sample_rows."""
     rows, width = specs[0].dims
     cells, per = _cells(specs), _per(specs, target)
-    sizes = {
-        "WIDTH": width,
-        "VOCAB": int(attrs["vocab"]),
-        "TOP": int(attrs["top"]),
-        "BIASES": specs[4].dims[1],
-        "PER": per,
-        "SHARED": _shared(specs),
-    }
-    defines = tuple((name, str(value)) for name, value in sizes.items())
+    row = {"WIDTH": width, "VOCAB": int(attrs["vocab"]), "BIASES": specs[4].dims[1]}
+    first_pass = _macros({**row, "PER": per})
+    second_pass = _macros({**row, "TOP": int(attrs["top"]), "SHARED": _shared(specs)})
     given = [Pointer("input", i) for i in range(11)]
     left = tuple(Pointer("scratch", i) for i in range(4))
-    logits, seen, floats, integers, bias_ids, bias_values, *steps, last = given
+    logits, token_counts, floats, integers, bias_ids, bias_values, *steps, last = given
     first = Launch(
         "sample_cells",
         (-(-cells // (WARPS * per)), rows, 1),
         (32 * WARPS, 1, 1),
-        (logits, seen, floats, integers, bias_ids, bias_values, steps[0], *left),
-        defines=defines,
+        (logits, token_counts, floats, integers, bias_ids, bias_values, steps[0], *left),
+        defines=first_pass,
         pdl=True,
+        source="sampling/sample_cells.cu",
     )
     outputs = tuple(Pointer("output", i) for i in range(6))
     second = Launch(
         "sample_rows",
         (rows, 1, 1),
         (THREADS, 1, 1),
-        (logits, seen, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
+        (logits, token_counts, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
         _shared(specs),
-        defines=defines,
+        defines=second_pass,
         pdl=True,
     )
     return Plan((first, second), tuple(Scratch(4 * rows * cells) for _ in left))

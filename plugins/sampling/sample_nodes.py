@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import Rows, over
 from spark_engine.plugins.sampling import philox
 from spark_engine.tensors import DType
 
@@ -91,11 +91,13 @@ def log_probabilities(f: Text, logits: str, top: int) -> Top:
 def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> str:
     """f32 [rows,V]: logits after bias and penalties, within ±FLOOR."""
     z = _biased(f, p, logits, width)
-    seen = f("Gather", "seen", p.slots)
-    known = f("And", p.live, f("Greater", seen, np.int32(0)))
+    token_counts = f("Gather", "token_counts", p.slots)
+    known = f("And", p.live, f("Greater", token_counts, np.int32(0)))
     scaled = f("Where", f("Greater", z, 0.0), f("Div", z, p.repetition), f("Mul", z, p.repetition))
     z = f("Where", known, scaled, z)
-    generated = f.cast(f("Div", f("Where", p.live, seen, np.int32(0)), np.int32(2)), DType.F32)
+    generated = f.cast(
+        f("Div", f("Where", p.live, token_counts, np.int32(0)), np.int32(2)), DType.F32
+    )
     z = f("Sub", z, f("Mul", generated, p.frequency))
     z = f("Sub", z, f("Mul", f("Min", generated, 1.0), p.presence))
     z = f("Clip", z, -FLOOR, FLOOR)

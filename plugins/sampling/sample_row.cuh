@@ -8,7 +8,7 @@ constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
 
 struct Row {
   const float* logits;
-  const int* seen;
+  const int* token_counts;
   const int* bias_ids;
   const float* bias_values;
   int biases;  // entries to look at
@@ -19,23 +19,23 @@ struct Row {
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
-DEVICE float penalise(const Row& r, int id, float z, int seen) {
+DEVICE float penalise(const Row& r, int id, float z, int token_count) {
 #pragma unroll 1  // inlined in many places
   for (int i = 0; i < r.biases; ++i)
     if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
   if (!r.penalised) return z;
-  if (seen > 0) z = __fmul_rn(z, z > 0.0f ? r.inverse : r.repetition);
-  const int generated = seen >> 1;
+  if (token_count > 0) z = __fmul_rn(z, z > 0.0f ? r.inverse : r.repetition);
+  const int generated = token_count >> 1;
   z = __fsub_rn(z, __fmul_rn(r.frequency, (float)generated));
   return generated > 0 ? __fsub_rn(z, r.presence) : z;
 }
 
-DEVICE Row row_of(const float* logits, const int* seen, const float* sampling_f, int row,
+DEVICE Row row_of(const float* logits, const int* token_counts, const float* sampling_f, int row,
                   int slot) {
   const float* f = sampling_f + (u64)slot * 8;
   Row r;
   r.logits = logits + (u64)row * WIDTH;
-  r.seen = seen + (u64)slot * WIDTH;
+  r.token_counts = token_counts + (u64)slot * WIDTH;
   r.repetition = f[3], r.presence = f[4], r.frequency = f[5];
   r.inverse = __fdiv_rn(1.0f, r.repetition);
   r.penalised = r.repetition != 1.0f || r.presence != 0.0f || r.frequency != 0.0f;
@@ -88,10 +88,10 @@ DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id(
 // Raw logits of a cell, clean, to those that are chosen from: -infinity where there is none.
 DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if (r.penalised || r.biases) {
-    int seen[8] = {};
-    if (r.penalised) load8(r.seen, cell, seen);
+    int token_counts[8] = {};
+    if (r.penalised) load8(r.token_counts, cell, token_counts);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], seen[i]);
+    for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], token_counts[i]);
   }
   if ((cell + 1) * CELL > VOCAB)
 #pragma unroll

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 
-def runnable_targets() -> tuple[str, ...]:
-    """The build targets whose engines run here, preferred first."""
+def runnable_targets(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The build targets whose engines run here: those that need no GPU, and the GPU's."""
     gpu = _gpu_target()
-    return ("cpu",) if gpu is None else ("cpu", gpu)
+    return hosts if gpu is None else (*hosts, gpu)
 
 
 def _gpu_target() -> str | None:
     try:
-        from spark_engine.runtime.executors.device import architecture
+        from spark_engine.device import architecture
     except ImportError:  # without the extra `cuda`
         return None
     return architecture()

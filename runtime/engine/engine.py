@@ -20,7 +20,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, St
 from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step import Loop
-from spark_engine.runtime.executors.memory import Memory
+from spark_engine.runtime.executors.memory import EngineMemory
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Engine:
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
         own = (loaded.store, loaded.sink)
-        self.memory = Memory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
+        self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy)
         self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
         self._live: dict[int, Sequence] = {}
@@ -85,22 +85,30 @@ class Engine:
         return not (self._live or self._events or self._loop.in_flight)
 
     def submit(self, request: Request) -> int:
-        """Queues a request; its id grows with every call.
+        """Checks and queues a request, and returns its id, which grows with every call.
 
         Raises RequestError when this engine can never run it, CapacityError when the queue is
         full.
         """
-        limits, eos = self.loaded.limits, self.loaded.eos
-        request.check(limits, eos)
-        params = request.params
-        room = capacity(limits)
+        request.check(self.loaded.limits, self.loaded.eos)
+        request_id = self._next_id
+        self.add(request_id, request)
+        return request_id
+
+    def add(self, request_id: int, request: Request) -> None:
+        """Queues a request that `Request.check` has passed, under an id above all before it.
+
+        Raises CapacityError when the queue is full.
+        """
+        if request_id < self._next_id:
+            raise InternalError(f"request {request_id} comes after request {self._next_id - 1}")
+        params, room = request.params, capacity(self.loaded.limits)
         limit = min(room, len(request.prompt) + (params.max_tokens or room))
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        seq = Sequence(self._next_id, request, limit, params.ends(eos), seed)
+        seq = Sequence(request_id, request, limit, params.stop_ids(self.loaded.eos), seed)
         self.scheduler.add(seq)
-        self._next_id += 1
-        self._live[seq.id] = seq
-        return seq.id
+        self._next_id = request_id + 1
+        self._live[request_id] = seq
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a request; its last event comes with the next `step`.

@@ -48,6 +48,7 @@ class OpenExecutor(Protocol):
 
 NATIVE = "native"  # one device for all buckets: opened by `load`, where a driver is
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
+HOST_TARGETS = ("cpu",)  # what these are built for; a GPU's target is known by its driver
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ def load(
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
     memory = manifest.memory
-    held = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
-    shown.say(f"loading {path}: {held}")
+    contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
+    shown.say(f"loading {path}: {contents}")
     swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
         check_capacity(manifest, swap_bytes, free)
-    targets = runnable_targets()
+    targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
         _name_the_extra(path, manifest.target)
@@ -118,7 +119,7 @@ def load(
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
-    with ThreadPoolExecutor(_lanes(memory, swap_bytes, free)) as pool:
+    with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, free)) as pool:
         opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
         for bucket, executor in zip(manifest.buckets, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
@@ -129,7 +130,7 @@ def load(
     return Loaded(*common, executors, folder, opener=opener)
 
 
-def _lanes(memory: Memory, swap_bytes: int, free: int | None) -> int:
+def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
     """Buckets that may be opened at once: one takes the arena while it is, as the plan says, and
     each beyond it as much again."""
     most = os.cpu_count() or 1
@@ -180,10 +181,12 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
         parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
         parts += f"buffers {m.buffers / GIB:.2f}, "
+        card = f", built for the card {manifest.card}," if manifest.card else ""
+        here = "for this card (--card), or " if manifest.card else ""
         raise CapacityError(
-            f"engine {manifest.name} needs {need / GIB:.2f} GiB ({parts}swap "
+            f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
-            "programs, or rebuild with a smaller --kv-tokens, --max-context or --max-seqs"
+            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs"
         )
 
 

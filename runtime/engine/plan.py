@@ -1,4 +1,4 @@
-"""What one step does: the scheduler's words to the loop.
+"""What one step does, as the scheduler tells the loop.
 
 Plain values; whoever reads them changes the arrays, whoever wrote them has already changed the
 sequences.
@@ -22,7 +22,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Batch:
     """One run of the bucket (`family`, `bucket`); live rows first to last, column by column.
 
     Columns, because a decode step has a hundred rows and a few microseconds for each column.
@@ -57,8 +57,8 @@ class Move:
 
 
 @dataclass(slots=True)
-class Plan:
-    """One step: saves, restores, tables, launches, in this order.
+class StepPlan:
+    """One step: saves, restores, table rows, batches, in this order.
 
     Attributes:
         step: its number, growing by one.
@@ -66,7 +66,7 @@ class Plan:
         restores: snapshots to write back.
         admitted: sequences whose table rows are to be written whole.
         grown: sequences that got a page, with the page's index in their list.
-        launches: at most one decode and one prefill run.
+        batches: at most one of decode and one of prefill.
         preempted: sequences that lost their slot; they hold nothing any more.
         drain: the next step can only be planned when no launched step is uncollected.
     """
@@ -76,6 +76,6 @@ class Plan:
     restores: list[Move] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     grown: list[tuple[Sequence, int]] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     drain: bool = False

@@ -100,7 +100,7 @@ class SamplingParams:
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
 
-    def ends(self, eos: tuple[int, ...]) -> frozenset[int]:
+    def stop_ids(self, eos: tuple[int, ...]) -> frozenset[int]:
         """The ids that end this request, `eos` being the model's end ids."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos))
 
@@ -109,7 +109,7 @@ class SamplingParams:
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token in ids:
                 _check_int(name, token, 0, limits.vocab - 1)
-        suppressed = self.ends(eos) if self.min_tokens else frozenset()
+        suppressed = self.stop_ids(eos) if self.min_tokens else frozenset()
         used = len(suppressed | set(self.logit_bias))
         room = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
         _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", room)

@@ -21,8 +21,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CapacityError, InternalError
-from spark_engine.runtime.engine.pages import Pool
-from spark_engine.runtime.engine.plan import Launch, Move, Plan
+from spark_engine.runtime.engine.plan import Batch, Move, StepPlan
+from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
 
@@ -65,12 +65,12 @@ class Sizes:
 
 
 class Scheduler:
-    """The queue, the pools, and `plan`. See the module's rules."""
+    """The queue, the pools, and `schedule`. See the module's rules."""
 
     def __init__(self, sizes: Sizes, policy: PrefillPolicy = THROUGHPUT) -> None:
         self.sizes = sizes
         self.policy = policy
-        # One decode launch must hold every running sequence.
+        # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
         self.running: list[Sequence] = []  # most urgent first
@@ -92,9 +92,9 @@ class Scheduler:
             )
         insort(self.waiting, seq, key=_rank)
 
-    def plan(self, in_flight: int) -> Plan:
+    def schedule(self, in_flight: int) -> StepPlan:
         """The next step, `in_flight` being the number of launched, uncollected ones."""
-        plan = Plan(self._next_step)
+        plan = StepPlan(self._next_step)
         self._next_step += 1
         grown = self._grow(plan, in_flight)
         if not plan.drain and not plan.preempted:
@@ -105,11 +105,11 @@ class Scheduler:
         decode = [
             s
             for s in self.running
-            if s.goal <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
+            if s.prefill_end <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
         ]
         tiles = self._tiles(bool(decode))
-        self._launch_decode(plan, decode)
-        self._launch_prefill(plan, tiles)
+        self._add_decode(plan, decode)
+        self._add_prefill(plan, tiles)
         return plan
 
     def collected(self, step: int) -> None:
@@ -143,7 +143,7 @@ class Scheduler:
 
     # A page for every decode row.
 
-    def _grow(self, plan: Plan, in_flight: int) -> list[Sequence]:
+    def _grow(self, plan: StepPlan, in_flight: int) -> list[Sequence]:
         """Takes a page for whoever needs one to decode; returns who got one."""
         size, got = self.sizes.page_size, []
         full = [s for s in self.running if s.launched >= len(s.pages) * size and s.decodable]
@@ -153,7 +153,7 @@ class Scheduler:
                 got.append(seq)
         return got
 
-    def _make_page(self, seq: Sequence, plan: Plan, in_flight: int) -> bool:
+    def _make_page(self, seq: Sequence, plan: StepPlan, in_flight: int) -> bool:
         """Sees to it that a page is free for `seq`; False when it must wait, or had to yield."""
         while not self.pages.free:
             if in_flight:
@@ -167,7 +167,7 @@ class Scheduler:
 
     # Admission.
 
-    def _admit(self, plan: Plan, in_flight: int) -> None:
+    def _admit(self, plan: StepPlan, in_flight: int) -> None:
         while self.waiting and self._make_room(self.waiting[0], plan, in_flight):
             seq = self.waiting.pop(0)
             seq.slot = self.slots.take()[0]
@@ -181,7 +181,7 @@ class Scheduler:
             insort(self.running, seq, key=_rank)
             plan.admitted.append(seq)
 
-    def _make_room(self, seq: Sequence, plan: Plan, in_flight: int) -> bool:
+    def _make_room(self, seq: Sequence, plan: StepPlan, in_flight: int) -> bool:
         """Whether `seq` can be admitted now, after preempting those below it if that helps."""
         # A spare page beside others, lest it be preempted for their next one at once.
         need = self._need(seq) + bool(self.running)
@@ -218,14 +218,14 @@ class Scheduler:
         return victims if slots and pages >= alone else []
 
     def _need(self, seq: Sequence) -> int:
-        return self._pages_for(seq.horizon)
+        return self._pages_for(seq.admission_len)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.sizes.page_size)
 
     # Preemption.
 
-    def _preempt(self, seq: Sequence, plan: Plan) -> None:
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
         self.running.remove(seq)
         plan.preempted.append(seq)
         held = self._pages_for(seq.launched)
@@ -256,7 +256,7 @@ class Scheduler:
     def _tiles(self, decoding: bool) -> int:
         """Tiles that this step may prefill."""
         most = self.sizes.prefill[-1]
-        if not [s for s in self.running if s.launched < s.goal]:
+        if not [s for s in self.running if s.launched < s.prefill_end]:
             self._since_prefill = 0
             return 0
         self._since_prefill += 1
@@ -267,8 +267,8 @@ class Scheduler:
             return most
         return min(self.policy.tiles or most, most)
 
-    def _launch_decode(self, plan: Plan, seqs: list[Sequence]) -> None:
-        """Adds a launch of one token for each, in the smallest bucket that holds them."""
+    def _add_decode(self, plan: StepPlan, seqs: list[Sequence]) -> None:
+        """Adds a batch of one token for each, in the smallest bucket that holds them."""
         if not seqs:
             return
         live, step = len(seqs), plan.step
@@ -277,27 +277,27 @@ class Scheduler:
         for seq in seqs:
             seq.launched += 1
             seq.last_step = step
-        plan.launches.append(Launch("decode", bucket, seqs, starts, [1] * live, [True] * live))
+        plan.batches.append(Batch("decode", bucket, seqs, starts, [1] * live, [True] * live))
 
-    def _launch_prefill(self, plan: Plan, tiles: int) -> None:
-        """Adds a launch of up to `tiles` tiles, on each sequence's own grid, first in order first.
+    def _add_prefill(self, plan: StepPlan, tiles: int) -> None:
+        """Adds a batch of up to `tiles` tiles, on each sequence's own grid, first in order first.
 
         Only a sequence's last tile may be short.
         """
         if not tiles:
             return
-        launch = Launch("prefill", 0, [], [], [], [])
+        batch = Batch("prefill", 0, [], [], [], [])
         for seq in self.running:
-            while launch.live < tiles and seq.launched < seq.goal:
-                start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.goal)
-                launch.seqs.append(seq)
-                launch.starts.append(start)
-                launch.counts.append(end - start)
-                launch.emits.append(end == seq.goal)
+            while batch.live < tiles and seq.launched < seq.prefill_end:
+                start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
+                batch.seqs.append(seq)
+                batch.starts.append(start)
+                batch.counts.append(end - start)
+                batch.emits.append(end == seq.prefill_end)
                 seq.launched, seq.last_step = end, plan.step
-        if launch.live:
-            bucket = next(b for b in self.sizes.prefill if b >= launch.live)
-            plan.launches.append(replace(launch, bucket=bucket))
+        if batch.live:
+            bucket = next(b for b in self.sizes.prefill if b >= batch.live)
+            plan.batches.append(replace(batch, bucket=bucket))
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

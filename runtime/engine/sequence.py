@@ -16,13 +16,13 @@ class Sequence:
 
     Attributes:
         limit: tokens, prompt and generated, at which it ends with LENGTH.
-        ends: token ids that end it.
+        stop_ids: token ids that end it.
         seed: of its random draws.
         tokens: the prompt, then what was sampled and collected.
-        goal: positions below this are prefilled, the others decoded one by one.
+        prefill_end: positions below this are prefilled, the others decoded one by one.
         launched: positions below this were given to a launched step.
         last_step: the last launched step that touches its slot or pages.
-        suppressing: the tables still forbid the `ends`.
+        stops_suppressed: the tables still forbid the `stop_ids`.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
     """
@@ -30,23 +30,23 @@ class Sequence:
     id: int
     request: Request
     limit: int
-    ends: frozenset[int]
+    stop_ids: frozenset[int]
     seed: int
     tokens: list[int] = field(init=False)
-    goal: int = field(init=False)
+    prefill_end: int = field(init=False)
     launched: int = 0
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish: FinishReason | None = None
-    suppressing: bool = False
+    stops_suppressed: bool = False
     snapshot: object | None = None
     swap_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.goal = len(self.tokens)
+        self.prefill_end = len(self.tokens)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -60,24 +60,24 @@ class Sequence:
 
     @property
     def prefilling(self) -> bool:
-        """Some positions below `goal` were not launched yet."""
-        return self.launched < self.goal
+        """Some positions below `prefill_end` were not launched yet."""
+        return self.launched < self.prefill_end
 
     @property
     def decodable(self) -> bool:
         """Its next token can be fed from `last_tokens`, and one more may be sampled."""
-        return self.goal <= self.launched < self.limit - 1
+        return self.prefill_end <= self.launched < self.limit - 1
 
     @property
-    def horizon(self) -> int:
+    def admission_len(self) -> int:
         """Positions that must have pages for it to be admitted: up to its next decode row."""
-        return min(max(self.goal, self.launched) + 1, self.limit - 1)
+        return min(max(self.prefill_end, self.launched) + 1, self.limit - 1)
 
-    def forbids_end(self, position: int) -> bool:
+    def forbids_stop(self, position: int) -> bool:
         """Whether `min_tokens` forbids ending with a token at `position`."""
         return position - self.prompt_len < self.request.params.min_tokens
 
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""
         self.launched = 0
-        self.goal = len(self.tokens)
+        self.prefill_end = len(self.tokens)

@@ -1,8 +1,13 @@
-"""The loop: schedule, fill, run, sample, finish.
+"""The loop: schedule, prepare, launch, collect, postprocess.
+
+1. schedule: the scheduler decides who prefills, who decodes and what moves; a `StepPlan`.
+2. prepare: snapshots, table rows and step inputs are written as the plan says.
+3. launch: each of its batches is started on the executor of its bucket.
+4. collect: waits for the step that is due; with `depth` 1 that is the one launched before this.
+5. postprocess: the sampled tokens are appended, and become events; who is done is ended.
 
 Knows the order of things and what ends a sequence; which sequence runs is the scheduler's
-business, what the arrays mean is `fill`'s. With `depth` 1 a step is launched before the
-results of the one before it are read.
+business, what the arrays mean is `prepare_inputs`'.
 """
 
 from __future__ import annotations
@@ -12,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import InternalError
-from spark_engine.runtime.engine.fill import fill_launch, fill_tables
-from spark_engine.runtime.engine.plan import Launch, Plan
+from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_tables
 from spark_engine.runtime.engine.request import Event, FinishReason, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.executor import Executor, Wait
-from spark_engine.runtime.executors.memory import BucketKey, Memory, Snapshot
+from spark_engine.runtime.executors.memory import BucketKey, EngineMemory, Snapshot
 from spark_engine.tensors import Array
 
 
@@ -36,10 +41,10 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A launched, uncollected launch."""
+class _Launched:
+    """A batch that was launched and not collected."""
 
-    launch: Launch
+    batch: Batch
     outputs: Mapping[str, Array]
     wait: Wait
 
@@ -50,7 +55,7 @@ class Loop:
     def __init__(
         self,
         scheduler: Scheduler,
-        memory: Memory,
+        memory: EngineMemory,
         executors: Mapping[BucketKey, Executor],
         depth: int = 0,
     ) -> None:
@@ -59,21 +64,21 @@ class Loop:
         self._memory = memory
         self._executors = executors
         self._depth = depth
-        self._flights: deque[tuple[int, list[_Run]]] = deque()
+        self._in_flight: deque[tuple[int, list[_Launched]]] = deque()
 
     @property
     def in_flight(self) -> int:
         """Steps that were launched and not collected."""
-        return len(self._flights)
+        return len(self._in_flight)
 
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
-        plan = self.scheduler.plan(self.in_flight)
-        self._fill(plan)
-        self._run(plan)
-        return self._finish(self._collect(plan))
+        plan = self.scheduler.schedule(self.in_flight)
+        self._prepare(plan)
+        self._launch(plan)
+        return self._postprocess(self._collect(plan))
 
-    def _fill(self, plan: Plan) -> None:
+    def _prepare(self, plan: StepPlan) -> None:
         for move in plan.saves:
             move.seq.snapshot = self._memory.save(move.slot, move.pages)
         for move in plan.restores:
@@ -81,45 +86,50 @@ class Loop:
                 raise InternalError(f"sequence {move.seq.id} has no snapshot to restore")
             self._memory.restore(move.seq.snapshot, move.slot, move.pages)
             move.seq.snapshot = None
-        fill_tables(self._memory, plan)
-        if plan.launches:
+        write_tables(self._memory, plan)
+        if plan.batches:
             self._memory.flush()
+        for batch in plan.batches:
+            write_step_inputs(self._buffers(plan, batch), batch)
 
-    def _run(self, plan: Plan) -> None:
-        runs = []
-        for launch in plan.launches:
-            key = (launch.family, launch.bucket)
-            buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
-            fill_launch(buffers, launch)
-            runs.append(_Run(launch, buffers, self._executors[key].launch(buffers)))
-            self._count(launch)
-        self.counts.steps += bool(runs)
-        self._flights.append((plan.step, runs))
+    def _launch(self, plan: StepPlan) -> None:
+        launched = []
+        for batch in plan.batches:
+            buffers = self._buffers(plan, batch)
+            wait = self._executors[batch.family, batch.bucket].launch(buffers)
+            launched.append(_Launched(batch, buffers, wait))
+            self._count(batch)
+        self.counts.steps += bool(launched)
+        self._in_flight.append((plan.step, launched))
 
-    def _collect(self, plan: Plan) -> list[_Run]:
+    def _buffers(self, plan: StepPlan, batch: Batch) -> Mapping[str, Array]:
+        """The step's set of buffers: steps that are in flight together have different ones."""
+        return self._memory.buffers(batch.family, batch.bucket, plan.step % (self._depth + 1))
+
+    def _collect(self, plan: StepPlan) -> list[_Launched]:
         """Waits for the steps that are due: all of them when there is no reason to run ahead."""
-        keep = self._depth if plan.launches and not plan.drain else 0
-        ended: list[_Run] = []
-        while len(self._flights) > keep:
-            step, runs = self._flights.popleft()
-            for run in runs:
-                run.wait()
-            ended += runs
+        keep = self._depth if plan.batches and not plan.drain else 0
+        ended: list[_Launched] = []
+        while len(self._in_flight) > keep:
+            step, launched = self._in_flight.popleft()
+            for one in launched:
+                one.wait()
+            ended += launched
             self.scheduler.collected(step)
         return ended
 
-    def _finish(self, runs: list[_Run]) -> list[Event]:
+    def _postprocess(self, collected: list[_Launched]) -> list[Event]:
         """Reads the outputs, which the next launch may overwrite, into events."""
         events: list[Event] = []
-        for run in runs:
-            self._finish_run(run, events)
+        for one in collected:
+            self._postprocess_batch(one, events)
         return events
 
-    def _finish_run(self, run: _Run, events: list[Event]) -> None:
+    def _postprocess_batch(self, one: _Launched, events: list[Event]) -> None:
         """A row takes about half a microsecond here; there may be hundreds in a step."""
-        out, launch, counts = run.outputs, run.launch, self.counts
-        columns = [out[name][: launch.live].tolist() for name in ("next_tokens", "ok", "logprobs")]
-        rows = zip(launch.seqs, launch.emits, *columns, strict=True)
+        out, batch, counts = one.outputs, one.batch, self.counts
+        columns = [out[name][: batch.live].tolist() for name in ("next_tokens", "ok", "logprobs")]
+        rows = zip(batch.seqs, batch.emits, *columns, strict=True)
         for i, (seq, emit, token, ok, logprob) in enumerate(rows):
             if not emit:
                 continue
@@ -135,7 +145,7 @@ class Loop:
             counts.sampled += 1
             known, reason = seq.tokens, None
             known.append(token)
-            if token in seq.ends or len(known) >= seq.limit:
+            if token in seq.stop_ids or len(known) >= seq.limit:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
@@ -145,17 +155,17 @@ class Loop:
             else:
                 events.append(Event(seq.id, token, logprob, _top(out, i, k), reason))
 
-    def _count(self, launch: Launch) -> None:
-        self.counts.buckets[launch.family, launch.bucket] += 1
-        self.counts.padded_rows += launch.bucket - launch.live
-        if launch.family == "prefill":
-            self.counts.prefilled += sum(launch.counts)
+    def _count(self, batch: Batch) -> None:
+        self.counts.buckets[batch.family, batch.bucket] += 1
+        self.counts.padded_rows += batch.bucket - batch.live
+        if batch.family == "prefill":
+            self.counts.prefilled += sum(batch.counts)
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
     """Why the sequence ends with its last token, or None."""
     last = len(seq.tokens) - 1
-    if seq.tokens[last] in seq.ends and not seq.forbids_end(last):
+    if seq.tokens[last] in seq.stop_ids and not seq.forbids_stop(last):
         return FinishReason.STOP
     return FinishReason.LENGTH if len(seq.tokens) >= seq.limit else None
 

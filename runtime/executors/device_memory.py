@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_engine.device import Event
 from spark_engine.device_buffers import unit_bytes
+from spark_engine.device_resources import DeviceResources
 from spark_engine.manifest import StateInfo
-from spark_engine.runtime.executors.device import Event
-from spark_engine.runtime.executors.held import Held
 from spark_engine.runtime.executors.memory import Changed, Snapshot
 from spark_engine.tensors import Array, Bytes, TensorSpec
 
@@ -24,14 +24,14 @@ Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
 
 
 class DeviceStates:
-    """The states of an engine in device memory, which `held` gives back."""
+    """The states of an engine in device memory, which `resources` gives back."""
 
-    def __init__(self, held: Held, states: Iterable[StateInfo]) -> None:
+    def __init__(self, resources: DeviceResources, states: Iterable[StateInfo]) -> None:
         self.arrays: Mapping[str, Array] = {}
-        self._gpu = held.gpu
+        self._gpu = resources.gpu
         self._infos = tuple(states)
-        self.addresses = {i.spec.name: held.zeros(i.spec.nbytes) for i in self._infos}
-        self._stage = held.pinned(STAGE)  # now, because pinning takes as long as many steps
+        self.addresses = {i.spec.name: resources.zeros(i.spec.nbytes) for i in self._infos}
+        self._stage = resources.pinned(STAGE)  # now, because pinning takes as long as many steps
 
     @property
     def slot_bytes(self) -> int:
@@ -104,19 +104,20 @@ class _Stage:
 
 
 class DeviceTables:
-    """The tables in device memory, which `held` gives back.
+    """The tables in device memory, which `resources` gives back.
 
     Rows pass through two sets of pinned memory in turn: a step's copies are done before the step
     after the next is planned, so that no write waits for a running step.
     """
 
-    def __init__(self, held: Held, specs: Iterable[TensorSpec]) -> None:
-        self._gpu = held.gpu
+    def __init__(self, resources: DeviceResources, specs: Iterable[TensorSpec]) -> None:
+        self._gpu = resources.gpu
         kept = tuple(specs)
-        self.addresses = {spec.name: held.zeros(spec.nbytes) for spec in kept}
+        self.addresses = {spec.name: resources.zeros(spec.nbytes) for spec in kept}
         self._stages = [
             _Stage(
-                {s.name: held.pinned(s.nbytes).reshape(s.dims[0], -1) for s in kept}, held.event()
+                {s.name: resources.pinned(s.nbytes).reshape(s.dims[0], -1) for s in kept},
+                resources.event(),
             )
             for _ in range(2)
         ]

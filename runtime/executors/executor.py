@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from spark_engine.errors import ExecutorError
 from spark_engine.tensors import Array, TensorSpec
 
 Wait = Callable[[], None]
@@ -56,3 +57,13 @@ class Executor(Protocol):
     def close(self) -> None:
         """Frees what the executor holds. May be called twice."""
         ...
+
+
+def checked(spec: TensorSpec, array: Array | None) -> Array:
+    """The buffer. Raises ExecutorError unless it is there, as specified, and C-contiguous."""
+    if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
+        found = "missing" if array is None else f"{array.dtype}{array.shape}"
+        raise ExecutorError(f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}")
+    if not array.flags.c_contiguous:
+        raise ExecutorError(f"buffer {spec.name} is not contiguous")
+    return array

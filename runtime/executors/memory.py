@@ -110,7 +110,7 @@ class HostStates:
             self.arrays[name][where] = saved
 
 
-class Memory:
+class EngineMemory:
     """The arrays of one engine on the host, and its states wherever they are.
 
     `states` and `tables` hold one array each; step inputs and outputs exist `sets` times, so

@@ -17,14 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_engine.device import Event, Function, Gpu, Graph
 from spark_engine.device_buffers import Block, Buffers
+from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
-from spark_engine.runtime.executors.device import Event, Function, Gpu, Graph
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
-from spark_engine.runtime.executors.executor import Specs, Wait
-from spark_engine.runtime.executors.held import Held
-from spark_engine.runtime.executors.program import Number, Operand, Place, Program, Record
+from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.program import (
+    LaunchRecord,
+    MemoryOperand,
+    Operand,
+    Program,
+    ScalarOperand,
+)
 from spark_engine.runtime.executors.upload import upload_file
 from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
@@ -32,7 +38,7 @@ from spark_engine.weights_file import read_index
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
 Mark = Callable[[str], None]  # told the name of each stage that has ended
 # Taken by the engine that is open: like the device's context, one for the whole process.
-_TURN = threading.Lock()
+_GPU_IN_USE = threading.Lock()
 
 
 class NativeEngine:
@@ -47,31 +53,31 @@ class NativeEngine:
 
     def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
         manifest, path = folder.manifest, folder.weights_path
-        buckets = manifest.buckets
+        buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
-            _take_turn()
-            undo.callback(_TURN.release)
+            _claim_gpu()
+            undo.callback(_GPU_IN_USE.release)
             self.gpu = Gpu()
             undo.callback(self.gpu.close)
             _refuse_mps(self.gpu)
-            held = Held(self.gpu)
-            undo.callback(held.close)
+            resources = DeviceResources(self.gpu)
+            undo.callback(resources.close)
             self._kernels = _Kernels(self.gpu)
             check(self.gpu.free_bytes)
             mark("device")
             digests = partial(folder.check_chunk, WEIGHTS)
-            weights = upload_file(held, path, CHUNK_BYTES, digests)
+            weights = upload_file(resources, path, CHUNK_BYTES, digests)
             mark("weights")
             self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
-            self.states = DeviceStates(held, manifest.states)
-            self.tables = DeviceTables(held, manifest.tables)
+            self.states = DeviceStates(resources, manifest.states)
+            self.tables = DeviceTables(resources, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in buckets)
-            self.arena = held.zeros(self.arena_bytes)
+            self.arena = resources.zeros(self.arena_bytes)
             self.zeroed_bytes = max(b.zeroed_bytes for b in buckets)
-            self.zeroed = held.zeros(self.zeroed_bytes)
+            self.zeroed = resources.zeros(self.zeroed_bytes)
             self.wide_bytes = max(b.wide_bytes for b in buckets)
-            self.wide = held.zeros(self.wide_bytes)
+            self.wide = resources.zeros(self.wide_bytes)
             self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")
@@ -106,8 +112,8 @@ class NativeEngine:
         self._undo.close()
 
 
-def _take_turn() -> None:
-    if not _TURN.acquire(blocking=False):
+def _claim_gpu() -> None:
+    if not _GPU_IN_USE.acquire(blocking=False):
         raise EngineError(
             "this process has an engine open on the GPU already, and blocks of two could wait for "
             "one another without end: close that one first, or open this one in another process"
@@ -159,7 +165,7 @@ class _Staging:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedLaunch:
     """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself."""
 
     node: str
@@ -176,17 +182,17 @@ class NativeExecutor:
         self._label = f"{header.family} {header.rows}"
         self._staged: list[_Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
-        self._held = Held(self._gpu)
+        self._resources = DeviceResources(self._gpu)
         try:
             self._check_specs()
-            self._steps = self._held.zeros(self._buffers.steps.nbytes)
-            self._outputs = self._held.zeros(self._buffers.outputs.nbytes)
+            self._steps = self._resources.zeros(self._buffers.steps.nbytes)
+            self._outputs = self._resources.zeros(self._buffers.outputs.nbytes)
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
-            self._wide = self._held.zeros(self._buffers.wide.nbytes) if larger else engine.wide
+            self._wide = self._resources.zeros(self._buffers.wide.nbytes) if larger else engine.wide
             self._addresses = self._places()
             self._graph = self._capture(payload)
         except BaseException:
-            self._held.close()
+            self._resources.close()
             raise
         self._open = True
 
@@ -200,7 +206,7 @@ class NativeExecutor:
         """The device that the bucket runs on."""
         return self._gpu
 
-    def launches(self, payload: bytes) -> list[Queued]:
+    def launches(self, payload: bytes) -> list[QueuedLaunch]:
         """The launches of the payload that the bucket was opened with, in order, for measurement.
 
         Queued one after the other they are a step over the inputs of the last one; states move on.
@@ -214,10 +220,10 @@ class NativeExecutor:
             self._check_room(function, symbol, record)
             args = [self._value(arg) for arg in record.args]
             queue = self._gpu.prepare(function, record.shape, args)
-            queued.append(Queued(record.node, symbol, queue))
+            queued.append(QueuedLaunch(record.node, symbol, queue))
         return queued
 
-    def address(self, place: Place) -> int:
+    def address(self, place: MemoryOperand) -> int:
         """Where an operand of a launch lies on the device."""
         return int(self._value(place))
 
@@ -271,7 +277,7 @@ class NativeExecutor:
             return
         self._open = False
         try:
-            self._held.close()
+            self._resources.close()
         finally:
             self._engine.release(self)
 
@@ -279,31 +285,21 @@ class NativeExecutor:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
-        self._check(buffers)
+        for spec in (*self._specs.inputs, *self._specs.outputs):
+            checked(spec, buffers.get(spec.name))
         if len(self._staged) == MAX_STAGED:
             oldest = self._staged.pop(0)
             self._gpu.wait_for(oldest.done)
             steps, outputs, done = oldest.steps, oldest.outputs, oldest.done
         else:
-            steps = self._held.pinned(self._buffers.steps.nbytes)
-            outputs = self._held.pinned(self._buffers.outputs.nbytes)
-            done = self._held.event()
+            steps = self._resources.pinned(self._buffers.steps.nbytes)
+            outputs = self._resources.pinned(self._buffers.outputs.nbytes)
+            done = self._resources.event()
         fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
         read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
         made = _Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
-
-    def _check(self, buffers: Mapping[str, Array]) -> None:
-        for spec in (*self._specs.inputs, *self._specs.outputs):
-            array = buffers.get(spec.name)
-            if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
-                found = "missing" if array is None else f"{array.dtype}{array.shape}"
-                raise ExecutorError(
-                    f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}"
-                )
-            if not array.flags.c_contiguous:
-                raise ExecutorError(f"buffer {spec.name} is not contiguous")
 
     def _check_specs(self) -> None:
         """Holds tables and states to the manifest's, by which they were allocated."""
@@ -338,7 +334,7 @@ class NativeExecutor:
                 )
         return program
 
-    def _check_room(self, function: Function, symbol: str, record: Record) -> None:
+    def _check_room(self, function: Function, symbol: str, record: LaunchRecord) -> None:
         """Blocks of one launch that wait for one another must all run at once."""
         if not record.resident:
             return
@@ -348,8 +344,8 @@ class NativeExecutor:
             raise EngineError(
                 f"{record.node} of the {self._label} bucket launches {blocks} blocks of {symbol} "
                 f"that wait for one another, and this GPU ({self._gpu.multiprocessors} "
-                f"multiprocessors) runs {room} at once: use a whole GPU of the kind that the "
-                "engine was built for (no MIG slice), or rebuild with --target cpu"
+                f"multiprocessors) runs {room} at once: use the card that the engine was built "
+                f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
     def _capture(self, payload: bytes) -> Graph:
@@ -363,7 +359,7 @@ class NativeExecutor:
 
         queue_all()
         self._gpu.wait()
-        return self._held.graph(queue_all)
+        return self._resources.graph(queue_all)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
@@ -387,7 +383,7 @@ class NativeExecutor:
 
     def _value(self, arg: Operand) -> int | float:
         """A number as it is, and a place in memory as its address."""
-        if isinstance(arg, Number):
+        if isinstance(arg, ScalarOperand):
             return arg.value
         if arg.kind == "arena":
             return self._engine.arena + arg.offset

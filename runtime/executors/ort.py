@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -41,14 +41,14 @@ class OrtExecutor:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
         self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
-        _give_back()
+        _trim_heap()
         # One binding per set of buffers; holding the buffers keeps their memory alive.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
         self.in_place = True
         if not self._proves_in_place(header):
             self.in_place = False
             _LOG.warning("%s: states cannot be updated in place, each run copies them", self._label)
-        _give_back()
+        _trim_heap()
 
     @property
     def specs(self) -> Specs:
@@ -89,10 +89,10 @@ class OrtExecutor:
     def _bind(self, arrays: Mapping[str, Array | None]) -> ort.IOBinding:
         binding = self._open().io_binding()
         for spec in (*self._specs.inputs, *self._specs.states):
-            binding.bind_input(spec.name, "cpu", 0, *_place(spec, arrays.get(spec.name)))
+            binding.bind_input(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._specs.states]
         for spec in (*self._specs.outputs, *outs):
-            binding.bind_output(spec.name, "cpu", 0, *_place(spec, arrays.get(spec.name)))
+            binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         return binding
 
     def _run_apart(self, buffers: Mapping[str, Array]) -> None:
@@ -104,7 +104,7 @@ class OrtExecutor:
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
-        apart, together = _wild(header), _wild(header)
+        apart, together = _random_step(header), _random_step(header)
         self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
         names = [s.name for s in (*header.states, *header.outputs)]
@@ -132,24 +132,19 @@ def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.Infe
         ) from error
 
 
-def _give_back() -> None:
+def _trim_heap() -> None:
     """Hands what was freed back to the system: folding weights leaves four times their size in
     the allocator, and proving states in place leaves the states."""
     with contextlib.suppress(OSError, AttributeError):  # a C library that is not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _place(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
+def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...], int]:
     """Element type, shape and address. Raises ExecutorError unless `array` is as specified."""
-    if array is None or (array.dtype, array.shape) != (spec.dtype.numpy, spec.dims):
-        found = "missing" if array is None else f"{array.dtype}{array.shape}"
-        raise ExecutorError(f"buffer {spec.name} is {found}, wanted {spec.dtype}{spec.dims}")
-    if not array.flags.c_contiguous:
-        raise ExecutorError(f"buffer {spec.name} is not contiguous")
-    return spec.dtype.onnx, spec.dims, array.ctypes.data
+    return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
-def _wild(header: EngineHeader) -> dict[str, Array]:
+def _random_step(header: EngineHeader) -> dict[str, Array]:
     """Seeded buffers for one step in which every row works, on a slot and a page of its own.
 
     Only the slots and pages that the step may touch are wild, and the scratch ones: filling

@@ -33,7 +33,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryOperand:
     """An operand in memory: `nbytes` from `offset` of what `kind` and `name` say.
 
     The kinds "arena" and "zeroed" have an offset and no name, the others a name and all of it.
@@ -46,18 +46,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Number:
+class ScalarOperand:
     """An operand by value; `kind` as of `kernel.Scalar`."""
 
     kind: str
     value: int | float
 
 
-Operand = Place | Number
+Operand = MemoryOperand | ScalarOperand
 
 
 @dataclass(frozen=True)
-class Record:
+class LaunchRecord:
     """One launch: the graph's node, the number of its kernel, and how it is launched on what."""
 
     node: str
@@ -75,10 +75,10 @@ class Program:
     """
 
     kernels: tuple[Kernel, ...]
-    launches: tuple[Record, ...]
+    launches: tuple[LaunchRecord, ...]
     arena_bytes: int
     zeroed_bytes: int
-    places: Mapping[str, Place]
+    places: Mapping[str, MemoryOperand]
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
@@ -134,16 +134,16 @@ _BITS = {"i32": 32, "i64": 64}
 MOST_F32 = 3.4028235e38
 
 
-def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> Record:
+def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:
     args = tuple(_operand(arg, sizes) for arg in row.args)
-    kinds = tuple(a.kind if isinstance(a, Number) else "address" for a in args)
+    kinds = tuple(a.kind if isinstance(a, ScalarOperand) else "address" for a in args)
     shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
-    return Record(row.node, row.kernel, shape, args, row.resident)
+    return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
 
-def _place(arg: list[Any], sizes: Mapping[str, int]) -> Place:
+def _place(arg: list[Any], sizes: Mapping[str, int]) -> MemoryOperand:
     place = _operand(arg, sizes)
-    if isinstance(place, Number):
+    if isinstance(place, ScalarOperand):
         raise ValueError(f"{arg!r} is no place")
     return place
 
@@ -154,15 +154,15 @@ def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:
                 where = f"{offset}:{offset + nbytes} of {sizes[kind]} bytes"
                 raise ValueError(f"an operand lies at {where} of the {kind} memory")
-            return Place(kind, "", offset, nbytes)
+            return MemoryOperand(kind, "", offset, nbytes)
         case [str(kind), str(name)] if kind in _BY_NAME:
-            return Place(kind, name)
+            return MemoryOperand(kind, name)
         case [str(kind), value] if kind in _BITS and _are_ints(value):
             if not -(1 << _BITS[kind] - 1) <= value < 1 << _BITS[kind] - 1:
                 raise ValueError(f"{value} is no {kind}")
-            return Number(kind, value)
+            return ScalarOperand(kind, value)
         case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
-            return Number("f32", value)
+            return ScalarOperand("f32", value)
     raise ValueError(f"{arg!r} is no operand")
 
 

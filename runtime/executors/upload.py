@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from spark_engine.device import Event, Gpu
+from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import EngineError
-from spark_engine.runtime.executors.device import Event, Gpu
-from spark_engine.runtime.executors.held import Held
 from spark_engine.tensors import Bytes
 
 PIECE = 4 << 20  # bytes read, queued and hashed at once: still in the core's cache when hashed
@@ -24,8 +24,10 @@ MAX_LANES = 16  # threads; PCIe is full before that
 Check = Callable[[int, str], None]  # (chunk's number, its hex sha256) -> None, or raises
 
 
-def upload_file(held: Held, path: Path, chunk: int, check: Check, lanes: int = 0) -> int:
-    """Address of the whole file in device memory, which `held` gives back.
+def upload_file(
+    resources: DeviceResources, path: Path, chunk: int, check: Check, lanes: int = 0
+) -> int:
+    """Address of the whole file in device memory, which `resources` gives back.
 
     `chunk` bytes at a time are read, hashed and handed to `check`, whose error ends the upload;
     the caller must use nothing of the file before this returned. `lanes` threads, 0 for one per
@@ -34,11 +36,11 @@ def upload_file(held: Held, path: Path, chunk: int, check: Check, lanes: int = 0
     size = path.stat().st_size
     chunks = -(-size // chunk)
     lanes = max(1, min(lanes or os.cpu_count() or 1, MAX_LANES, chunks))
-    address = held.memory(size)
-    with closing(Held(held.gpu)) as own:
+    address = resources.memory(size)
+    with closing(DeviceResources(resources.gpu)) as own:
         stages = own.pinned(lanes * STAGES * PIECE).reshape(lanes, STAGES, PIECE)
         copied = [[own.event() for _ in range(STAGES)] for _ in range(lanes)]
-        job = _Job(held.gpu, path, size, chunk, address, check)
+        job = _Job(resources.gpu, path, size, chunk, address, check)
         with ThreadPoolExecutor(lanes, "upload") as pool:
             running = [pool.submit(job.run, stages[i], copied[i]) for i in range(lanes)]
             try:

@@ -22,10 +22,11 @@ from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.server.client import Busy, EngineDied
-from spark_engine.runtime.server.generation import GenerationFailed, TimedOut
+from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.generation import GenerationFailed
 from spark_engine.runtime.server.protocol import BadField
-from spark_engine.runtime.server.replies import Json, error
-from spark_engine.runtime.server.service import Answering, Service, UnknownModel
+from spark_engine.runtime.server.responses import Json, error
+from spark_engine.runtime.server.service import InFlight, Service, UnknownModel
 
 MAX_BODY = 32 << 20  # bytes
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
@@ -33,7 +34,7 @@ LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all bodies together may h
 OPEN_PATHS = ("/health", "/ping", "/metrics", "/version")  # these need no key
 LEFT = 499  # nginx's status for a client that closed the connection
 DONE = b"data: [DONE]\n\n"
-Start = Callable[[bytes], Awaitable[Answering]]
+Start = Callable[[bytes], Awaitable[InFlight]]
 log = logging.getLogger(__name__)
 
 
@@ -76,7 +77,7 @@ class Bodies:
             self.large -= large
 
 
-class Front:
+class Endpoints:
     """The endpoints over one service. `draining` turns new work away."""
 
     def __init__(self, service: Service) -> None:
@@ -92,7 +93,9 @@ class Front:
 
     def health(self) -> Response:
         """200 only while new work would be answered; else 503 with the reason."""
-        reason = "the server is draining" if self.draining else self._service.client.sickness()
+        reason = (
+            "the server is draining" if self.draining else self._service.client.unhealthy_reason()
+        )
         if reason is None:
             return _json({"status": "ok"})
         return _json({"status": "unhealthy", "reason": reason}, 503)
@@ -129,19 +132,19 @@ class Front:
         async with self._bodies.read(request) as data:
             return _json(await work(data))
 
-    async def _events(self, job: Answering) -> AsyncIterator[bytes]:
+    async def _events(self, job: InFlight) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._service.stream(job):
                 yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
         except Exception as problem:  # the status line is gone: the error goes into the stream
-            yield b"data: " + msgspec.json.encode(describe(problem)[1]) + b"\n\n"
+            yield b"data: " + msgspec.json.encode(error_response(problem)[1]) + b"\n\n"
         finally:
             job.generation.close()
         yield DONE
 
-    async def _whole(self, request: Request, job: Answering) -> Response:
+    async def _whole(self, request: Request, job: InFlight) -> Response:
         answer = asyncio.ensure_future(self._service.answer(job))
-        gone = asyncio.ensure_future(_gone(request))
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             return _json(answer.result()) if answer.done() else Response(status_code=LEFT)
@@ -164,60 +167,60 @@ class Front:
         }
 
 
-def create_app(front: Front, service: Service, api_key: str | None = None) -> FastAPI:
+def create_app(endpoints: Endpoints, service: Service, api_key: str | None = None) -> FastAPI:
     """The application. With `api_key` all paths but the open ones ask for it as a bearer token."""
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
     if api_key is not None:
         app.middleware("http")(_key_check(api_key))
-    _add_generation(app, front, service)
-    _add_information(app, front)
+    _add_generation(app, endpoints, service)
+    _add_information(app, endpoints)
     return app
 
 
-def _add_generation(app: FastAPI, front: Front, service: Service) -> None:
+def _add_generation(app: FastAPI, endpoints: Endpoints, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await front.generate(request, service.chat)
+        return await endpoints.generate(request, service.chat)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await front.generate(request, service.complete)
+        return await endpoints.generate(request, service.complete)
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return await front.compute(request, service.tokenize)
+        return await endpoints.compute(request, service.tokenize)
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return await front.compute(request, service.detokenize)
+        return await endpoints.compute(request, service.detokenize)
 
 
-def _add_information(app: FastAPI, front: Front) -> None:
+def _add_information(app: FastAPI, endpoints: Endpoints) -> None:
     @app.get("/health")
     @app.get("/ping")
     async def health() -> Response:
-        return front.health()
+        return endpoints.health()
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return front.metrics()
+        return endpoints.metrics()
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return front.models()
+        return endpoints.models()
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        return front.model(name)
+        return endpoints.model(name)
 
     @app.get("/version")
     async def version_() -> Response:
         return _json({"version": version("spark-engine")})
 
 
-def describe(problem: Exception) -> tuple[int, Json]:
+def error_response(problem: Exception) -> tuple[int, Json]:
     """(HTTP status, body) of an exception."""
     words = str(problem)
     if isinstance(problem, RequestError):
@@ -241,7 +244,7 @@ def describe(problem: Exception) -> tuple[int, Json]:
 
 
 async def _on_error(_: Request, problem: Exception) -> Response:
-    status, body = describe(problem)
+    status, body = error_response(problem)
     response = _json(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"
@@ -266,7 +269,7 @@ def _key_check(
     return check
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

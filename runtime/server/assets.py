@@ -13,7 +13,7 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
-def describe(folder: Path) -> EngineInfo:
+def read_info(folder: Path) -> EngineInfo:
     """What the HTTP process must know of the engine in `folder`. Raises EngineError."""
     manifest = read_manifest(folder)
     return EngineInfo(

@@ -16,10 +16,9 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
+from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     EngineInfo,
     Failed,
@@ -28,6 +27,7 @@ from spark_engine.runtime.server.ipc import (
     Refused,
     Report,
     Stats,
+    StepReport,
     Submit,
     decode_report,
     encode,
@@ -47,7 +47,7 @@ class Busy(CapacityError):
     """The queue is full; come back later."""
 
 
-Answer = Event | RequestError | Busy | EngineDied
+Answer = Event | Busy | EngineDied
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -62,7 +62,7 @@ class EngineClient:
         self._command = tuple(command)
         self.max_queue = max_queue
         self._stall_s = stall_s
-        self._boxes: dict[int, Mailbox] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self._next_id = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._folder = _socket_folder()
@@ -70,7 +70,7 @@ class EngineClient:
         self._socket = self._context.socket(zmq.PAIR)
         self._info: asyncio.Future[EngineInfo] | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._heard = self._moved = time.monotonic()
+        self._last_report = self._last_progress = time.monotonic()
         self._closing = False
         self.stats = Stats()
         self.died = asyncio.Event()
@@ -79,7 +79,7 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._boxes)
+        return len(self._mailboxes)
 
     @property
     def pid(self) -> int | None:
@@ -102,12 +102,12 @@ class EngineClient:
         )
         self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._watch())]
         info = await self._info
-        self._heard = time.monotonic()
+        self._last_report = time.monotonic()
         self._tasks.append(asyncio.create_task(self._ping()))
         return info
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
-        """Sends the requests; their events will come to `box` under the returned ids.
+        """Sends checked requests; their events will come to `box` under the returned ids.
 
         `slots` is the engine's max_seqs. Raises Busy when the queue is full, EngineDied when
         there is no engine.
@@ -122,37 +122,37 @@ class EngineClient:
         messages = [encode(Submit(number, r)) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
         for number, message in zip(ids, messages, strict=True):
-            self._boxes[number] = box
+            self._mailboxes[number] = box
             self._send(message)
         return ids
 
     def cancel(self, number: int) -> None:
         """Asks for the end of a request; its last event still comes. Unknown ids are ignored."""
-        if number in self._boxes and not self.died.is_set():
+        if number in self._mailboxes and not self.died.is_set():
             self._send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
         """Asks for the end of everything in flight."""
-        for number in list(self._boxes):
+        for number in list(self._mailboxes):
             self.cancel(number)
 
-    def sickness(self) -> str | None:
+    def unhealthy_reason(self) -> str | None:
         """Why the engine cannot be relied on now, or None."""
         now = time.monotonic()
         if self.died.is_set():
             return self.reason
         if self._info is None or not self._info.done():
             return "the engine is being loaded"
-        if now - self._heard > self._stall_s:
-            return f"the engine has not answered for {now - self._heard:.0f} s"
-        if self._boxes and now - self._moved > self._stall_s:
-            return f"no step has ended for {now - self._moved:.0f} s while requests wait"
+        if now - self._last_report > self._stall_s:
+            return f"the engine has not answered for {now - self._last_report:.0f} s"
+        if self._mailboxes and now - self._last_progress > self._stall_s:
+            return f"no step has ended for {now - self._last_progress:.0f} s while requests wait"
         return None
 
     @property
     def step_age(self) -> float:
         """Seconds since the last sign that a step had ended; 0 while nothing is in flight."""
-        return time.monotonic() - self._moved if self._boxes else 0.0
+        return time.monotonic() - self._last_progress if self._mailboxes else 0.0
 
     async def close(self) -> None:
         """Ends the process. May be called twice."""
@@ -167,7 +167,7 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._die("the server is closed")
+        self._on_death("the server is closed")
         self._socket.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -181,60 +181,59 @@ class EngineClient:
             while True:
                 self._take(decode_report(await self._socket.recv()))
         except zmq.ZMQError as error:
-            self._die(f"the socket to the engine process failed: {error}")
+            self._on_death(f"the socket to the engine process failed: {error}")
 
     def _take(self, report: Report) -> None:
-        self._heard = time.monotonic()
-        if isinstance(report, Batch):
-            self._batch(report)
+        self._last_report = time.monotonic()
+        if isinstance(report, StepReport):
+            self._on_step(report)
         elif isinstance(report, Refused):
-            kind = Busy if report.busy else RequestError
-            self._deliver(report.id, kind(report.message), last=True)
+            self._deliver(report.id, Busy(report.message), last=True)
         elif isinstance(report, Failed):
-            self._die(report.message, report.user)
+            self._on_death(report.message, report.user)
         elif isinstance(report, Ready) and self._info and not self._info.done():
             self._info.set_result(report.info)
 
-    def _batch(self, batch: Batch) -> None:
-        if batch.stats.steps != self.stats.steps or batch.events:
-            self._moved = self._heard
-        self.stats = batch.stats
-        for event in batch.events:
+    def _on_step(self, report: StepReport) -> None:
+        if report.stats.steps != self.stats.steps or report.events:
+            self._last_progress = self._last_report
+        self.stats = report.stats
+        for event in report.events:
             self._deliver(event.request_id, event, last=event.finish is not None)
 
     def _deliver(self, number: int, answer: Answer, last: bool) -> None:
-        box = self._boxes.pop(number, None) if last else self._boxes.get(number)
+        box = self._mailboxes.pop(number, None) if last else self._mailboxes.get(number)
         if box is not None:
             box.put_nowait(answer)
 
     async def _ping(self) -> None:
         while not self.died.is_set():
-            if not self._boxes:
-                self._moved = time.monotonic()  # the age counts from when work came
+            if not self._mailboxes:
+                self._last_progress = time.monotonic()  # the age counts from when work came
             self._send(encode(Ping()))
             await asyncio.sleep(PING_S)
 
     async def _watch(self) -> None:
         assert self._process is not None
         code = await self._process.wait()
-        await self._hear_out()
+        await self._read_last_messages()
         if not self._closing:
-            self._die(f"the engine process ended with code {code}")
+            self._on_death(f"the engine process ended with code {code}")
 
-    async def _hear_out(self) -> None:
+    async def _read_last_messages(self) -> None:
         """Lets the last words of a process that has ended arrive."""
         end = time.monotonic() + LAST_WORDS_S
         while await self._socket.poll(50) and time.monotonic() < end:
             await asyncio.sleep(0.01)  # `_receive` takes them
 
-    def _die(self, reason: str, user: bool = False) -> None:
+    def _on_death(self, reason: str, user: bool = False) -> None:
         if self.died.is_set():
             return
         self.reason = reason
         self.died.set()
         if self._info and not self._info.done():
             self._info.set_exception(EngineError(reason) if user else EngineDied(reason))
-        for number in list(self._boxes):
+        for number in list(self._mailboxes):
             self._deliver(number, EngineDied(reason), last=True)
 
 

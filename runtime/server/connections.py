@@ -16,14 +16,14 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from spark_engine.runtime.server.replies import Json, error
+from spark_engine.runtime.server.responses import Json, error
 
 SPARE = 16  # descriptors for what is opened while serving, and for connections on their way in
 MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
 WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's turn: a request, or the rest of one, is to come
 
 
-class Crowd:
+class Connections:
     """All connections of one server: at most `most`, and none may take longer than `read_s`
     seconds over the head of a request, nor over its body.
 
@@ -63,11 +63,11 @@ class Crowd:
 
 
 class Connection(H11Protocol):
-    """One connection. `crowd` is the server's; the rest is what uvicorn passes."""
+    """One connection. `connections` is the server's; the rest is what uvicorn passes."""
 
-    def __init__(self, crowd: Crowd, **given: Any) -> None:
+    def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self._crowd = crowd
+        self._connections = connections
         self._state: Any = None  # the client's, by h11
         self._answered = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -75,25 +75,25 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Comes in, or is sent away."""
         super().connection_made(transport)
-        if self._crowd.enter(self):
-            self._look()
+        if self._connections.enter(self):
+            self._set_timer()
         else:
-            words = f"all {self._crowd.most} connections are in use; retry"
+            words = f"all {self._connections.most} connections are in use; retry"
             self._refuse(503, error(words, "service_unavailable", code="too_many_connections"))
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
         super().data_received(data)
-        self._look()
+        self._set_timer()
 
     def on_response_complete(self) -> None:
         """An answer is out: the next request may come, for which uvicorn keeps the time."""
         super().on_response_complete()
         self._answered = True
-        if self in self._crowd.inside and self.conn.their_state in WAITING:
-            self._crowd.wait(self)
+        if self in self._connections.inside and self.conn.their_state in WAITING:
+            self._connections.wait(self)
             if self.conn.their_state is h11.SEND_BODY:  # the next request came with the last one
-                self._look()
+                self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed, by whomever."""
@@ -105,27 +105,27 @@ class Connection(H11Protocol):
         self._forget()
         self.transport.abort()
 
-    def _look(self) -> None:
+    def _set_timer(self) -> None:
         """Sets the clock where the client's part has begun, and stops it where that is done."""
-        if self not in self._crowd.inside:
+        if self not in self._connections.inside:
             return
         state = self.conn.their_state
         if state in WAITING:
-            self._crowd.wait(self)
+            self._connections.wait(self)
             if self._deadline is None or state is not self._state:
                 self._stop()
-                self._deadline = self.loop.call_later(self._crowd.read_s, self._late)
+                self._deadline = self.loop.call_later(self._connections.read_s, self._on_timeout)
         else:
-            self._crowd.answer(self)
+            self._connections.answer(self)
             self._stop()
         self._state = state
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         if self._answered and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.leave()  # nothing was begun: an answer would be taken for that of the next request
             return
         part = "head" if self.conn.their_state is h11.IDLE else "body"
-        words = f"the request's {part} did not come within {self._crowd.read_s:g} s"
+        words = f"the request's {part} did not come within {self._connections.read_s:g} s"
         self._refuse(408, error(words, "invalid_request_error", code="request_timeout"))
 
     def _refuse(self, status: int, answer: Json) -> None:
@@ -149,7 +149,7 @@ class Connection(H11Protocol):
 
     def _forget(self) -> None:
         self._stop()
-        self._crowd.leave(self)
+        self._connections.leave(self)
 
 
 def raise_descriptor_limit() -> int:

@@ -7,23 +7,19 @@ a client that leaves, a deadline), nothing of the request stays behind in the en
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from spark_engine.errors import CapacityError, InternalError
+from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
+from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
 class GenerationFailed(InternalError):
     """The engine gave a request up, for instance because its logits were not finite."""
-
-
-class TimedOut(CapacityError):
-    """The request took longer than the server allows."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Choice:
 
 
 class Generation:
-    """One request in flight. `slots` is the engine's max_seqs, `timeout_s` None for no limit.
+    """One request in flight. `slots` is the engine's max_seqs.
 
     The constructor submits: it raises Busy or EngineDied.
     """
@@ -46,13 +42,12 @@ class Generation:
         metrics: Metrics,
         choices: Sequence[Choice],
         slots: int,
-        timeout_s: float | None,
+        deadline: Deadline,
     ) -> None:
         self._client = client
         self._choices = choices
         self._box: Mailbox = asyncio.Queue()
-        self._timeout_s = timeout_s
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._deadline = deadline
         ids = client.submit([c.request for c in choices], self._box, slots)
         self._open = {number: i for i, number in enumerate(ids)}
         self._watches = [Stopwatch(metrics) for _ in choices]
@@ -62,7 +57,7 @@ class Generation:
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what is new in it), until every choice has finished.
 
-        Raises RequestError when the engine refuses, EngineDied, GenerationFailed, TimedOut.
+        Raises Busy when the engine's queue is full, EngineDied, GenerationFailed, TimedOut.
         """
         try:
             while self._open:
@@ -104,11 +99,7 @@ class Generation:
         self._open = {}
 
     async def _next(self) -> Answer:
-        if self._deadline is None:
+        if self._deadline.timeout_s is None:  # a timeout costs as much as the rest of an event
             return await self._box.get()
-        try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
-                return await self._box.get()
-        except TimeoutError:
-            words = f"the request took more than {self._timeout_s:g} s; ask for fewer tokens"
-            raise TimedOut(words) from None
+        async with self._deadline.enforced():
+            return await self._box.get()

@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other.
 
-MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. Request ids in these
-messages are the HTTP process's own.
+MessagePack over one ZeroMQ PAIR socket. Knows no transport and no HTTP. The HTTP process numbers
+the requests, and the engine knows each by that number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_engine.runtime.engine.request import Event, Request
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """Run this request under the id `id`."""
+    """Run this request, which was checked, under the id `id`; ids grow."""
 
     id: int
     request: Request
@@ -28,7 +28,7 @@ class Cancel(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    """Answer with a Batch, whatever there is to say."""
+    """Answer with a StepReport, whatever there is to say."""
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     info: EngineInfo
 
 
-class Batch(msgspec.Struct, tag=True, frozen=True):
+class StepReport(msgspec.Struct, tag=True, frozen=True):
     """What one step brought, and the counters after it."""
 
     events: list[Event]
@@ -68,11 +68,10 @@ class Batch(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """The engine did not take the request. `busy`: it may be sent again later."""
+    """The engine's queue is full; the request may be sent again later."""
 
     id: int
     message: str
-    busy: bool
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -83,7 +82,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 Command = Submit | Cancel | Ping
-Report = Ready | Batch | Refused | Failed
+Report = Ready | StepReport | Refused | Failed
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=dict)  # read-only mappings travel as dicts
 _COMMANDS = msgspec.msgpack.Decoder(Command)

@@ -23,16 +23,16 @@ import uvicorn
 from fastapi import FastAPI
 
 from spark_engine.errors import OptionError
-from spark_engine.runtime.server.app import Front, create_app
+from spark_engine.runtime.server.app import Endpoints, create_app
 from spark_engine.runtime.server.assets import read_text
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
     Connection,
-    Crowd,
+    Connections,
     raise_descriptor_limit,
     room_for_connections,
 )
-from spark_engine.runtime.server.quiet import limit_log
+from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -101,7 +101,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
     listener = _bind(options.host, options.port)
-    _warn_of_the_open_door(options, listener)
+    _warn_without_api_key(options, listener)
     tokenizer, template = read_text(folder)
     client = EngineClient(command, options.max_queue, options.stall_s)
     service = None
@@ -111,10 +111,10 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         service = Service(
             client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
         )
-        front = Front(service)
-        app = create_app(front, service, options.api_key)
-        crowd = Crowd(_connections(options, descriptors), options.read_timeout_s)
-        server = _Server(_config(app, crowd), front, client, options)
+        endpoints = Endpoints(service)
+        app = create_app(endpoints, service, options.api_key)
+        connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
+        server = _Server(_config(app, connections), endpoints, client, options)
         log.info("serving %s on http://%s:%d", names[0], *listener.getsockname()[:2])
         return await server.run_until_done(listener)
     finally:
@@ -124,7 +124,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         await client.close()
 
 
-def _connections(options: ServerOptions, descriptors: int) -> int:
+def _most_connections(options: ServerOptions, descriptors: int) -> int:
     room = room_for_connections(descriptors)
     if room < options.max_connections:
         words = "at most %d connections: this process may open %d files (ulimit -n)"
@@ -132,12 +132,12 @@ def _connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, crowd: Crowd) -> uvicorn.Config:
+def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
     # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
     # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
     return uvicorn.Config(
         app,
-        http=cast(Any, partial(Connection, crowd)),
+        http=cast(Any, partial(Connection, connections)),
         ws="none",
         backlog=1,
         log_config=None,
@@ -154,7 +154,7 @@ def _give_large_buffers_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
-def _warn_of_the_open_door(options: ServerOptions, listener: socket.socket) -> None:
+def _warn_without_api_key(options: ServerOptions, listener: socket.socket) -> None:
     address = listener.getsockname()[0]
     if options.api_key is None and not ip_address(address).is_loopback:
         words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
@@ -165,13 +165,17 @@ class _Server(uvicorn.Server):
     """uvicorn with our way down: drain, then cancel, then close; the exit code says why."""
 
     def __init__(
-        self, config: uvicorn.Config, front: Front, client: EngineClient, options: ServerOptions
+        self,
+        config: uvicorn.Config,
+        endpoints: Endpoints,
+        client: EngineClient,
+        options: ServerOptions,
     ) -> None:
         super().__init__(config)
-        self._front = front
+        self._endpoints = endpoints
         self._client = client
         self._options = options
-        self._leave = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._code = 0
@@ -184,7 +188,7 @@ class _Server(uvicorn.Server):
 
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""
-        tasks = [asyncio.create_task(t) for t in (self._drain(), self._mourn())]
+        tasks = [asyncio.create_task(t) for t in (self._drain(), self._on_engine_death())]
         await self.serve([listener])
         for task in tasks:
             task.cancel()
@@ -194,29 +198,29 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM and SIGINT. A second one does not wait for the drain."""
         self._signals += 1
-        self._front.draining = True
+        self._endpoints.draining = True
         self.should_exit = True
-        self._loop.call_soon_threadsafe(self._leave.set)
+        self._loop.call_soon_threadsafe(self._stop_requested.set)
 
     async def _drain(self) -> None:
-        await self._leave.wait()
+        await self._stop_requested.wait()
         limit = asyncio.get_running_loop().time() + self._options.drain_timeout_s
-        while self._front.open and self._loop.time() < limit and self._signals < 2:
+        while self._endpoints.open and self._loop.time() < limit and self._signals < 2:
             await asyncio.sleep(0.05)
         if self._client.in_flight:
             log.warning("cancelling %d requests", self._client.in_flight)
             self._client.cancel_all()
-        await self._close_at_last()
+        await self._force_exit_later()
 
-    async def _mourn(self) -> None:
+    async def _on_engine_death(self) -> None:
         await self._client.died.wait()
         log.error("the engine is gone: %s", self._client.reason)
         self._code = 1
         await asyncio.sleep(self._options.grace_s)
         self.should_exit = True
-        await self._close_at_last()
+        await self._force_exit_later()
 
-    async def _close_at_last(self) -> None:
+    async def _force_exit_later(self) -> None:
         await asyncio.sleep(FORCE_S)
         self.force_exit = True
 

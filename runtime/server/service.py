@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.request import FinishReason, Request, capacity
 from spark_engine.runtime.server.client import Busy, EngineClient
+from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.metrics import Metrics
@@ -33,15 +34,16 @@ from spark_engine.runtime.server.protocol import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.replies import ChatForm, Form, Json, TextForm, new_id, usage
+from spark_engine.runtime.server.responses import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.reply import THINK, ReplyParser
-from spark_engine.runtime.text.text import Piece, TextStream
+from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
+LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
 TOKENIZED = 4 << 20  # characters that /tokenize takes: a token of each takes some 300 bytes
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class UnknownModel(BadField):
 
 
 @dataclass(frozen=True)
-class Answering:
+class InFlight:
     """One request in flight with all that its answer needs."""
 
     generation: Generation
@@ -104,41 +106,39 @@ class Service:
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
 
-    async def chat(self, data: bytes) -> Answering:
-        """/v1/chat/completions. Raises RequestError, Busy, EngineDied."""
-        body = decode(data, ChatBody)
-        self._check(body, 1)
+    async def chat(self, data: bytes) -> InFlight:
+        """/v1/chat/completions. Raises RequestError, Busy, EngineDied, TimedOut."""
+        deadline = Deadline(self._timeout_s)
+        body = await self._checked(data, self._chat_body, deadline)
         tokenizer, most = self._need_tokenizer(), self.max_model_len
-        if len(body.messages) > most:  # none is shorter than a token
-            words = f"there are {len(body.messages)} messages; this engine holds {most} tokens"
-            raise BadField(words, "messages", "context_length_exceeded")
 
-        def read() -> tuple[list[int], bool]:
+        def read() -> tuple[list[int], list[Choice], bool]:
             text = self._render(body)
-            return encode_within(tokenizer, text, most), text.rstrip().endswith(THINK)
+            ids = encode_within(tokenizer, text, most)
+            return ids, self._choices(body, ids), text.rstrip().endswith(THINK)
 
-        prompt, thinking = await self._read(read)
+        prompt, choices, thinking = await self._read(read, deadline)
         tools, logprobs = _tools(body) or (), bool(body.logprobs)
         parsers = (ReplyParser(thinking, tools) for _ in range(body.n or 1))
         forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
-        return self._start(body, [prompt], forms, "chat.completion", "chatcmpl")
+        names = "chat.completion", "chatcmpl"
+        return self._start(body, len(prompt), choices, forms, names, deadline)
 
-    async def complete(self, data: bytes) -> Answering:
-        """/v1/completions. Raises RequestError, Busy, EngineDied."""
-        body = decode(data, CompletionBody)
-        given = prompts(body.prompt)
-        self._check(body, len(given))
-        if any(isinstance(prompt, str) for prompt in given):
-            self._need_tokenizer()
+    async def complete(self, data: bytes) -> InFlight:
+        """/v1/completions. Raises RequestError, Busy, EngineDied, TimedOut."""
+        deadline = Deadline(self._timeout_s)
+        body, given = await self._checked(data, self._completion_body, deadline)
 
-        def read() -> tuple[list[list[int]], list[str]]:
+        def read() -> tuple[int, list[Choice], list[str]]:
             ids = [self._ids(prompt) for prompt in given]
-            return ids, [self._echo(*p) if body.echo else "" for p in zip(given, ids, strict=True)]
+            echoes = [self._echo(*p) if body.echo else "" for p in zip(given, ids, strict=True)]
+            choices = [choice for prompt in ids for choice in self._choices(body, prompt)]
+            return sum(map(len, ids)), choices, echoes
 
-        ids, echoes = await self._read(read)
+        total, choices, echoes = await self._read(read, deadline)
         wanted, n = body.logprobs is not None, body.n or 1
         forms = [TextForm(e, self._tokenizer, wanted) for e in echoes for _ in range(n)]
-        return self._start(body, ids, forms, "text_completion", "cmpl")
+        return self._start(body, total, choices, forms, ("text_completion", "cmpl"), deadline)
 
     async def tokenize(self, data: bytes) -> Json:
         """/tokenize: `tokens`, `count`, `max_model_len`."""
@@ -157,7 +157,8 @@ class Service:
                 raise BadField(words, "prompt" if body.messages is None else "messages")
             return tokenizer.encode(text)
 
-        ids = await self._others.run(read, self.client.max_queue)
+        async with Deadline(self._timeout_s).enforced():
+            ids = await self._others.run(read, self.client.max_queue)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
 
     async def detokenize(self, data: bytes) -> Json:
@@ -171,7 +172,8 @@ class Service:
                     raise BadField(f"tokens holds {token}; ids go from 0 to {vocab - 1}", "tokens")
             return tokenizer.decode(body.tokens, skip_special=False)
 
-        return {"prompt": await self._others.run(read, self.client.max_queue)}
+        async with Deadline(self._timeout_s).enforced():
+            return {"prompt": await self._others.run(read, self.client.max_queue)}
 
     @property
     def open(self) -> int:
@@ -188,7 +190,7 @@ class Service:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
-    async def answer(self, job: Answering) -> Json:
+    async def answer(self, job: InFlight) -> Json:
         """The whole answer. Raises what `Generation.pieces` raises."""
         tokens: list[list[int]] = [[] for _ in job.choices]
         ends: dict[int, Piece] = {}
@@ -207,7 +209,7 @@ class Service:
             choices.append(choice)
         return {**job.header, "object": job.kind, "choices": choices, "usage": job.usage}
 
-    async def stream(self, job: Answering) -> AsyncIterator[Json]:
+    async def stream(self, job: InFlight) -> AsyncIterator[Json]:
         """The chunks of the answer. Raises what `Generation.pieces` raises."""
         options = job.body.stream_options
         counted = bool(options and options.continuous_usage_stats)
@@ -224,16 +226,16 @@ class Service:
         if options and options.include_usage:
             yield {**self._chunk(job, [], False), "usage": job.usage}
 
-    def _chunk(self, job: Answering, choices: list[Json], counted: bool) -> Json:
+    def _chunk(self, job: InFlight, choices: list[Json], counted: bool) -> Json:
         chunk = {**job.header, "object": job.chunk_kind, "choices": choices}
         return {**chunk, "usage": job.usage} if counted else chunk
 
-    def _first_extra(self, job: Answering, index: int) -> Json:
+    def _first_extra(self, job: InFlight, index: int) -> Json:
         if not job.body.return_token_ids:
             return {}
         return {"prompt_token_ids": job.choices[index].request.prompt, "token_ids": []}
 
-    def _piece(self, job: Answering, index: int, piece: Piece) -> Json | None:
+    def _piece(self, job: InFlight, index: int, piece: Piece) -> Json | None:
         """One choice of a chunk, or None where nothing in it is worth sending."""
         form, wanted = job.forms[index], bool(job.body.return_token_ids)
         body = form.push(piece)
@@ -249,26 +251,28 @@ class Service:
     def _start(
         self,
         body: Body,
-        ids: Sequence[Sequence[int]],
+        prompt_tokens: int,
+        choices: Sequence[Choice],
         forms: Sequence[Form],
-        kind: str,
-        prefix: str,
-    ) -> Answering:
-        """Submits, as the last thing that can fail: an error leaves no request behind."""
-        choices = tuple(c for prompt in ids for c in self._choices(body, tuple(prompt)))
-        slots = self.info.limits.max_seqs
+        names: tuple[str, str],
+        deadline: Deadline,
+    ) -> InFlight:
+        """Submits, as the last thing that can fail: an error leaves no request behind.
+
+        `names` are the answer's `object` and the prefix of its id.
+        """
+        slots, kind = self.info.limits.max_seqs, names[0]
         try:
-            generation = Generation(self.client, self.metrics, choices, slots, self._timeout_s)
+            generation = Generation(self.client, self.metrics, choices, slots, deadline)
         except Busy:
             self.metrics.refused()
             raise
-        header = {"id": new_id(prefix), "created": int(time.time()), "model": self.names[0]}
-        total = sum(len(p) for p in ids)
-        return Answering(generation, choices, tuple(forms), header, kind, body, total)
+        header = {"id": new_id(names[1]), "created": int(time.time()), "model": self.names[0]}
+        return InFlight(generation, tuple(choices), tuple(forms), header, kind, body, prompt_tokens)
 
-    def _choices(self, body: Body, prompt: tuple[int, ...]) -> list[Choice]:
+    def _choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
-        eos, limits = self.info.eos_token_ids, self.info.limits
+        eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
@@ -279,11 +283,18 @@ class Service:
             found.append(Choice(Request(prompt, own, body.priority or 0), stream))
         return found
 
-    async def _read(self, work: Callable[[], T]) -> T:
+    async def _checked(self, data: bytes, check: Callable[[bytes], T], deadline: Deadline) -> T:
+        """What `check` makes of a body."""
+        if len(data) < LARGE:
+            return check(data)
+        return await self._read(lambda: check(data), deadline)
+
+    async def _read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""
         room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
         try:
-            return await self._prompts.run(work, room)
+            async with deadline.enforced():
+                return await self._prompts.run(work, room)
         except Busy:
             self.metrics.refused()
             raise
@@ -311,6 +322,22 @@ class Service:
 
     def _echo(self, prompt: str | Sequence[int], ids: Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else self._need_tokenizer().decode(ids)
+
+    def _chat_body(self, data: bytes) -> ChatBody:
+        body, most = decode(data, ChatBody), self.max_model_len
+        self._check(body, 1)
+        if len(body.messages) > most:  # none is shorter than a token
+            words = f"there are {len(body.messages)} messages; this engine holds {most} tokens"
+            raise BadField(words, "messages", "context_length_exceeded")
+        return body
+
+    def _completion_body(self, data: bytes) -> tuple[CompletionBody, list[str | list[int]]]:
+        body = decode(data, CompletionBody)
+        given = prompts(body.prompt)
+        self._check(body, len(given))
+        if any(isinstance(prompt, str) for prompt in given):
+            self._need_tokenizer()
+        return body, given
 
     def _check(self, body: Body, count: int) -> None:
         """All that can be said of a body with `count` prompts before they are read."""

@@ -23,9 +23,8 @@ from spark_engine.errors import CapacityError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
-from spark_engine.runtime.server.assets import describe
+from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.ipc import (
-    Batch,
     Cancel,
     EngineInfo,
     Failed,
@@ -33,6 +32,7 @@ from spark_engine.runtime.server.ipc import (
     Refused,
     Report,
     Stats,
+    StepReport,
     Submit,
     decode_command,
     encode,
@@ -49,8 +49,8 @@ class Steppable(Protocol):
         """Whether `step` has nothing to do."""
         ...
 
-    def submit(self, request: Request) -> int:
-        """Queues the request and returns its id. Raises RequestError or CapacityError."""
+    def add(self, request_id: int, request: Request) -> None:
+        """Queues a request that was checked. Raises CapacityError."""
         ...
 
     def cancel(self, request_id: int) -> bool:
@@ -80,8 +80,6 @@ class Worker:
         self._socket = socket
         self._info = info
         self._engine = engine
-        self._outer: dict[int, int] = {}  # engine's id: HTTP process's id
-        self._inner: dict[int, int] = {}
 
     def run(self) -> None:
         """Drain, step, send; sleeps in the poll while there is nothing to step."""
@@ -103,7 +101,7 @@ class Worker:
 
     def _report(self, events: Sequence[Event]) -> None:
         stats = summarise(self._engine.stats())
-        self._send(Batch([self._outgoing(e) for e in events], stats))
+        self._send(StepReport(list(events), stats))
 
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""
@@ -117,23 +115,12 @@ class Worker:
     def _handle(self, data: bytes) -> None:
         command = decode_command(data)
         if isinstance(command, Submit):
-            self._submit(command)
-        elif isinstance(command, Cancel) and command.id in self._inner:
-            self._engine.cancel(self._inner[command.id])
-
-    def _submit(self, command: Submit) -> None:
-        try:
-            number = self._engine.submit(command.request)
-        except UserError as error:
-            self._send(Refused(command.id, str(error), isinstance(error, CapacityError)))
-            return
-        self._outer[number], self._inner[command.id] = command.id, number
-
-    def _outgoing(self, event: Event) -> Event:
-        outer = self._outer[event.request_id]
-        if event.finish is not None:
-            del self._outer[event.request_id], self._inner[outer]
-        return Event(outer, *event[1:])
+            try:
+                self._engine.add(command.id, command.request)
+            except CapacityError as error:
+                self._send(Refused(command.id, str(error)))
+        elif isinstance(command, Cancel):
+            self._engine.cancel(command.id)
 
     def _send(self, report: Report) -> None:
         self._socket.send(encode(report))
@@ -208,7 +195,7 @@ def summarise(row: Mapping[str, Any]) -> Stats:
 def open_engine(folder: Path, options: EngineOptions) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
-        return describe(folder), Engine.open(folder, options, shown)
+        return read_info(folder), Engine.open(folder, options, shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

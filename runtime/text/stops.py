@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def held_suffix(text: str, patterns: Sequence[str]) -> int:
+def partial_match(text: str, patterns: Sequence[str]) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of a pattern."""
     longest = max((len(p) for p in patterns), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
@@ -36,24 +36,24 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._pending = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The part of the stream that is now certain. Empty once a stop string has matched."""
         if self.matched is not None:
             return ""
-        text = self._held + text
+        text = self._pending + text
         hit = first_match(text, self._stops)
         if hit is not None:
             self.matched = text[hit[0] : hit[1]]
-            self._held = ""
+            self._pending = ""
             return text[: hit[0]]
-        cut = len(text) - held_suffix(text, self._stops)
-        self._held = text[cut:]
+        cut = len(text) - partial_match(text, self._stops)
+        self._pending = text[cut:]
         return text[:cut]
 
     def flush(self) -> str:
         """What was held back, at the end of the stream."""
-        text, self._held = self._held, ""
+        text, self._pending = self._pending, ""
         return text

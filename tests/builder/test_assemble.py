@@ -7,33 +7,34 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.assemble import Compiled, make_manifest, weight_specs
-from spark_engine.builder.lower import Lowered, facts_of, lower
-from spark_engine.builder.options import Options, resolve
-from spark_engine.builder.rewrite import Rewritten
+from spark_engine.builder.assemble import make_manifest, weight_specs
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.lower import facts_of, lower
+from spark_engine.builder.graph.rewrite import Rewritten
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.errors import GraphError
 from spark_engine.manifest import Bucket, Fingerprint, Refusal
-from spark_engine.models import weights
-from spark_engine.models.model import open_model
-from spark_engine.models.weights import Recipe
+from spark_engine.models.open_model import open_model
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.tensors import DType
 from spark_engine.weights_file import plan_weights
 from tests.checkpoints import write_checkpoint
 
 
-def family(name: str, **recipes: Recipe) -> Lowered:
-    made = {n: weights.weight(n, recipe) for n, recipe in recipes.items()}
-    return Lowered(name, gs.Graph(), made, ())
+def family(name: str, **given: Recipe) -> FamilyGraph:
+    made = {n: recipes.weight(n, recipe) for n, recipe in given.items()}
+    return FamilyGraph(name, gs.Graph(), made, ())
 
 
 def test_weights_of_all_families_once_by_name() -> None:
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     found = weight_specs([family("decode", b=one, a=two), family("prefill", a=two, c=one)])
     assert [spec.name for spec in found] == ["a", "b", "c"]
 
 
 def test_weights_of_one_name_must_be_one_value() -> None:
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     with pytest.raises(GraphError, match="weight a differs between families"):
         weight_specs([family("decode", a=one), family("prefill", a=two)])
 
@@ -42,15 +43,15 @@ def test_the_arena_is_the_largest_buckets_and_a_refusal_is_told_once(tmp_path: P
     model = open_model(write_checkpoint(tmp_path / "model").path)
     plan = resolve(Options(decode=(1,), prefill=(64,), max_seqs=2), facts_of(model))
     shared, own = Refusal("merge", "n", "both"), Refusal("merge", "n", "prefill only")
-    families = {
-        "decode": Compiled(lower(model, plan, "decode"), Rewritten({"merge": 1}, (shared,))),
-        "prefill": Compiled(lower(model, plan, "prefill"), Rewritten({"merge": 0}, (shared, own))),
+    graphs = {name: lower(model, plan, name) for name in ("decode", "prefill")}
+    rewritten = {
+        "decode": Rewritten({"merge": 1}, (shared,)),
+        "prefill": Rewritten({"merge": 0}, (shared, own)),
     }
     buckets = [Bucket("decode", 1, 1, "a", 300), Bucket("prefill", 1, 64, "b", 700)]
-    layout = plan_weights(weight_specs([c.lowered for c in families.values()]))
-    made = make_manifest(
-        "m", model, plan, families, buckets, layout, Fingerprint("", "", "", "", "")
-    )
+    layout = plan_weights(weight_specs([*graphs.values()]))
+    print_ = Fingerprint("", "", "", "", "")
+    made = make_manifest("m", model, plan, graphs, rewritten, buckets, layout, print_, "ort", ())
     assert made.memory.arena == 700 and made.memory.weights == layout.total
     assert made.refusals == (shared, own)
     assert made.fusions == {"decode": {"merge": 1}, "prefill": {"merge": 0}}

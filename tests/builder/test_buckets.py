@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from spark_engine.builder import budget
-from spark_engine.builder.buckets import (
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import (
     Size,
     bucket_sizes,
     decode_rows,
     fine_decode_rows,
     parse_sizes,
 )
-from spark_engine.builder.options import KV_BUDGET, ModelFacts, Options, resolve
+from spark_engine.builder.plan.options import KV_BUDGET, ModelFacts, Options, gpu_of, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
-from spark_engine.kernel import H200
+from spark_engine.kernel import CARDS, GB10, H200
 from spark_engine.tensors import DType
 
 FACTS = ModelFacts(262144, 1000, 2 * 2 * 2 * 64, None, None)
@@ -126,10 +126,33 @@ def test_a_gpus_memory_is_shared_out() -> None:
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
-    assert 0.89 * H200.memory < total <= 0.9 * H200.memory
+    assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
     assert "fit the memory of the target" in plan.notes[0]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16
+
+
+def test_budgets_are_the_cards() -> None:
+    """An engine for 80 GB asks for no more than those; each card fits its own."""
+    total = {}
+    for name, target in CARDS.items():
+        plan = resolve(Options(card=name), DENSE)
+        needs = DENSE.needs(plan.precision, plan.limits.page_size, plan.limits.gdn_ring)
+        slots = (plan.limits.max_seqs + 1) * needs.slot
+        total[name] = needs.weights + slots + (plan.limits.pages + 1) * needs.page
+        assert plan.gpu == target and plan.target == target.name
+        assert total[name] <= 0.9 * target.card.memory
+    assert total["h100"] < total["gb10"] < total["h200"]
+    told = resolve(Options(target="sm_90a", card="h100"), DENSE)
+    assert told.limits == resolve(Options(card="h100"), DENSE).limits
+    present = replace(H200, card=replace(H200.card, name="mine", memory=90 << 30))
+    assert gpu_of(Options(), present) is present
+    assert gpu_of(Options(target="sm_90a"), present) is present
+    assert gpu_of(Options(target="sm_121a"), present) is GB10
+    assert gpu_of(Options(card="h200"), present) is H200
+    assert gpu_of(Options(target="cpu"), present) is gpu_of(Options()) is None
+    mine = resolve(Options(target="sm_90a", gpu=present), DENSE)
+    assert told.limits.pages < mine.limits.pages and mine.gpu is present
 
 
 def test_states_that_do_not_fit_make_fewer_sequences() -> None:
@@ -175,6 +198,9 @@ def test_kv_tokens() -> None:
     ("options", "words"),
     [
         (Options(target="sm_90a", kv_dtype="f32"), "sm_90a keeps bf16 or fp8 pages"),
+        (Options(card="h20"), "--card h20 is not known; did you mean h200"),
+        (Options(card="gb10", target="sm_90a"), "gb10 is of sm_121a, not of --target sm_90a"),
+        (Options(card="h100", target="cpu"), "h100 is of sm_90a, not of --target cpu"),
         (Options(target="gpu"), "choose from auto, cpu"),
         (Options(timing=True), "--timing: the CPU has no tactics"),
         (Options(max_context=0), "--max-context 0"),

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.builder.build import build, compile_graph
-from spark_engine.builder.lower import facts_of
-from spark_engine.builder.options import Options, resolve
+from spark_engine.builder.build import build, rewrite_graph, verify_all
+from spark_engine.builder.graph.lower import facts_of, lower
+from spark_engine.builder.graph.verify import launches_per_layer
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
-from spark_engine.builder.verify import launches_per_layer
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import CheckpointError, EngineError, OptionError
-from spark_engine.models.model import open_model
+from spark_engine.models.open_model import open_model
 from tests.builder.stepping import trace
 from tests.checkpoint_files import FORMATS
 from tests.checkpoints import write_checkpoint
@@ -43,7 +43,7 @@ SLOW = """
 import sys
 from pathlib import Path
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 options = Options(decode=(1,), prefill=(128,), max_seqs=3, max_context=128)
 build(Path(sys.argv[1]), Path(sys.argv[2]), options, lambda text: print(text, flush=True))
 """
@@ -77,18 +77,20 @@ def test_fusions_of_every_format(tmp_path: Path, format: str, moe: bool) -> None
     expected = {"merge_projections": 11, "shared_expert": 4 * moe, "norm_quant": norms}
     expected |= {"act_quant": acts, "gated_norm_quant": gated}
     for family in ("decode", "prefill"):
-        compiled = compile_graph(model, plan, family)
+        graph = lower(model, plan, family)
+        rewritten = rewrite_graph(model, plan, graph)
+        verify_all({family: graph}, plan, "rewritten")
         decode = family == "decode"
-        assert compiled.rewritten.counts == expected | {
+        assert rewritten.counts == expected | {
             "gdn_decode": 3 * decode,
             "attention_decode": int(decode),
             "moe_norm": 3 * moe,  # the last layer's sum meets last_rows first
         }
-        assert compiled.rewritten.refusals == ()
-        ops = Counter(node.op for node in compiled.lowered.graph.nodes)
+        assert rewritten.refusals == ()
+        ops = Counter(node.op for node in graph.graph.nodes)
         assert not QUANTISERS & set(ops)
         assert not {"Concat", "Gather", "Slice", "shared_gate"} & set(ops)
-        layers = launches_per_layer(compiled.lowered.graph)
+        layers = launches_per_layer(graph.graph)
         mlp = 3 if moe else 4  # norm, router, experts; or norm, gate_up, act, down
         # the last layer ends in an Add: its sum meets last_rows before the final norm
         linear = (5 if decode else 7) + mlp  # conv, delta rule and gated norm are one launch
@@ -292,7 +294,7 @@ def test_a_killed_build_leaves_the_old_engine_or_none(tmp_path: Path, old: bool)
     folder = tmp_path / "engine"
     first = write_checkpoint(tmp_path / "first", seed=1).path
     second = write_checkpoint(tmp_path / "second", seed=2).path
-    for stage in range(2, 7):  # hash, graph, compile, weights, seal
+    for stage in (2, 3, 5, 8, 9):  # lines read: hash, lower, rewrite, emit, write
         if old:
             run(first, folder)
         else:
@@ -305,7 +307,7 @@ def test_a_killed_build_leaves_the_old_engine_or_none(tmp_path: Path, old: bool)
         with child.stdout:
             for _ in range(stage):
                 assert child.stdout.readline()
-            time.sleep(rng.uniform(0, 0.1) if stage > 3 else 0)
+            time.sleep(rng.uniform(0, 0.1) if stage > 7 else 0)
             os.kill(child.pid, signal.SIGKILL)
         child.wait()
         after = contents(folder)

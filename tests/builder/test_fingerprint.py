@@ -12,7 +12,7 @@ from spark_engine import plugins
 from spark_engine.builder import fingerprint as module
 from spark_engine.builder.build import TOKENIZER_FILES
 from spark_engine.builder.fingerprint import fingerprint
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from tests.house import ROOT, files
 
 CPU = Options(target="cpu")

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import add_node, aliases, attrs_of, consumers, is_output, spec_of
+from spark_engine.builder.graph.edit import add_node
+from spark_engine.builder.graph.nodes import aliases, attrs_of, consumers, is_output, spec_of
 from spark_engine.errors import GraphError
 from tests.builder.toy import OPS, toy_graph
 

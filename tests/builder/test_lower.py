@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_engine.builder.lower import facts_of
-from spark_engine.models.model import open_model
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.models.open_model import open_model
 from spark_engine.tensors import DType
 from tests.checkpoints import write_checkpoint
 

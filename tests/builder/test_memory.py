@@ -8,8 +8,8 @@ import onnx_graphsurgeon as gs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_engine.builder.graph import variable
-from spark_engine.builder.memory import Block, lifetimes, place
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.memory import Block, lifetimes, place
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 

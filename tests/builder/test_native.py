@@ -12,25 +12,29 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import native, nvrtc  # noqa: E402
+from spark_engine import device  # noqa: E402
+from spark_engine.builder import build as straight_line  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.fingerprint import timed_on  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
-from spark_engine.errors import OptionError  # noqa: E402
-from spark_engine.kernel import H200  # noqa: E402
+from spark_engine.errors import GraphError, OptionError  # noqa: E402
+from spark_engine.kernel import CARDS, H200  # noqa: E402
+from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.plugins import cuda_node  # noqa: E402
 
 HEADS = {"linear_num_value_heads": 8}  # so that every projection has a multiple of 16 rows
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose compiled kernels the tests of this file share."""
-    cubins = tmp_path_factory.getbasetemp() / "cubins"
-    cubins.mkdir(exist_ok=True)
-    (tmp_path / CUBINS).symlink_to(cubins)
+def folder(tmp_path: Path, cache: Path) -> Path:
+    """A folder whose builds find the kernels that any test compiled."""
+    (tmp_path / CUBINS).symlink_to(cache)
     return tmp_path
 
 
@@ -52,9 +56,19 @@ def body_of(payload: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(payload[8 : 8 + length]), payload[8 + length :]
 
 
+def test_a_compiled_engine_is_whole(folder: Path) -> None:
+    check_launches(folder, "sm_90a", "modelopt_mixed")
+
+
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("format", ["bf16", "modelopt_mixed", "nvfp4_a4", "fp8_block"])
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
 def test_every_launch_names_what_exists(folder: Path, target: str, format: str) -> None:
+    check_launches(folder, target, format)
+
+
+def check_launches(folder: Path, target: str, format: str) -> None:
+    """Builds an engine and looks at each launch, and at the memory that the manifest tells."""
     try:
         engine = open_folder(built(folder, target, format=format), target)
     except OptionError as error:
@@ -92,38 +106,34 @@ def test_every_launch_names_what_exists(folder: Path, target: str, format: str) 
     )
 
 
-def test_launches_whose_blocks_wait_for_one_another_are_recorded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over cubins that hold nothing: the records do not depend on them."""
-    nothing = nvrtc.Cubin(b"nothing", {})
-    monkeypatch.setattr(
-        native, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
-    )
+@pytest.mark.usefixtures("uncompiled")
+def test_launches_whose_blocks_wait_for_one_another_are_recorded(folder: Path) -> None:
     wider = {**HEADS, "intermediate_size": 4096}
     engine = open_folder(built(folder, config_kwargs=wider), "sm_90a")
     found = set()
     for bucket in engine.manifest.buckets:
-        program = Program.read(engine.engine(bucket).payload)
-        for record in program.launches:
+        read = Program.read(engine.engine(bucket).payload)
+        for record in read.launches:
             if record.resident:
-                found.add(program.kernels[record.kernel].symbol)
+                found.add(read.kernels[record.kernel].symbol)
                 assert math.prod(record.shape.grid) <= H200.sms
     assert found == {"linear"}, found
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_tactics_stand_in_the_manifest(folder: Path) -> None:
     manifest = open_folder(built(folder), "sm_90a").manifest
-    assert manifest.executor == "native"
+    assert (manifest.executor, manifest.card) == ("native", "h200")
     rows = {(r["op"], r["bucket"]): r for r in manifest.tactics}
     assert rows["embed", "decode_b1.engine"]["chosen"] == "rows"
     assert sum(r["nodes"] for r in manifest.tactics if r["op"] == "linear") > 10
-    mixer = rows["gdn_ring_decode", "decode_b4.engine"]
+    mixer = rows["gdn_decode", "decode_b4.engine"]
     assert mixer["microseconds"][mixer["chosen"]] == min(mixer["microseconds"].values())
     assert mixer["timed"] is False and mixer["chosen"] not in mixer["refused"]
     assert manifest.producer["nvrtc"] == nvrtc.compiler_version()
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_an_invariant_build_takes_one_order_in_all_buckets(folder: Path) -> None:
     engine = open_folder(built(folder, name="invariant", invariant=True), "sm_90a")
     by_node: dict[str, set[str]] = {}
@@ -133,8 +143,20 @@ def test_an_invariant_build_takes_one_order_in_all_buckets(folder: Path) -> None
     assert all(len(chosen) == 1 for chosen in by_node.values()), by_node
 
 
+def test_only_the_card_that_is_built_for_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = object.__new__(NativeBackend)
+    backend._target = CARDS["h100"]
+    monkeypatch.setattr(device, "present", lambda: H200)
+    options = Options(target="sm_90a", card="h100", gpu=CARDS["h100"])
+    assert backend._times(None) is False and timed_on(options) == ""
+    with pytest.raises(OptionError, match=r"sm_90a \(h100\) is .*this machine has sm_90a \(h200\)"):
+        backend._times(True)
+    monkeypatch.setattr(device, "present", lambda: CARDS["h100"])
+    assert backend._times(None) is True and backend._times(False) is False
+
+
 def test_timing_needs_the_gpu_it_builds_for(folder: Path) -> None:
-    if nvrtc.present_target() is not None:
+    if device.architecture() is not None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(OptionError, match="--timing needs the GPU it builds for: sm_90a"):
         built(folder, timing=True)
@@ -144,9 +166,18 @@ def test_equal_builds_give_equal_files(folder: Path) -> None:
     images = []
     for name in ("a", "b"):
         (folder / name).mkdir()
+        (folder / name / CUBINS).symlink_to((folder / CUBINS).resolve())
         engine = built(folder / name, sizes={"decode": (1,), "prefill": (64,)})
         images.append({p.name: p.read_bytes() for p in engine.iterdir() if p.is_file()})
     assert {k for k in images[0] if images[0][k] != images[1][k]} <= {"manifest.json"}
+
+
+def test_a_kernel_compiled_twice_is_the_same_code() -> None:
+    op = registry.get("embed")
+    plan = next(w for case in cuda_node.cases_of(op) for w in cuda_node.planned(op, case, H200))
+    (job,) = nvrtc.jobs_of([(plan.tactic.source, plan.plan)])
+    first, second = (nvrtc.compile(job, H200) for _ in range(2))
+    assert first.code == second.code and len(first.code) > 1000
 
 
 def test_a_tied_heads_weight_is_kept_both_ways(folder: Path) -> None:
@@ -164,3 +195,11 @@ def test_an_op_without_tactic_is_named_with_the_reason(folder: Path) -> None:
     ):
         built(folder, config_kwargs={"intermediate_size": 200})
     assert not (folder / "sm_90a").exists()
+
+
+def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight_line, "pack_all", lambda graphs: None)
+    with pytest.raises(GraphError, match="graph, stage packed, layouts: .* which is not packed"):
+        built(folder)

@@ -8,12 +8,16 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import variable
-from spark_engine.builder.lower import Lowered
-from spark_engine.builder.packing import Packing, pack
+from spark_engine.builder.graph import verify
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.nodes import spec_of
+from spark_engine.builder.graph.packing import Packing, pack
+from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
+from spark_engine.interface import Limits
 from spark_engine.kernel import Attrs, Cuda, Pack
-from spark_engine.models import weights
+from spark_engine.models.weights import recipes
 from spark_engine.op import Op
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.builder import toy
@@ -33,9 +37,13 @@ def packing_op(name: str) -> Op:
 
 
 OPS = {name: packing_op(name) for name in ("one", "two")}
+_WIDER = Pack(
+    lambda attrs, spec: replace(spec, shape=(spec.shape[0] + 2, *spec.shape[1:])), _scaled
+)
+OPS["wide"] = replace(packing_op("wide"), cuda=Cuda(packs={1: _WIDER}))
 
 
-def lowered(*calls: tuple[str, int], plain: bool = False) -> Lowered:
+def lowered(*calls: tuple[str, int], plain: bool = False) -> FamilyGraph:
     """Nodes of these ops and attributes over one weight; `plain`: an Add reads it too."""
     x, w = variable(TensorSpec("x", DType.F32, (2, 3))), variable(W)
     nodes, outs = [], []
@@ -45,9 +53,9 @@ def lowered(*calls: tuple[str, int], plain: bool = False) -> Lowered:
     if plain:
         outs.append(variable(TensorSpec("z", DType.F32, (2, 3))))
         nodes.append(gs.Node("Add", "z", {}, [x, w], [outs[-1]]))
-    recipe = weights.source("w", DType.F32, (2, 3))
+    recipe = recipes.source("w", DType.F32, (2, 3))
     graph = gs.Graph(nodes, [x, w], outs, opset=23)
-    return Lowered("decode", graph, {"w": weights.weight("w", recipe)}, ())
+    return FamilyGraph("decode", graph, {"w": recipes.weight("w", recipe)}, ())
 
 
 class Store:
@@ -89,3 +97,28 @@ def test_an_operand_that_is_no_weight_is_our_bug() -> None:
     made.weights.clear()
     with pytest.raises(GraphError, match="y0: packed operand w is no weight"):
         pack(made, OPS)
+
+
+def complaints(made: FamilyGraph) -> list[str]:
+    """Of a packed graph: what its weights' layouts and its nodes' shapes are found to be."""
+    subject = Subject.of(made, Limits(1, 64, 1, 5), OPS)
+    return [*verify.layouts(subject), *verify.inference(subject)]
+
+
+def test_a_packed_graph_is_verified_by_what_was_packed() -> None:
+    made = lowered(("wide", 3), ("one", 3), plain=True)
+    assert [c.split(", ")[1] for c in complaints(made)] == ["which is not packed"] * 2
+    pack(made, OPS)
+    assert spec_of(made.graph.inputs[-2]).shape == (4, 3)  # inference looks through the packing
+    assert complaints(made) == []
+    wide, one, add = made.graph.nodes
+    one.inputs[1], add.inputs[1] = wide.inputs[1], one.inputs[1]
+    (found,) = (c for c in complaints(made) if "another operand" in c)
+    assert found.startswith("one y1 reads w:wide")
+
+
+def test_a_packed_weight_of_another_shape_is_seen() -> None:
+    made = lowered(("wide", 3))
+    pack(made, OPS)
+    made.graph.nodes[0].inputs[1].shape = [3, 3]
+    assert complaints(made) == ["w:wide is w:wide f32[3, 3], packed w:wide f32[4, 3]"]

@@ -6,11 +6,16 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import native, nvrtc  # noqa: E402
-from spark_engine.builder.buckets import Size  # noqa: E402
-from spark_engine.builder.tactics import Choice  # noqa: E402
+from spark_engine.builder.native import nvrtc, program  # noqa: E402
+from spark_engine.builder.native.tactics import Choice  # noqa: E402
+from spark_engine.builder.plan.buckets import Size  # noqa: E402
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Tactic  # noqa: E402
-from spark_engine.runtime.executors.program import Number, Place, Program, Record  # noqa: E402
+from spark_engine.runtime.executors.program import (
+    LaunchRecord,
+    MemoryOperand,
+    Program,
+    ScalarOperand,
+)  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import WeightEntry  # noqa: E402
 from tests.builder.toy import OPS, toy_graph  # noqa: E402
@@ -28,10 +33,12 @@ def compiled() -> tuple[Program, dict[str, int]]:
     plans = [waiting, Plan((FREE,)), Plan((FREE,))]
     graph = toy_graph()
     choices = [Choice(tactic, plan, 1.0, {}) for plan in plans]
-    bucket = native.Decided(graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True)))
+    bucket = program.Decided(
+        graph, Size("decode", 2), tuple(zip(graph.nodes, choices, strict=True))
+    )
     weights = {"w": WeightEntry(TensorSpec("w", DType.F32, (2, 3)), 64)}
     cubins = {("t.cu", ()): nvrtc.Cubin(b"code", {})}
-    payload, memory = native.compile(bucket, weights, ("total",), OPS, cubins)
+    payload, memory = program.encode(bucket, weights, ("total",), OPS, cubins)
     return Program.read(payload), memory
 
 
@@ -51,17 +58,17 @@ def test_a_launch_is_recorded_as_it_was_planned() -> None:
 def test_operands_have_a_place_and_a_size() -> None:
     program, memory = compiled()
     (x, h, scratch, *zeroed), *rest = (places(r) for r in program.launches)
-    assert x == Place("input", "x")
+    assert x == MemoryOperand("input", "x")
     assert (h.kind, h.nbytes) == ("arena", 256) and (scratch.kind, scratch.nbytes) == ("arena", 768)
     assert scratch.offset >= h.offset + h.nbytes or h.offset >= scratch.offset + scratch.nbytes
-    assert zeroed == [Place("zeroed", "", 0, 256), Place("zeroed", "", 256, 512)]
+    assert zeroed == [MemoryOperand("zeroed", "", 0, 256), MemoryOperand("zeroed", "", 256, 512)]
     assert rest[1][0] == h, "the next node reads what this one wrote"
-    assert rest[2][1] == Place("state", "total"), "an output that shares a state's memory"
-    assert program.launches[1].args[2] == Number("f32", 0.5)
+    assert rest[2][1] == MemoryOperand("state", "total"), "an output that shares a state's memory"
+    assert program.launches[1].args[2] == ScalarOperand("f32", 0.5)
     assert memory == {"arena_bytes": 1024, "zeroed_bytes": 768}
     assert (program.arena_bytes, program.zeroed_bytes) == (1024, 768)
 
 
-def places(record: Record) -> list[Place]:
+def places(record: LaunchRecord) -> list[MemoryOperand]:
     """The operands in memory."""
-    return [arg for arg in record.args if isinstance(arg, Place)]
+    return [arg for arg in record.args if isinstance(arg, MemoryOperand)]

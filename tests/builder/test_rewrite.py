@@ -8,20 +8,20 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph import add_node, detach, variable
-from spark_engine.builder.merge_rules import MERGE_PROJECTIONS
-from spark_engine.builder.quant_rules import ACT_QUANT, NORM_QUANT
-from spark_engine.builder.rewrite import Place, Rule, Scene, rewrite
+from spark_engine.builder.graph.edit import add_node, detach, variable
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule, rewrite
 from spark_engine.builder.rules import RULES
-from spark_engine.builder.weights import (
+from spark_engine.builder.rules.merge import MERGE_PROJECTIONS
+from spark_engine.builder.rules.quant import ACT_QUANT, NORM_QUANT
+from spark_engine.builder.rules.weights import (
     add_weight,
     joined_name,
     same_values,
     without_input_scale,
 )
 from spark_engine.errors import GraphError
-from spark_engine.models import weights
-from spark_engine.models.weights import Recipe
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.recipes import Recipe
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.tensors import Array, DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
@@ -43,29 +43,29 @@ class Bench:
     """Writes a small graph with real ops."""
 
     def __init__(self, store: Store | None = None) -> None:
-        self.scene = Scene(gs.Graph(opset=23), {}, store or Store(), REGISTRY)
+        self.context = RewriteContext(gs.Graph(opset=23), {}, store or Store(), REGISTRY)
 
     def input(self, name: str, columns: int = K) -> gs.Variable:
         tensor = variable(TensorSpec(name, DType.F32, ("tokens", columns)))
-        self.scene.graph.inputs.append(tensor)
+        self.context.graph.inputs.append(tensor)
         return tensor
 
     def weight(self, name: str, dtype: DType, *shape: int) -> gs.Variable:
-        self.scene.weights[name] = weights.weight(name, weights.source(name, dtype, shape))
-        tensor = variable(self.scene.weights[name].spec)
-        self.scene.graph.inputs.append(tensor)
+        self.context.weights[name] = recipes.weight(name, recipes.source(name, dtype, shape))
+        tensor = variable(self.context.weights[name].spec)
+        self.context.graph.inputs.append(tensor)
         return tensor
 
     def op(self, op: str, inputs: list[gs.Tensor], *outputs: str, **attrs: object) -> gs.Tensor:
         node = add_node(REGISTRY, outputs[0], op, inputs, list(outputs), **attrs)
-        self.scene.graph.nodes.append(node)
+        self.context.graph.nodes.append(node)
         return node.outputs[0] if len(outputs) == 1 else node.outputs
 
     def standard(
         self, op: str, inputs: list[gs.Tensor], out: str, columns: int, **attrs: object
     ) -> gs.Tensor:
         tensor = variable(TensorSpec(out, DType.F32, ("tokens", columns)))
-        self.scene.graph.nodes.append(gs.Node(op, out, dict(attrs), inputs, [tensor]))
+        self.context.graph.nodes.append(gs.Node(op, out, dict(attrs), inputs, [tensor]))
         return tensor
 
     def norm(self, x: gs.Tensor, name: str = "norm") -> gs.Tensor:
@@ -84,30 +84,30 @@ class Bench:
         return self.op("fp8_linear", [codes, matrix, scale, row_scale], name, dtype="f32")
 
     def done(self, *outputs: gs.Tensor, rules: tuple[Rule, ...] = RULES):  # type: ignore[no-untyped-def]
-        self.scene.graph.outputs = list(outputs)
-        return rewrite(self.scene, rules)
+        self.context.graph.outputs = list(outputs)
+        return rewrite(self.context, rules)
 
     @property
     def ops(self) -> Counter[str]:
-        return Counter(n.op for n in self.scene.graph.nodes)
+        return Counter(n.op for n in self.context.graph.nodes)
 
     def node(self, op: str) -> gs.Node:
-        (found,) = [n for n in self.scene.graph.nodes if n.op == op]
+        (found,) = [n for n in self.context.graph.nodes if n.op == op]
         return found
 
 
 def counting_rule(reason: str | None) -> Rule:
-    def pattern(scene: Scene, node: gs.Node) -> Place | None:
-        return Place(node, {}) if node.op == "double" else None
+    def pattern(context: RewriteContext, node: gs.Node) -> Match | None:
+        return Match(node, {}) if node.op == "double" else None
 
-    def replace(scene: Scene, place: Place) -> None:
-        place.root.op = "round"
+    def replace(context: RewriteContext, match: Match) -> None:
+        match.root.op = "round"
 
-    return Rule("undouble", pattern, lambda scene, place: reason, replace)
+    return Rule("undouble", pattern, lambda context, match: reason, replace)
 
 
-def toy_scene() -> Scene:
-    return Scene(toy_graph(), {}, Store(), OPS)
+def toy_scene() -> RewriteContext:
+    return RewriteContext(toy_graph(), {}, Store(), OPS)
 
 
 def test_counts_and_refusals() -> None:
@@ -122,56 +122,56 @@ def test_counts_and_refusals() -> None:
 def test_what_is_done_in_a_later_sweep_is_no_refusal() -> None:
     """The Add is refused as long as `double` stands before it."""
 
-    def find(scene: Scene, node: gs.Node) -> Place | None:
-        return Place(node, {}) if node.op in ("double", "Add") else None
+    def find(context: RewriteContext, node: gs.Node) -> Match | None:
+        return Match(node, {}) if node.op in ("double", "Add") else None
 
-    def check(scene: Scene, place: Place) -> str | None:
-        doubled = any(n.op == "double" for n in scene.graph.nodes)
-        return "later" if place.root.op == "Add" and doubled else None
+    def check(context: RewriteContext, match: Match) -> str | None:
+        doubled = any(n.op == "double" for n in context.graph.nodes)
+        return "later" if match.root.op == "Add" and doubled else None
 
-    def replace(scene: Scene, place: Place) -> None:
-        place.root.op = "Sub" if place.root.op == "Add" else "round"
+    def replace(context: RewriteContext, match: Match) -> None:
+        match.root.op = "Sub" if match.root.op == "Add" else "round"
 
-    scene = toy_scene()
-    scene.graph.nodes[:2] = scene.graph.nodes[1::-1]  # the Add is met first
-    done = rewrite(scene, [Rule("late", find, check, replace)])
+    context = toy_scene()
+    context.graph.nodes[:2] = context.graph.nodes[1::-1]  # the Add is met first
+    done = rewrite(context, [Rule("late", find, check, replace)])
     assert done.counts == {"late": 2} and done.refusals == ()
 
 
 def test_a_rule_goes_on_until_nothing_is_found() -> None:
-    """A sweep of one place may open another."""
+    """A sweep of one match may open another."""
     left = iter(("triple", "round"))
 
-    def find(scene: Scene, node: gs.Node) -> Place | None:
-        return Place(node, {}) if node.op in ("double", "triple") else None
+    def find(context: RewriteContext, node: gs.Node) -> Match | None:
+        return Match(node, {}) if node.op in ("double", "triple") else None
 
-    def replace(scene: Scene, place: Place) -> None:
-        place.root.op = next(left)
+    def replace(context: RewriteContext, match: Match) -> None:
+        match.root.op = next(left)
 
-    done = rewrite(toy_scene(), [Rule("down", find, lambda scene, place: None, replace)])
+    done = rewrite(toy_scene(), [Rule("down", find, lambda context, match: None, replace)])
     assert done.counts == {"down": 2}
 
 
 def test_a_node_that_the_sweep_removed_is_passed() -> None:
     """The rule takes the `double` away that stands later in the order."""
-    scene, seen = toy_scene(), []
+    context, seen = toy_scene(), []
 
-    def find(scene: Scene, node: gs.Node) -> Place | None:
+    def find(context: RewriteContext, node: gs.Node) -> Match | None:
         seen.append(node.name)
-        return Place(node, {}) if node.op == "Add" and node.inputs[0].name == "h" else None
+        return Match(node, {}) if node.op == "Add" and node.inputs[0].name == "h" else None
 
-    def replace(scene: Scene, place: Place) -> None:
-        detach(next(n for n in scene.graph.nodes if n.op == "double"))
-        place.root.inputs[0] = scene.graph.inputs[0]
+    def replace(context: RewriteContext, match: Match) -> None:
+        detach(next(n for n in context.graph.nodes if n.op == "double"))
+        match.root.inputs[0] = context.graph.inputs[0]
 
-    scene.graph.nodes[:2] = scene.graph.nodes[1::-1]
-    assert rewrite(scene, [Rule("cut", find, lambda s, p: None, replace)]).counts == {"cut": 1}
+    context.graph.nodes[:2] = context.graph.nodes[1::-1]
+    assert rewrite(context, [Rule("cut", find, lambda s, p: None, replace)]).counts == {"cut": 1}
     assert "h" not in seen
 
 
 def test_a_rule_that_never_ends_is_our_bug() -> None:
     rule = counting_rule(None)
-    endless = Rule("endless", rule.pattern, rule.check, lambda scene, place: None)
+    endless = Rule("endless", rule.pattern, rule.check, lambda context, match: None)
     with pytest.raises(GraphError, match="endless does not converge"):
         rewrite(toy_scene(), [endless])
 
@@ -187,7 +187,7 @@ def test_norm_and_its_addition_become_one_node() -> None:
     assert node.name == "norm" and [t.name for t in node.outputs] == ["sum", "a.q"]
     assert dict(node.attrs) == {"eps": 1e-6, "add": 1, "keep": 0, "quant": "fp8", "n": 1}
     assert [t.name for t in node.inputs] == ["x", "norm.w", "delta", "norm.fp8_scales"]
-    assert b.scene.weights["norm.fp8_scales"].spec.shape == (1,)
+    assert b.context.weights["norm.fp8_scales"].spec.shape == (1,)
     assert b.ops == {"norm_quant": 1, "fp8_linear": 1, "Add": 1}
 
 
@@ -212,7 +212,7 @@ def test_scales_that_differ_are_stacked() -> None:
     assert (refusal.node, refusal.reason) == ("ab", "b and a read inputs quantised differently")
     node = b.node("norm_quant")
     assert node.attrs["n"] == 2 and node.inputs[-1].shape == [2]
-    stacked = b.scene.weights["norm.fp8_scales"].evaluate(b.scene.checkpoint)
+    stacked = b.context.weights["norm.fp8_scales"].evaluate(b.context.checkpoint)
     assert stacked.tolist() == [1.0, 2.0]
 
 
@@ -224,7 +224,7 @@ def test_a_value_quantised_in_two_ways_is_made_twice() -> None:
     scale = b.weight("n.scale", DType.F32)
     codes, scales = b.op("nvfp4_quant", [h, scale], "n.q", "n.s")
     b.done(one, codes, scales, rules=(NORM_QUANT,))
-    nodes = {n.name: n for n in b.scene.graph.nodes if n.op == "norm_quant"}
+    nodes = {n.name: n for n in b.context.graph.nodes if n.op == "norm_quant"}
     assert {name: (n.attrs["add"], n.attrs["quant"]) for name, n in nodes.items()} == {
         "norm": (1, "fp8"),
         "norm.nvfp4": (0, "nvfp4"),
@@ -248,47 +248,47 @@ def merged(*rows: int, dtypes: tuple[DType, ...] = ()) -> Bench:
         dtype = dtypes[i] if dtypes else DType.BF16
         matrix = b.weight(f"m.p{i}.weight", dtype, n, K)
         parts.append(b.op("linear", [x, matrix], f"p{i}", dtype="f32"))
-    b.scene.graph.outputs = [b.standard("Concat", parts, "all", sum(rows), axis=1)]
+    b.context.graph.outputs = [b.standard("Concat", parts, "all", sum(rows), axis=1)]
     return b
 
 
 def test_projections_are_merged_by_rows() -> None:
     b = merged(8, 16, 4)
-    assert rewrite(b.scene, [MERGE_PROJECTIONS]).counts == {"merge_projections": 1}
+    assert rewrite(b.context, [MERGE_PROJECTIONS]).counts == {"merge_projections": 1}
     node = b.node("linear")
     assert node.name == "all" and node.outputs[0].name == "all"
-    assert list(b.scene.weights) == ["m.p0+p1+p2.weight"]
-    assert b.scene.weights["m.p0+p1+p2.weight"].spec.shape == (28, K)
-    assert [t.name for t in b.scene.graph.inputs] == ["x", "m.p0+p1+p2.weight"]
+    assert list(b.context.weights) == ["m.p0+p1+p2.weight"]
+    assert b.context.weights["m.p0+p1+p2.weight"].spec.shape == (28, K)
+    assert [t.name for t in b.context.graph.inputs] == ["x", "m.p0+p1+p2.weight"]
 
 
 def test_weights_of_different_dtypes_are_not_merged() -> None:
     b = merged(8, 8, dtypes=(DType.BF16, DType.F32))
-    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
     assert refusal.reason == "p1 and p0 have weights of different dtypes"
 
 
 def test_a_projection_read_alone_is_not_merged() -> None:
     b = merged(8, 8)
-    b.scene.graph.outputs.append(b.scene.graph.nodes[0].outputs[0])
-    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    b.context.graph.outputs.append(b.context.graph.nodes[0].outputs[0])
+    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
     assert refusal.reason == "p0 is also read alone"
 
 
 @pytest.mark.parametrize("reader", ["p0", "p1"])
 def test_a_projection_that_another_node_reads_is_not_merged(reader: str) -> None:
     b = merged(8, 8)
-    (part,) = [n.outputs[0] for n in b.scene.graph.nodes if n.name == reader]
-    b.scene.graph.outputs.append(b.standard("Add", [part, b.input("other", 8)], "sum", 8))
-    done = rewrite(b.scene, [MERGE_PROJECTIONS])
+    (part,) = [n.outputs[0] for n in b.context.graph.nodes if n.name == reader]
+    b.context.graph.outputs.append(b.standard("Add", [part, b.input("other", 8)], "sum", 8))
+    done = rewrite(b.context, [MERGE_PROJECTIONS])
     assert done.counts == {"merge_projections": 0} and b.ops["linear"] == 2
     assert [r.reason for r in done.refusals] == [f"{reader} is also read alone"]
 
 
 def test_projections_of_different_attributes_are_not_merged() -> None:
     b = merged(8, 8)
-    b.scene.graph.nodes[1].attrs["dtype"] = "bf16"
-    (refusal,) = rewrite(b.scene, [MERGE_PROJECTIONS]).refusals
+    b.context.graph.nodes[1].attrs["dtype"] = "bf16"
+    (refusal,) = rewrite(b.context, [MERGE_PROJECTIONS]).refusals
     assert refusal.reason == "p1 and p0 have different attributes"
 
 
@@ -336,8 +336,8 @@ def test_joined_names() -> None:
 
 def test_the_input_scale_comes_out_of_alpha() -> None:
     store = Store(read=3.0, scale=0.5)
-    read, scale = (weights.source(n, DType.F32, ()) for n in ("read", "scale"))
-    alpha: Recipe = weights.concat0([weights.repeat(weights.multiply(read, scale), 2)] * 2)
+    read, scale = (recipes.source(n, DType.F32, ()) for n in ("read", "scale"))
+    alpha: Recipe = recipes.concat0([recipes.repeat(recipes.multiply(read, scale), 2)] * 2)
     assert alpha.evaluate(store).tolist() == [1.5] * 4
     assert without_input_scale(alpha).evaluate(store).tolist() == [0.5] * 4
     with pytest.raises(GraphError, match="no product"):
@@ -380,20 +380,20 @@ def test_a_quantised_value_that_is_shown_is_written_too() -> None:
 
 def test_a_weight_of_another_recipe_under_a_known_name_is_our_bug() -> None:
     b = Bench()
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
-    first = add_weight(b.scene, "w", one)
-    assert add_weight(b.scene, "w", one) is first and len(b.scene.graph.inputs) == 1
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    first = add_weight(b.context, "w", one)
+    assert add_weight(b.context, "w", one) is first and len(b.context.graph.inputs) == 1
     with pytest.raises(GraphError, match="two different weights are named w"):
-        add_weight(b.scene, "w", two)
+        add_weight(b.context, "w", two)
 
 
 def test_small_weights_are_equal_by_value_dtype_and_shape() -> None:
     b = Bench(Store(a=0.5, b=0.5, c=0.25))
     a, same, other = (b.weight(n, DType.F32) for n in "abc")
-    assert same_values(b.scene, [a], [same]) and not same_values(b.scene, [a], [other])
-    wide = weights.reshape(weights.source("a", DType.F32, ()), (1,))
-    assert not same_values(b.scene, [a], [add_weight(b.scene, "wide", wide)])
-    assert not same_values(b.scene, [a], [b.input("x")])
+    assert same_values(b.context, [a], [same]) and not same_values(b.context, [a], [other])
+    wide = recipes.reshape(recipes.source("a", DType.F32, ()), (1,))
+    assert not same_values(b.context, [a], [add_weight(b.context, "wide", wide)])
+    assert not same_values(b.context, [a], [b.input("x")])
 
 
 def test_experts_whose_sum_is_read_alone_stay_apart() -> None:
@@ -409,7 +409,7 @@ def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[
     rows = variable(TensorSpec("slots", DType.I32, ("tokens",)))
     pages = [variable(TensorSpec(n, DType.F32, (5, 1, 16, 32))) for n in ("k_pages", "v_pages")]
     table = variable(TensorSpec("page_table", DType.I32, (3, 2)))
-    b.scene.graph.inputs += [rows, *pages, table]
+    b.context.graph.inputs += [rows, *pages, table]
     qkv = b.input("qkv", 2 * 3 * 32)
     floats = [b.weight(n, DType.F32, k) for n, k in (("qn", 32), ("kn", 32), ("f", 4), ("s", 2))]
     sizes: dict[str, object] = {"heads": 2, "kv_heads": 1, "head_dim": 32, "eps": 1e-6}
@@ -463,13 +463,13 @@ def delta_bench(why: str = "") -> tuple[Bench, list[gs.Tensor]]:
     )
     conv_state = variable(TensorSpec("conv_state", DType.F32, (5, 3, 3 * value)))
     state = variable(TensorSpec("gdn_state", DType.F32, (5, 2, 32, 32)))
-    b.scene.graph.inputs += [slots, starts, counts, other, conv_state, state]
+    b.context.graph.inputs += [slots, starts, counts, other, conv_state, state]
     qkvz, ba = b.input("qkvz", 4 * value), b.input("ba", 4)
     kernel = b.weight("conv.weight", DType.F32, 3 * value, 4)
     rows = [slots, starts, counts]
     mixed, conv_out = b.op("causal_conv", [qkvz, kernel, conv_state, *rows], "c", "c.out", tile=1)
     decay = [b.weight(n, DType.F32, 2) for n in ("A_log", "dt_bias")]
-    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1}
+    heads = {"key_heads": 2, "value_heads": 2, "key_dim": 32, "value_dim": 32, "tile": 1, "ring": 0}
     seen = [slots, starts, other] if why == "other rows" else rows
     operands = [mixed, ba, *decay, state, *seen]
     o, state_out = b.op("gated_delta_step", operands, "o_", "state.out", **heads)

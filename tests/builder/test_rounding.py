@@ -11,14 +11,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.builder.build import CUBINS, build
-from spark_engine.builder.lower import facts_of
-from spark_engine.builder.options import Options, resolve
+from spark_engine.builder.build import build
+from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan.options import Options, resolve
 from spark_engine.builder.report import Report
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import open_model
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import open_model
 from tests.checkpoint_files import write_shards
 from tests.checkpoints import write_checkpoint
 
@@ -114,14 +114,9 @@ def test_a_gpus_budget_counts_f32_matrices_by_half(tmp_path: Path) -> None:
     assert cpu == pytest.approx(2) and gpu == pytest.approx(1, rel=0.02)
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
-def test_they_build_for_a_gpu(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, target: str
-) -> None:
-    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    cubins = tmp_path_factory.getbasetemp() / "cubins"  # what other files of tests compiled
-    cubins.mkdir(exist_ok=True)
-    (tmp_path / CUBINS).symlink_to(cubins)
+def test_they_build_for_a_gpu(tmp_path: Path, target: str) -> None:
     options = Options(target=target, **SIZES)
     for format in ("f32", "fp16"):
         path = write_checkpoint(tmp_path / format, TWO, format).path

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.buckets import Size
-from spark_engine.builder.graph import variable
-from spark_engine.builder.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.native.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
+from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
 from spark_engine.plugins import registry
 from spark_engine.plugins.linear import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_engine.builder.tactics import Work
-from spark_engine.builder.timings import Machine, Timings, driver_version, key_of
+from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.kernel import Launch, Plan, Tactic
 from spark_engine.tensors import DType, TensorSpec
 

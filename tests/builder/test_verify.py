@@ -8,11 +8,13 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder import verify
-from spark_engine.builder.graph import variable
-from spark_engine.builder.verify import Subject
+from spark_engine.builder.graph import verify
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
+from spark_engine.models.weights.recipes import source, weight
+from spark_engine.operand import Result, When
 from spark_engine.tensors import DType, TensorSpec
 from tests.builder.toy import OPS, toy_graph
 
@@ -26,7 +28,8 @@ CHECKS = (
 
 
 def subject(graph: gs.Graph) -> Subject:
-    return Subject(graph, "decode", LIMITS, STATES, frozenset({"w", "x"}), OPS)
+    weights = {name: weight(name, source(name, DType.F32, (2, 3))) for name in ("w", "x")}
+    return Subject(graph, "decode", LIMITS, STATES, weights, OPS)
 
 
 def complaints(graph: gs.Graph) -> dict[str, list[str]]:
@@ -186,14 +189,31 @@ def test_each_fault_is_seen(spoil: Callable[[gs.Graph], None], check: str, words
     assert words in " ".join(known[0](subject(graph)))
 
 
-@pytest.mark.parametrize(("count", "legal"), [(0, False), (1, True), (2, True), (5, True)])
-def test_a_last_operand_may_repeat(count: int, legal: bool) -> None:
-    """`x` and any number of `parts*`."""
+@pytest.mark.parametrize(
+    ("count", "tile", "legal"),
+    [(0, 0, False), (1, 0, True), (2, 0, True), (3, 0, False), (1, 4, False), (2, 4, True)],
+)
+def test_operands_are_those_of_the_attributes(count: int, tile: int, legal: bool) -> None:
+    """`x`, `table` if tile, and `bias` or none."""
     graph = toy_graph()
-    ops = {**OPS, "double": replace(OPS["double"], inputs=("x", "parts*"))}
+    x = OPS["double"].operands[0]
+    table, bias = replace(x, name="table", when=When("tile")), replace(x, optional=True)
+    double = replace(OPS["double"], operands=(x, table, bias), attrs={"tile": 0})
     graph.nodes[0].inputs = [graph.inputs[1]] * count
+    graph.nodes[0].attrs = {"tile": tile}
+    found = list(verify.operands(replace(subject(graph), ops={**OPS, "double": double})))
+    assert not found if legal else f"has {count} inputs" in found[0]
+
+
+@pytest.mark.parametrize(("count", "legal"), [(0, False), (1, True), (2, True), (5, True)])
+def test_a_last_result_may_repeat(count: int, legal: bool) -> None:
+    """`y` and any number of `parts*`."""
+    graph = toy_graph()
+    results = (*OPS["double"].results, Result("parts*"))
+    ops = {**OPS, "double": replace(OPS["double"], results=results)}
+    graph.nodes[0].outputs = [graph.outputs[0]] * count
     found = list(verify.operands(replace(subject(graph), ops=ops)))
-    assert not found if legal else "has 0 inputs" in found[0]
+    assert not found if legal else "has 0 outputs" in found[0]
 
 
 def test_a_missing_attribute_is_named() -> None:
@@ -226,7 +246,7 @@ def test_prefill_may_quantise_alone() -> None:
 def test_inputs_and_outputs_are_those_of_the_interface() -> None:
     graph = toy_graph()
     assert not list(verify.inputs(subject(graph)))
-    stranger = replace(subject(graph), weights=frozenset())
+    stranger = replace(subject(graph), weights={})
     assert any("neither step, table, state nor weight" in c for c in verify.inputs(stranger))
     graph.inputs.append(variable(TensorSpec("slots", DType.F32, ("rows",))))
     assert any("input slots is slots f32" in c for c in verify.inputs(subject(graph)))
@@ -235,5 +255,5 @@ def test_inputs_and_outputs_are_those_of_the_interface() -> None:
 
 
 def test_verify_names_family_stage_and_check() -> None:
-    with pytest.raises(GraphError, match="decode graph, stage fused, outputs: .* more"):
-        verify.verify(subject(toy_graph()), "fused")
+    with pytest.raises(GraphError, match="decode graph, stage rewritten, outputs: .* more"):
+        verify.verify(subject(toy_graph()), "rewritten")

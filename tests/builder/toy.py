@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from spark_engine.builder.graph import variable
+from spark_engine.builder.graph.edit import variable
 from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -15,20 +17,23 @@ def _first(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...
     return (TensorSpec("y", specs[-1].dtype, specs[-1].shape),)
 
 
-def _op(name: str, inputs: tuple[str, ...], text: str, **rest: object) -> Op:
+def _op(name: str, inputs: tuple[str, ...], text: str, **rest: Any) -> Op:
     def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         raise AssertionError("not called")
 
     head = f'<domain: "spark", opset_import: ["" : 23]>\n{name}'
     call = f"({', '.join(inputs)}) => (y) {{{text}}}"
     body: Callable[[Attrs, tuple[TensorSpec, ...]], str] = lambda a, s: f"{head} {call}"  # noqa: E731
-    return Op(name, inputs, ("y",), {}, _first, reference, body, (), **rest)  # type: ignore[arg-type]
+    state = "state" if "state" in inputs else ""
+    operands = tuple(Operand(n, Role.STATE if n == state else Role.ACTIVATION, "A") for n in inputs)
+    results = (Result("y", updates=state),)
+    return Op(name, operands, results, {}, _first, reference, body, (), **rest)
 
 
 OPS = {
     "double": _op("double", ("x",), "y = Add(x, x)"),
-    "accumulate": _op("accumulate", ("x", "state"), "y = Add(x, state)", aliases={0: 1}),
-    "round": _op("round", ("x",), "y = Floor(x)", quantises=True),
+    "accumulate": _op("accumulate", ("x", "state"), "y = Add(x, state)"),
+    "round": _op("round", ("x",), "y = Floor(x)", quantises="whole"),
 }
 
 

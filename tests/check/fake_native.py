@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_engine.builder import native, native_backend, nvrtc, packing
-from spark_engine.builder.build import build
-from spark_engine.builder.graph import attrs_of, spec_of
-from spark_engine.builder.options import Options
+from spark_engine.builder import build as straight_line
+from spark_engine.builder.graph import packing
+from spark_engine.builder.graph.nodes import attrs_of, spec_of
+from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import Pointer
-from spark_engine.models.checkpoint import open_checkpoint
+from spark_engine.models.checkpoint.files import open_checkpoint
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.runtime.engine import load as runtime_load
 from spark_engine.runtime.executors import native as runtime_native
-from spark_engine.runtime.executors.program import Place
+from spark_engine.runtime.executors.program import MemoryOperand
 from spark_engine.tensors import TensorSpec
 from tests.runtime.fake_gpu import FakeGpu
 
@@ -41,8 +42,8 @@ class Node:
     kind: str
     attrs: dict[str, Any]
     op: Any
-    ins: list[tuple[Place, TensorSpec]]
-    outs: list[tuple[Place, TensorSpec]]
+    ins: list[tuple[MemoryOperand, TensorSpec]]
+    outs: list[tuple[MemoryOperand, TensorSpec]]
 
 
 @dataclass
@@ -59,38 +60,38 @@ class Fake:
 
 def build_fake(checkpoint: Path, folder: Path, options: Options, patch: pytest.MonkeyPatch) -> Fake:
     """Builds `folder` with cubins that are names only."""
-    fake, compile_one, pack = Fake(), native.compile, packing.pack
+    fake, encode_one, pack = Fake(), program.encode, packing.pack
 
     def compile_jobs(found: Any, *rest: Any) -> dict[Any, nvrtc.Cubin]:
         return {(j.source, j.defines): nvrtc.Cubin(repr(j).encode(), {}) for j in found}
 
-    def compile(bucket: native.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
-        payload, nbytes = compile_one(bucket, weights, states, ops, cubins)
-        places = native._Places(bucket, weights, states, ops)
+    def encode(bucket: program.Decided, weights: Any, states: Any, ops: Any, cubins: Any) -> Any:
+        payload, nbytes = encode_one(bucket, weights, states, ops, cubins)
+        places = program._Places(bucket, weights, states, ops)
         fake.nodes[payload] = {
             node.name: _node(places, step, node, bucket.size.dims)
             for step, (node, _) in enumerate(bucket.nodes)
         }
         return payload, nbytes
 
-    def remember(lowered: Any, ops: Any) -> None:
-        before = dict(lowered.weights)
-        pack(lowered, ops)
+    def remember(graph: Any, ops: Any) -> None:
+        before = dict(graph.weights)
+        pack(graph, ops)
         reader = open_checkpoint(checkpoint)
-        for name in set(lowered.weights) - set(before):
+        for name in set(graph.weights) - set(before):
             fake.plain[name] = before[name.rpartition(":")[0]].evaluate(reader)
 
     with patch.context() as m:
         m.setattr(nvrtc, "compiler_version", lambda: "13.0")
-        m.setattr(native, "compile_jobs", compile_jobs)
-        m.setattr(native, "compile", compile)
-        m.setattr(native_backend, "pack", remember)
-        build(checkpoint, folder, options, lambda text: None)
+        m.setattr(program, "compile_jobs", compile_jobs)
+        m.setattr(program, "encode", encode)
+        m.setattr(straight_line, "pack", remember)
+        straight_line.build(checkpoint, folder, options, lambda text: None)
     return fake
 
 
 def _node(places: Any, step: int, node: Any, dims: dict[str, int]) -> Node:
-    def one(kind: Any, i: int, tensor: Any) -> tuple[Place, TensorSpec]:
+    def one(kind: Any, i: int, tensor: Any) -> tuple[MemoryOperand, TensorSpec]:
         return place_of(places.of(step, node, Pointer(kind, i))), spec_of(tensor).bind(dims)
 
     op = REGISTRY[node.op] if node.domain == DOMAIN else None
@@ -102,16 +103,16 @@ def _node(places: Any, step: int, node: Any, dims: dict[str, int]) -> Node:
 def open_fake(fake: Fake, patch: pytest.MonkeyPatch) -> None:
     """From here on a native engine of `fake` opens on a GPU of numpy."""
     patch.setattr(runtime_native, "Gpu", lambda: FakeGpu({}))
-    patch.setattr(runtime_load, "runnable_targets", lambda: ("cpu", TARGET))
+    patch.setattr(runtime_load, "runnable_targets", lambda hosts: ("cpu", TARGET))
     real = runtime_native.NativeExecutor.launches
 
-    def launches(self: Any, payload: bytes) -> list[runtime_native.Queued]:
+    def launches(self: Any, payload: bytes) -> list[runtime_native.QueuedLaunch]:
         found = real(self, payload)
         last = {queued.node: i for i, queued in enumerate(found)}
         made = []
         for i, queued in enumerate(found):
             run = _kernel(fake, self, payload, queued.node) if last[queued.node] == i else _nothing
-            made.append(runtime_native.Queued(queued.node, queued.symbol, _queue(self, run)))
+            made.append(runtime_native.QueuedLaunch(queued.node, queued.symbol, _queue(self, run)))
         return made
 
     patch.setattr(runtime_native.NativeExecutor, "launches", launches)
@@ -131,7 +132,7 @@ def _kernel(fake: Fake, executor: Any, payload: bytes, name: str) -> Callable[[]
     rng = np.random.default_rng(len(name))
 
     def run() -> None:
-        def held(place: Place, spec: TensorSpec) -> Any:
+        def held(place: MemoryOperand, spec: TensorSpec) -> Any:
             if place.kind == "weight" and place.name in fake.plain:
                 return fake.plain[place.name]
             return executor.gpu.view(executor.address(place), spec.dtype.numpy, spec.dims)
@@ -163,12 +164,16 @@ def _compute(node: Node, operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return (np.concatenate(operands, axis=int(node.attrs["axis"])),)
 
 
-def place_of(row: list[Any]) -> Place:
+def place_of(row: list[Any]) -> MemoryOperand:
     """[kind, name] or [kind, offset, bytes]."""
-    return Place(row[0], row[1]) if len(row) == 2 else Place(row[0], "", row[1], row[2])
+    return (
+        MemoryOperand(row[0], row[1])
+        if len(row) == 2
+        else MemoryOperand(row[0], "", row[1], row[2])
+    )
 
 
-def places_of(payload: bytes) -> dict[str, Place]:
+def places_of(payload: bytes) -> dict[str, MemoryOperand]:
     """The payload's `places`."""
     length = int.from_bytes(payload[:8], "little")
     found = json.loads(payload[8 : 8 + length])["places"]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.cli import main
 from spark_engine.check.engines import (
@@ -85,7 +85,13 @@ def test_a_sound_engine_agrees_with_its_references(nvfp4: tuple[Path, Path]) -> 
     assert report.passed and report.first == ""
     assert [level.name for level in report.levels] == ["op", "model", "layer", "text"]
     names = {f.name for level in report.levels for f in level.findings}
-    assert names >= {"logits", "layers.0.gdn_state", "layers.1.k_pages", "layers.2.out", "seen"}
+    assert names >= {
+        "logits",
+        "layers.0.gdn_state",
+        "layers.1.k_pages",
+        "layers.2.out",
+        "token_counts",
+    }
     kinds = {name.split()[0] for name in names if " " in name}
     assert kinds == {"prefill", "decode", "greedy"}
     logits = next(f for f in report.levels[1].findings if f.name == "logits")

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine import device  # noqa: E402
 from spark_engine.builder.build import build  # noqa: E402
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Level  # noqa: E402
 from spark_engine.command import DIVERGED
@@ -27,7 +27,7 @@ from spark_engine.weights_file import read_index  # noqa: E402
 from tests.check.planted import scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
-HERE = nvrtc.present_target()
+HERE = device.architecture()
 SIZES = {"decode": (1, 4), "prefill": (64, 128), "max_context": 192, "max_seqs": 4}
 LEVELS = ("model", "layer", "op", "text")
 

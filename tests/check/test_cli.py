@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.check.cli import main
 from spark_engine.check.progress import bars, lines
 from tests.checkpoints import write_checkpoint

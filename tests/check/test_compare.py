@@ -127,7 +127,7 @@ def test_only_what_has_a_value_is_observed() -> None:
 def test_the_order_is_that_of_the_network() -> None:
     names = ["logits", "layers.10.out", "layers.2.out", "layers.2.conv_state", "next_tokens"]
     wanted = ["layers.2.conv_state", "layers.2.out", "layers.10.out", "logits", "next_tokens"]
-    assert sorted(["seen", *names], key=place) == ["seen", *wanted]
+    assert sorted(["token_counts", *names], key=place) == ["token_counts", *wanted]
 
 
 def test_a_few_strays_are_forgiven_where_the_thresholds_say_so() -> None:

@@ -59,7 +59,8 @@ def test_a_residual_hides_nothing() -> None:
     residual = (20 * RNG.standard_normal((40, 128))).astype(bf16)
     made = RNG.standard_normal((40, 128))
     op = get("moe_norm_quant")
-    step = Step("n", op.name, op, {"keep": 1}, ("x", "ids", "w", "r"), ("y", "sum"))
+    attrs = {"format": "dense", "dtype": "bf16", "eps": 1e-6, "keep": 1, "quant": "none", "n": 1}
+    step = Step("n", op.name, op, attrs, ("x", "ids", "w", "r"), ("y", "sum"))
     y = RNG.standard_normal((40, 128)).astype(bf16)
 
     def verdicts(factor: float) -> list[Verdict]:
@@ -72,3 +73,21 @@ def test_a_residual_hides_nothing() -> None:
     assert all(verdicts(1.0))
     first, total = verdicts(1.06)
     assert first and not total and "differs from its reference by" in total.reason
+
+
+def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
+    """And not others altogether: a launch of one token would have no other to give it away."""
+    step = Step("n", "moe_router", None, {}, ("x", "w"), ("ids", "weights"))
+
+    def right(tokens: int, *chosen: int) -> bool:
+        want = np.tile(np.asarray([7, 3, 5], np.int32), (tokens, 1))
+        weights, got = np.full(want.shape, 0.25, np.float32), want.copy()
+        got[-1] = chosen
+        every = np.ones(tokens, np.bool_)
+        recorded = Recorded(step, (weights, weights), (want, weights))
+        masks = Masks(every, every, every, frozenset())
+        return bool(next(judge(recorded, (got, weights), masks, LIMITS)))
+
+    for tokens in (1, 40):
+        assert right(tokens, 7, 3, 5) and right(tokens, 7, 3, 9) and right(tokens, 3, 7, 5)
+        assert not right(tokens, 7, 8, 9) and not right(tokens, 1, 2, 4)

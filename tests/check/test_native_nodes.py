@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder.options import Options  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
-from spark_engine.runtime.executors.program import Place, Program  # noqa: E402
+from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
 from tests.check.planted import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -190,7 +190,7 @@ def test_an_activation_may_not_be_larger_than_its_place(
 
     def far(payload: bytes) -> Program:
         found = read(payload)
-        places = {n: Place("arena", "", 0, 1) for n in found.places}
+        places = {n: MemoryOperand("arena", "", 0, 1) for n in found.places}
         return replace(found, places=places)
 
     monkeypatch.setattr(Program, "read", far)

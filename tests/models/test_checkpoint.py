@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import INDEX, SINGLE, open_checkpoint
+from spark_engine.models.checkpoint.files import INDEX, SINGLE, open_checkpoint
 from tests.checkpoint_files import write_safetensors, write_shards
 from tests.checkpoints import Written, write_checkpoint
 
@@ -212,8 +212,8 @@ def _sparse(path: Path, mib: int) -> Written:
 
 def test_a_gigabyte_is_opened_lowered_and_digested_in_little_memory(tmp_path: Path) -> None:
     from spark_engine.interface import Limits, Precision
-    from spark_engine.models.model import open_model
-    from spark_engine.models.network import build_network
+    from spark_engine.models.build_network import build_network
+    from spark_engine.models.open_model import open_model
     from spark_engine.tensors import DType
 
     _sparse(tmp_path, 1024)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.config import FULL, LINEAR, ModelConfig
+from spark_engine.models.config.model_config import FULL, LINEAR, ModelConfig
+from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import DType
 from tests.checkpoints import text_config
 from tests.models import nvidia_configs
@@ -18,17 +19,17 @@ Json = dict[str, Any]
 def _read(**change: object) -> ModelConfig:
     """The small dense config with keys set, or removed with ...."""
     config = text_config(moe=False) | change
-    return ModelConfig.from_hf({k: v for k, v in config.items() if v is not ...})
+    return read_config({k: v for k, v in config.items() if v is not ...})
 
 
 def test_published_configs() -> None:
-    dense = ModelConfig.from_hf(nvidia_configs.pair("27B")[0])
+    dense = read_config(nvidia_configs.pair("27B")[0])
     assert (dense.hidden, dense.heads, dense.kv_heads, dense.head_dim) == (5120, 24, 4, 256)
     assert (dense.conv_channels, dense.value_width, len(dense.layers)) == (10240, 6144, 64)
     assert dense.layers[:4] == (LINEAR, LINEAR, LINEAR, FULL) and dense.nested
     assert (dense.intermediate, dense.moe, dense.mtp_layers) == (17408, None, 1)
     assert dense.rope.dims == 64 and dense.rope.theta == 1e7
-    moe = ModelConfig.from_hf(nvidia_configs.pair("35B-A3B")[0])
+    moe = read_config(nvidia_configs.pair("35B-A3B")[0])
     assert moe.moe is not None and (moe.moe.experts, moe.moe.top_k) == (256, 8)
     assert moe.model_type == "qwen3_5_moe" and moe.intermediate is None
 
@@ -45,7 +46,7 @@ def test_layer_types_from_the_interval(interval: object) -> None:
 def test_nested_and_flat_are_one() -> None:
     flat = text_config(moe=True)
     nested = {"model_type": "qwen3_5_moe", "text_config": flat}
-    a, b = ModelConfig.from_hf(flat), ModelConfig.from_hf(nested)
+    a, b = read_config(flat), read_config(nested)
     assert b.nested and not a.nested
     assert {k: v for k, v in vars(a).items() if k != "nested"} == {
         k: v for k, v in vars(b).items() if k != "nested"
@@ -54,15 +55,15 @@ def test_nested_and_flat_are_one() -> None:
 
 def test_eos_ids_of_both_files_in_order() -> None:
     config = text_config(moe=False) | {"eos_token_id": 7}
-    assert ModelConfig.from_hf(config, {"eos_token_id": [9, 7]}).eos_token_ids == (9, 7)
-    assert ModelConfig.from_hf(config, {"eos_token_id": 3}).eos_token_ids == (3, 7)
-    assert ModelConfig.from_hf(config | {"eos_token_id": None}).eos_token_ids == ()
+    assert read_config(config, {"eos_token_id": [9, 7]}).eos_token_ids == (9, 7)
+    assert read_config(config, {"eos_token_id": 3}).eos_token_ids == (3, 7)
+    assert read_config(config | {"eos_token_id": None}).eos_token_ids == ()
     text = config | {"eos_token_id": [4, 5]}
     outer = {"model_type": "qwen3_5", "text_config": text, "eos_token_id": [5, 6]}
-    assert ModelConfig.from_hf(outer, {"eos_token_id": [8, 9]}).eos_token_ids == (8, 9, 4, 5, 6)
-    assert ModelConfig.from_hf(outer | {"eos_token_id": 2}, {}).eos_token_ids == (4, 5, 2)
+    assert read_config(outer, {"eos_token_id": [8, 9]}).eos_token_ids == (8, 9, 4, 5, 6)
+    assert read_config(outer | {"eos_token_id": 2}, {}).eos_token_ids == (4, 5, 2)
     with pytest.raises(CheckpointError, match="eos_token_id is 'x'"):
-        ModelConfig.from_hf(config, {"eos_token_id": "x"})
+        read_config(config, {"eos_token_id": "x"})
 
 
 def test_tied_both_ways_and_the_outer_word_counts() -> None:
@@ -70,9 +71,9 @@ def test_tied_both_ways_and_the_outer_word_counts() -> None:
     assert _read(tie_word_embeddings=True).tied
     text = text_config(moe=False)
     outer: Json = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
-    assert ModelConfig.from_hf(outer).tied
+    assert read_config(outer).tied
     del outer["tie_word_embeddings"]
-    assert not ModelConfig.from_hf(outer).tied
+    assert not read_config(outer).tied
 
 
 def test_state_dtype() -> None:
@@ -122,4 +123,4 @@ def test_what_is_not_computed_is_refused(change: Json, words: str) -> None:
 
 def test_more_chosen_experts_than_there_are() -> None:
     with pytest.raises(CheckpointError, match="num_experts_per_tok is 9"):
-        ModelConfig.from_hf(text_config(True, {"num_experts_per_tok": 9}))
+        read_config(text_config(True, {"num_experts_per_tok": 9}))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.model import describe
+from spark_engine.models.open_model import describe
 from tests.checkpoint_files import FORMATS, quantisation_configs
 from tests.checkpoints import text_config
 

@@ -14,11 +14,12 @@ import pytest
 from spark_engine import interface
 from spark_engine.errors import CheckpointError, GraphError, OptionError
 from spark_engine.interface import Limits, Precision
-from spark_engine.models import weights
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import Model, describe, open_model
-from spark_engine.models.network import Network, build_network
-from spark_engine.models.writer import Writer
+from spark_engine.models.build_network import Network, build_network
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.graph.writer import Writer
+from spark_engine.models.open_model import describe, open_model
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import DType, TensorSpec
 from tests.checkpoint_files import FORMATS, write_shards
 from tests.checkpoints import text_config, write_checkpoint
@@ -274,7 +275,7 @@ def _spelled(network: Network) -> list[tuple[str, Mapping[str, object], list[str
 
 def test_a_name_stands_for_one_tensor_and_one_recipe(tmp_path: Path) -> None:
     w = Writer(describe(text_config(False)), "decode", Limits(4, 256, 16, 512), F32)
-    one, two = (weights.source(n, DType.F32, (2,)) for n in ("one", "two"))
+    one, two = (recipes.source(n, DType.F32, (2,)) for n in ("one", "two"))
     first = w.weight("a", one)
     assert w.weight("a", one) is first and [t.name for t in w.graph.inputs] == ["a"]
     with pytest.raises(GraphError, match="weight a has two recipes"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.rope import rope_from_hf
+from spark_engine.models.config.rope import rope_from_hf
 
 BASE = {"rope_theta": 1e7, "partial_rotary_factor": 0.25}
 TEXT = {"head_dim": 256, "max_position_embeddings": 262144}

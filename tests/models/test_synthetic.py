@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint import open_checkpoint
-from spark_engine.models.model import describe, open_model
+from spark_engine.models.checkpoint.files import open_checkpoint
+from spark_engine.models.open_model import describe, open_model
 from spark_engine.models.synthetic import open_synthetic, write_checkpoint
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.request import Request, SamplingParams
@@ -100,6 +100,22 @@ def test_projections_have_gain_one(tmp_path: Path) -> None:
     assert scales.min() >= 64
     values *= np.repeat(scales, 16, 1) * reader.read(f"{p}mlp.gate_proj.weight_scale_2")
     assert np.sqrt(np.mean(values**2)) * np.sqrt(values.shape[1]) == pytest.approx(1, rel=0.03)
+
+
+def test_what_is_drawn_follows_from_the_kind(tmp_path: Path) -> None:
+    reader = open_synthetic(folder(tmp_path / "m", "bf16", True))
+    p = "model.language_model."
+    limits = {"norm": (-0.1, 0.1), "layers.0.linear_attn.norm": (0.9, 1.1)}
+    limits |= {"layers.3.self_attn.q_norm": (-0.1, 0.1)}
+    for module, (low, high) in limits.items():
+        values = reader.read(f"{p}{module}.weight").astype(np.float32)
+        assert low - 0.01 <= values.min() < values.max() <= high + 0.01
+    decay, bias = (reader.read(f"{p}layers.0.linear_attn.{n}") for n in ("A_log", "dt_bias"))
+    assert decay.min() >= -3 and decay.max() <= 1 and bias.min() >= -5 and bias.max() <= 0
+    stds = {"embed_tokens": 1.0, "layers.0.mlp.gate": 0.2, "layers.0.mlp.shared_expert_gate": 0.09}
+    for module, std in stds.items():
+        values = reader.read(f"{p}{module}.weight").astype(np.float32)
+        assert np.std(values) == pytest.approx(std, rel=0.2)
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])

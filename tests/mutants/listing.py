@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,11 +77,19 @@ def _mutant(label: str, row: dict[str, Any]) -> Mutant:
 
 def mutated(root: Path, mutant: Mutant) -> dict[str, str]:
     """The whole new text of each file it changes. Raises ValueError where `old` is not once."""
+    return edited(root, mutant.label, mutant.edits)
+
+
+def edited(root: Path, label: str, edits: Iterable[Edit]) -> dict[str, str]:
+    """The whole new text of each file that these change, one after the other.
+
+    Raises ValueError, which begins with `label`, where `old` does not stand exactly once.
+    """
     texts: dict[str, str] = {}
-    for edit in mutant.edits:
+    for edit in edits:
         text = texts.get(edit.file) or (root / edit.file).read_text()
         if (count := text.count(edit.old)) != 1:
-            raise ValueError(f"{mutant.label}: {edit.file} holds {count} of {edit.old!r}, not one")
+            raise ValueError(f"{label}: {edit.file} holds {count} of {edit.old!r}, not one")
         texts[edit.file] = text.replace(edit.old, edit.new)
     return texts
 

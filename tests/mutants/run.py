@@ -24,7 +24,8 @@ import threading
 import time
 import venv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -79,15 +80,21 @@ class Copy:
 
     def run_mutant(self, mutant: Mutant) -> Answer:
         """`run` of its tests with the mutant in place."""
-        texts = mutated(self.tree, mutant)
-        before = {file: (self.tree / file).read_text() for file in texts}
+        with self.changed(mutated(self.tree, mutant)):
+            return self.run(mutant.tests, mutant.timeout, first_only=True)
+
+    @contextmanager
+    def changed(self, texts: Mapping[str, str]) -> Iterator[None]:
+        """These files hold these texts; at the end what they held before, or they are gone."""
+        before = {self.tree / file: _read(self.tree / file) for file in texts}
         try:
             for file, text in texts.items():
+                (self.tree / file).parent.mkdir(parents=True, exist_ok=True)
                 (self.tree / file).write_text(text)
-            return self.run(mutant.tests, mutant.timeout, first_only=True)
+            yield
         finally:
-            for file, text in before.items():
-                (self.tree / file).write_text(text)
+            for path, was in before.items():
+                path.unlink() if was is None else path.write_text(was)
 
     def close(self) -> None:
         """Ends the worker."""
@@ -116,6 +123,10 @@ class Copy:
             ):
                 (site / path.name).symlink_to(path)
         return str(folder / "bin" / "python")
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.is_file() else None
 
 
 def _items(folder: str) -> list[Path]:

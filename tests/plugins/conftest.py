@@ -1,4 +1,4 @@
-"""What tests of CUDA kernels share: one folder of compiled kernels, and one GPU."""
+"""What tests of CUDA kernels share: one GPU."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled kernels by content, of earlier runs too: nothing is compiled twice."""
-    kept = getattr(pytestconfig, "cache", None)  # none with -p no:cacheprovider
-    return tmp_path_factory.mktemp("cubins") if kept is None else Path(kept.mkdir("cubins"))
-
-
-@pytest.fixture(scope="session")
 def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine import device
     from spark_engine.kernel import TARGETS
-    from spark_engine.runtime.executors import device
     from tests.plugins.cuda_node import Bench
 
     name = device.architecture()

@@ -15,51 +15,27 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu
 from spark_engine.kernel import Plan, Pointer, Tactic, Target
-from spark_engine.op import Attrs, Case, Op
-from spark_engine.runtime.executors.device import Gpu
+from spark_engine.op import Attrs, Case, Op, Tolerance
 from spark_engine.tensors import Array, DType, TensorSpec
 
 GUARD = 512  # bytes before and after each buffer
 GUARD_BYTE, POISON_BYTE = 0xA5, 0xFF
-# Operands that hold activations (or caches of them): bf16 on a GPU.
-ACTIVATIONS = frozenset(
-    "x residual packed o qkv qkvz gate_up routed shared c ba conv_state k_pages v_pages".split()
-)
-WEIGHTS = frozenset("w weight w13 w2 gate".split())  # of the ops that take unquantised weights
-WEIGHT_OPS = frozenset(("embed", "linear", "moe_router", "shared_gate"))
-
 
 # ---- cases -----------------------------------------------------------------------------------
 
 
-def operand_names(op: Op, attrs: Attrs, count: int) -> list[str]:
-    """A name for each operand; a repeated last one gets the meaning it has in that op."""
-    fixed = [n for n in op.inputs if not n.endswith("*")]
-    extra = count - len(fixed)
-    if attrs.get("add"):
-        return [*fixed, "residual", *["scales"] * (extra - 1)]
-    if attrs.get("act") == "sigmoid_gate":
-        return [*fixed, "qkv", *["scales"] * (extra - 1)]
-    if op.name == "moe_router":
-        return [*fixed, *["gate"] * extra]
-    if op.name in ("grouped_moe", "moe_norm_quant") and attrs["format"] == "dense":
-        return [*fixed, "w13", "w2", *["scales"] * (extra - 2)]
-    return [*fixed[:count], *["extra"] * extra]
-
-
 def as_bf16(op: Op, case: Case) -> Case | None:
     """The case with bf16 where it has f32 activations; None where that changes nothing."""
-    dense = op.name in WEIGHT_OPS or case.attrs.get("format") == "dense"
-    narrowed = ACTIVATIONS | WEIGHTS if dense else ACTIVATIONS
     attrs = {k: "bf16" if v == "f32" else v for k, v in case.attrs.items()}
 
     def narrow(arrays: Sequence[Array]) -> tuple[Array, ...]:
-        names = operand_names(op, case.attrs, len(arrays))
+        given = op.given(case.attrs)[: len(arrays)]
         return tuple(
-            a.astype(ml_dtypes.bfloat16) if n in narrowed and a.dtype == np.float32 else a
-            for n, a in zip(names, arrays, strict=True)
+            a.astype(ml_dtypes.bfloat16) if o.narrow and a.dtype == np.float32 else a
+            for o, a in zip(given, arrays, strict=True)
         )
 
     sample = case.inputs(np.random.default_rng(0))
@@ -87,7 +63,7 @@ def cases_of(op: Op) -> list[Case]:
 
 def specs_of(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
     """The operands' specs as docs/graph.md has them."""
-    names = operand_names(op, attrs, len(arrays))
+    names = op.names(attrs, len(arrays))
     pairs = zip(names, arrays, strict=True)
     return tuple(TensorSpec(n, DType.of(a.dtype), a.shape) for n, a in pairs)
 
@@ -222,7 +198,8 @@ def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ..
         inputs = made[: len(packed)]
         outputs = made[len(packed) : len(packed) + len(outs)]
         scratch = made[len(packed) + len(outs) :]
-        outputs = [inputs[op.aliases[i]] if i in op.aliases else b for i, b in enumerate(outputs)]
+        aliases = op.aliases(case.attrs)
+        outputs = [inputs[aliases[i]] if i in aliases else b for i, b in enumerate(outputs)]
         for buffer, need in zip(scratch, plan.scratch, strict=True):
             bench.gpu.fill(buffer.address, 0 if need.zeroed else POISON_BYTE, buffer.nbytes)
         places = {
@@ -239,7 +216,7 @@ def run(bench: Bench, work: Planned, arrays: Sequence[Array]) -> tuple[Array, ..
             bench.launch(plan, functions, places)
             results.append([bench.get(b, s) for b, s in zip(outputs, outs, strict=True)])
         _check_scratch(bench, plan, scratch)
-        _check_inputs(bench, op, packed, inputs)
+        _check_inputs(bench, set(aliases.values()), packed, inputs)
     for i, (first, second) in enumerate(zip(*results, strict=True)):
         assert first.tobytes() == second.tobytes(), f"output {i} differs from run to run"
     return tuple(results[0])
@@ -252,8 +229,9 @@ def _check_scratch(bench: Bench, plan: Plan, scratch: Sequence[Buffer]) -> None:
             assert not left.any(), f"scratch {i} is promised zero and was left otherwise"
 
 
-def _check_inputs(bench: Bench, op: Op, packed: Sequence[Array], inputs: Sequence[Buffer]) -> None:
-    written = set(op.aliases.values())
+def _check_inputs(
+    bench: Bench, written: set[int], packed: Sequence[Array], inputs: Sequence[Buffer]
+) -> None:
     for i, (array, buffer) in enumerate(zip(packed, inputs, strict=True)):
         if i not in written:
             spec = TensorSpec("input", DType.of(array.dtype), array.shape)
@@ -263,27 +241,7 @@ def _check_inputs(bench: Bench, op: Op, packed: Sequence[Array], inputs: Sequenc
 # ---- comparing -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How far an output may be from the reference's.
-
-    Attributes:
-        norm: relative L2 distance of a bf16 output.
-        element: distance of one bf16 element, relative to it and to the output's spread.
-        state: relative L2 distance of an f32 output.
-        codes: share of quantised codes that may be one step off.
-        blur: e4m3 codes of values that differ by less than this share of the largest count as
-            equal: steps are fine near zero, where rounding before the quantiser is coarse.
-    """
-
-    norm: float = 1e-2
-    element: float = 2.0**-7
-    state: float = 1e-5
-    codes: float = 0.01
-    blur: float = 0.0
-
-
-def compare(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) -> str:
+def compare(label: str, got: Array, want: Array, limits: Tolerance, nibbles: bool) -> str:
     """Asserts that `got` is `want` within the limits; returns what to report, if anything.
 
     `nibbles`: a U8 holds two e2m1 codes; otherwise it is one e4m3 code.
@@ -303,7 +261,7 @@ def compare(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) 
         return ""
     narrow = dtype in (DType.BF16, DType.F16)
     distance = float(np.linalg.norm(g - w)) / max(float(np.linalg.norm(w)), 1e-30)
-    bound = limits.norm if narrow else limits.state
+    bound = limits.norm if narrow else limits.exact
     assert distance <= bound, f"{label}: relative L2 distance {distance:.3g} > {bound:.3g}"
     if narrow:
         spread = float(np.sqrt(np.mean(np.minimum(np.abs(w), 1e30) ** 2)))
@@ -315,7 +273,7 @@ def compare(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) 
     return ""
 
 
-def _compare_codes(label: str, got: Array, want: Array, limits: Limits, nibbles: bool) -> str:
+def _compare_codes(label: str, got: Array, want: Array, limits: Tolerance, nibbles: bool) -> str:
     g, w = _steps(got, nibbles), _steps(want, nibbles)
     far = np.abs(g - w)
     if limits.blur and not nibbles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spark_engine.builder import nvrtc
+from spark_engine.builder.native import nvrtc
 from spark_engine.kernel import H200
 from tests.plugins import gdn_gpu, test_cuda_gdn
 

@@ -23,12 +23,6 @@ from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.common.onnx_nodes import OPSET
 from spark_engine.tensors import Array, DType, TensorSpec
 
-# Operands that are weights in every engine; all others are written anew each step.
-WEIGHT_NAMES = frozenset(
-    "weight w w_scale w_scale2 alpha gate scale input_scale a_log dt_bias conv_weight norm_weight "
-    "q_norm k_norm inv_freq kv_scale".split()
-)
-
 
 @dataclass(frozen=True)
 class Node:
@@ -46,28 +40,43 @@ def spec_of(name: str, array: Array) -> TensorSpec:
 
 
 def formal_names(names: Sequence[str], count: int) -> list[str]:
-    """An op's operand names for `count` operands, a last `x*` numbered x0, x1, …"""
+    """The names of `count` results, a last `x*` numbered x0, x1, …"""
     fixed = [n for n in names if not n.endswith("*")]
     if len(fixed) == len(names):
         return fixed[:count]
     return fixed + [f"{names[-1][:-1]}{i}" for i in range(count - len(fixed))]
 
 
+def result_names(op: Op, attrs: Attrs, count: int) -> list[str]:
+    """The formal names of a node's `count` results."""
+    return formal_names([r.name for r in op.made(attrs)], count)
+
+
+def constants(op: Op, attrs: Attrs) -> list[str]:
+    """The operands that are weights in every engine; all others are written anew each step."""
+    return [o.name for o in op.given(attrs) if o.constant]
+
+
+def row_wise(op: Op) -> bool:
+    """Whether every token is on its own: nothing is of a sequence, a slot or a page."""
+    return all(o.unit in (None, "token") for o in op.operands)
+
+
 def run_op(
     op: Op, attrs: Attrs, arrays: Sequence[Array], constant: Sequence[str] | None = None
 ) -> tuple[Array, ...]:
     """The op's outputs by its body. `constant` names the operands made initializers."""
-    names = formal_names(op.inputs, len(arrays))
+    names = op.names(attrs, len(arrays))
     specs = tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))
     outs = op.infer(attrs, specs)
-    out_names = [f"out_{n}" for n in formal_names(op.outputs, len(outs))]
-    fixed = WEIGHT_NAMES if constant is None else constant
+    out_names = [f"out_{n}" for n in result_names(op, attrs, len(outs))]
+    fixed = constants(op, attrs) if constant is None else constant
     values = dict(zip(names, arrays, strict=True))
     results = run_graph(
         [Node(op, names, out_names, attrs)],
         values,
         out_names,
-        [n for n in names if n in fixed or n.startswith(("params", "gate"))],
+        [n for n in names if n in fixed],
     )
     return tuple(results[n] for n in out_names)
 

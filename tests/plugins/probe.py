@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spark_engine.op import Attrs, Op
+from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.tensors import Array, TensorSpec
 from tests.plugins import one_node
@@ -13,7 +14,7 @@ from tests.plugins import one_node
 
 def run(op: Op, attrs: Attrs, operands: Mapping[str, Array], threads: int = 1) -> list[Array]:
     """The op's outputs in order; weights become initializers."""
-    return run_named(op, attrs, operands, op.outputs, threads)
+    return run_named(op, attrs, operands, [r.name for r in op.made(attrs)], threads)
 
 
 def run_named(
@@ -21,15 +22,15 @@ def run_named(
 ) -> list[Array]:
     """The same for an op whose outputs are as many as `outputs` names."""
     names = [f"out_{o}" for o in outputs]
-    fixed = [n for n in operands if n in one_node.WEIGHT_NAMES]
+    fixed = [o.name for o in op.given(attrs) if o.constant and o.name in operands]
     node = one_node.Node(op, list(operands), names, attrs)
     results = one_node.run_graph([node], dict(operands), names, fixed, threads)
     return [results[n] for n in names]
 
 
-def named(op: Op, arrays: Sequence[Array]) -> dict[str, Array]:
-    """The arrays by operand name."""
-    return dict(zip(op.inputs, arrays, strict=True))
+def named(op: Op, arrays: Sequence[Array], attrs: Attrs | None = None) -> dict[str, Array]:
+    """The arrays by operand name, of a node with these attributes."""
+    return dict(zip(op.names(attrs or {}, len(arrays)), arrays, strict=True))
 
 
 def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> list[Array]:
@@ -46,5 +47,7 @@ def run_nodes(build: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Arr
     def reference(_: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return arrays
 
-    op = Op("probe", tuple(inputs), tuple(outputs), {}, infer, reference, body, ())
+    given = tuple(Operand(n, Role.ACTIVATION, "A") for n in inputs)
+    made = tuple(Result(n) for n in outputs)
+    op = Op("probe", given, made, {}, infer, reference, body, ())
     return run(op, {}, inputs)

@@ -36,12 +36,12 @@ def drawn_row(rng: np.random.Generator, width: int, vocab: int) -> Row:
     ids = rng.choice(vocab, BIASES - 1, replace=False)
     values = rng.choice([-np.inf, -4.0, 2.5, 100.0], BIASES - 1)
     biased = rng.integers(0, 3) == 0
-    seen = rng.integers(0, 8, width) * rng.integers(0, 2, width)
+    token_counts = rng.integers(0, 8, width) * rng.integers(0, 2, width)
     words = rng.integers(-(1 << 31), 1 << 31, 2)
     return Row(
         tuple(map(float, logits)),
         vocab,
-        tuple(map(int, seen)),
+        tuple(map(int, token_counts)),
         **{n: f32(x) for n, x in picks.items() if n != "top_k"},
         top_k=int(picks["top_k"]),
         seed=(int(words[0]), int(words[1])),
@@ -62,10 +62,10 @@ def operands(rows: Sequence[Row]) -> dict[str, Array]:
         integers[i, :3] = r.top_k, *words
         for j, (token, value) in enumerate(r.bias):
             ids[i, j], values[i, j] = token, value
-    seen = np.concatenate([[r.seen for r in rows], np.full((1, width), 3)])
+    token_counts = np.concatenate([[r.token_counts for r in rows], np.full((1, width), 3)])
     arrays = {
         "logits": np.asarray([r.logits for r in rows], np.float32),
-        "seen": seen.astype(np.int32),
+        "token_counts": token_counts.astype(np.int32),
         "sampling_f": floats.astype(np.float32),
         "sampling_i": integers.astype(np.int32),
         "bias_ids": ids.astype(np.int32),

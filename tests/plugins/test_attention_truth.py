@@ -89,9 +89,8 @@ class Sequence:
     def run(self, op: Op, attrs: Attrs, arrays: tuple[Array, ...]) -> list[Array]:
         if self.how == "reference":
             return list(op.reference(attrs, arrays))
-        names = [n for n in op.inputs if not n.endswith("*")]
         outs = [*op.outputs[:2], "result0"] if op.name == "attention_decode" else list(op.outputs)
-        return probe.run_named(op, attrs, dict(zip(names, arrays, strict=True)), outs)
+        return probe.run_named(op, attrs, dict(zip(op.inputs, arrays, strict=True)), outs)
 
     def stored(self) -> list[Array]:
         """What the pages hold of the tokens so far: k and v [T,keys,D]."""

@@ -8,47 +8,21 @@ import pytest
 from spark_engine.op import Case, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import Array
-from tests.plugins.one_node import WEIGHT_NAMES, Node, formal_names, run_graph
+from tests.plugins.one_node import Node, constants, row_wise, run_graph
 from tests.plugins.test_ops import arrays_of
 
-# The ops whose every row is on its own, and how many leading operands have rows.
-ROWWISE = {
-    "rms_norm": 1,
-    "fp8_quant": 1,
-    "fp8_block_quant": 1,
-    "nvfp4_quant": 1,
-    "norm_quant": 1,
-    "linear": 1,
-    "fp8_linear": 1,
-    "fp8_block_linear": 2,
-    "nvfp4_linear": 1,
-    "nvfp4_linear_a4": 2,
-    "gated_norm": 2,
-    "gated_norm_quant": 2,
-    "sigmoid_gate": 2,
-    "silu_mul": 1,
-    "act_quant": 1,
-    "moe_router": 1,
-    "grouped_moe": 3,
-    "moe_norm_quant": 4,
-    "shared_gate": 3,
-}
-# Operands with rows beyond the leading ones: norm_quant's residual, act_quant's qkv.
-LATER = {"norm_quant": 2, "act_quant": 1}
 PAIRS = [
     pytest.param(op, case, id=f"{op.name}-{case.label}")
     for op in registry.OPS
-    if op.name in ROWWISE
+    if row_wise(op)
     for case in op.cases
 ]
 
 
 def row_operands(op: Op, case: Case, count: int) -> set[int]:
     """The positions of the operands whose axis 0 counts tokens."""
-    rows = set(range(ROWWISE[op.name]))
-    if case.attrs.get("add") or case.attrs.get("act") == "sigmoid_gate":
-        rows.add(LATER[op.name])
-    return rows & set(range(count))
+    given = op.given(case.attrs)[:count]
+    return {i for i, operand in enumerate(given) if operand.unit == "token"}
 
 
 def run_rows(
@@ -57,12 +31,8 @@ def run_rows(
     """The op's outputs over the picked rows."""
     rowwise = row_operands(op, case, len(arrays))
     cut = [a[pick] if i in rowwise else a for i, a in enumerate(arrays)]
-    names = formal_names(op.inputs, len(cut))
-    constant = [
-        n
-        for i, n in enumerate(names)
-        if i not in rowwise and (n in WEIGHT_NAMES or not n.startswith("extra"))
-    ]
+    names = op.names(case.attrs, len(cut))
+    constant = [n for n in constants(op, case.attrs) if n in names]
     outs = [f"out{i}" for i in range(len(op.reference(case.attrs, tuple(cut))))]
     values = dict(zip(names, cut, strict=True))
     found = run_graph([Node(op, names, outs, case.attrs)], values, outs, constant, threads)
@@ -89,17 +59,15 @@ def test_a_row_alone_equals_the_row_among_others(op: Op, case: Case) -> None:
         assert bits(threaded, row) == bits(among, row), f"row {row} with two threads"
 
 
-def test_every_dense_op_is_listed() -> None:
-    """An op whose first output has as many rows as its first input and no state is row-wise."""
-    stateful = {op.name for op in registry.OPS if op.aliases or "slots" in op.inputs}
-    others = {"embed", "last_rows", "sample", "paged_attention", "mark_tokens"}
-    assert set(ROWWISE) == set(registry.REGISTRY) - stateful - others
+def test_ops_over_sequences_are_tested_elsewhere() -> None:
+    apart = {op.name for op in registry.OPS if not row_wise(op)}
+    assert apart == {op.name for op in registry.OPS if op.stateful} | {"embed", "last_rows"}
 
 
 def test_rows_beyond_the_live_ones_may_hold_nan() -> None:
     """Seven live rows give the same bits beside NaN rows as beside zeros, in every format."""
     for op in registry.OPS:
-        if op.name not in ROWWISE:
+        if not row_wise(op):
             continue
         case = op.cases[0]
         arrays = arrays_of(op, case)

@@ -17,12 +17,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
 from spark_engine.kernel import GB10, H200, TARGETS, Target  # noqa: E402
 from spark_engine.op import Op  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
-from spark_engine.plugins.rowwise.rows_cuda import STANDARD  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
@@ -51,10 +50,13 @@ def _chosen(name: str, target: Target) -> list[cuda_node.Planned]:
 
 
 @pytest.fixture(scope="session")
-def compiled(cache: Path) -> Path:
-    """The cache with all of it, compiled side by side; a failure is left to its own test."""
+def compiled(cache: Path, request: pytest.FixtureRequest) -> Path:
+    """The cache with what the session's tests ask for, compiled side by side; a failure is left to
+    its own test."""
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     for target in TARGETS.values():
-        pairs = [(w.tactic.source, w.plan) for op in OPS for w in chosen(op, target)]
+        ops = [op for p in asked if p.get("target") is target and isinstance(op := p.get("op"), Op)]
+        pairs = [(w.tactic.source, w.plan) for op in ops for w in chosen(op, target)]
         try:
             nvrtc.compile_all(nvrtc.jobs_of(pairs), target, cache, WORKERS)
         except InternalError:
@@ -85,7 +87,7 @@ def test_every_kernel_compiles_and_fits(op: Op, target: Target, compiled: Path) 
 def test_standard_operators_compile(
     columns: tuple[int, ...], target: Target, compiled: Path
 ) -> None:
-    for name, cuda in STANDARD.items():
+    for name, cuda in registry.STANDARD.items():
         specs = tuple(TensorSpec("x", DType.BF16, (5, n)) for n in columns)
         (tactic,) = cuda.tactics
         if name == "Add":
@@ -97,7 +99,7 @@ def test_standard_operators_compile(
 
 
 def test_what_concat_refuses_is_named() -> None:
-    (tactic,) = STANDARD["Concat"].tactics
+    (tactic,) = registry.STANDARD["Concat"].tactics
 
     def refusal(*shapes: tuple[int, ...], axis: int = 1, dtype: DType = DType.BF16) -> str:
         specs = tuple(TensorSpec("x", dtype, s) for s in shapes)

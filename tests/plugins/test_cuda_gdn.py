@@ -17,27 +17,25 @@ from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
     gdn_decode,
-    gdn_ring_decode,
 )
 from spark_engine.plugins.gdn import gdn_decode_cases as fused_cases
-from spark_engine.plugins.gdn import gdn_ring_decode_cases as ring_cases
 from spark_engine.tensors import Array, DType
 
-nvrtc = pytest.importorskip("spark_engine.builder.nvrtc")
-device = pytest.importorskip("spark_engine.runtime.executors.device")
+nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc")
+device = pytest.importorskip("spark_engine.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402
 
 HERE = device.architecture() == "sm_90a"
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
 OPS = (
-    causal_conv.OP, gated_delta.STEP, gated_delta.CHUNK, gdn_decode.OP, gated_ring.STEP,
-    gated_ring.CHUNK, gdn_ring_decode.OP,
-)  # fmt: skip
-RING_RESULT = {"gated_delta_ring_step": 2, "gated_delta_ring_chunk": 2, "gdn_ring_decode": 2}
+    causal_conv.OP,
+    gated_delta.STEP,
+    gated_delta.CHUNK,
+    gdn_decode.OP,
+)
+RING_RESULT = 2
 MODELS = {"tiny": (2, 4), "27B": (16, 48), "35B": (16, 32), "one": (4, 4)}
 
 
@@ -48,14 +46,16 @@ def gpu() -> Iterator[device.Gpu]:
     opened.close()
 
 
-def served(model: str, rows: int, state: DType = DType.F32) -> gated_delta_cases.Launch:
+def served(
+    model: str, rows: int, state: DType = DType.F32, ring: int = 0
+) -> gated_delta_cases.Launch:
     """`rows` decode rows in bf16: some inert, some fresh, some without a token."""
     slots = tuple(-1 if i % 7 == 3 else i for i in range(rows))
     starts = tuple(0 if i % 5 == 2 else 9 + i for i in range(rows))
     counts = tuple(int(s >= 0) for s in slots)
     keys, values = MODELS[model]
     return gated_delta_cases.Launch(
-        1, slots, starts, counts, keys, values, 128, 128, DType.BF16, state, units=rows
+        1, slots, starts, counts, keys, values, 128, 128, DType.BF16, state, units=rows, ring=ring
     )
 
 
@@ -82,8 +82,8 @@ SERVED = [
 def fused_ring(
     model: str, rows: int, quant: str, length: int = 8, state: DType = DType.F32
 ) -> Case:
-    inner = fused_cases.Launch(served(model, rows, state), quant, keep=int(quant == "none"))
-    launch = ring_cases.Launch(inner, length)
+    inner = served(model, rows, state, length)
+    launch = fused_cases.Launch(inner, quant, keep=int(quant == "none"))
     label = f"{model} {rows} {quant} {state} ring of {length}"
     return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
 
@@ -113,10 +113,9 @@ def chunked_ring(model: str, length: int, state: DType = DType.F32) -> Case:
     """The same sequences behind rings that are not empty."""
     keys, values = MODELS[model]
     rows = ((0, 0, 0, -1, 2, 1, 1), (0, 64, 128, 0, 7, 191, 255), (64, 64, 2, 0, 33, 64, 64))
-    delta = gated_delta_cases.Launch(
-        64, *rows, keys, values, 128, 128, DType.BF16, state, 0.0, units=4
+    launch = gated_delta_cases.Launch(
+        64, *rows, keys, values, 128, 128, DType.BF16, state, 0.0, units=4, ring=length
     )
-    launch = gated_ring_cases.Launch(delta, length)
     label = f"{model} {state} ring of {length}"
     return Case(label, launch.attrs, launch.inputs, ignore=launch.ignore)
 
@@ -131,9 +130,9 @@ CASES = [
     *((op, case) for op in OPS for case in op.cases),
     *((gdn_decode.OP, case) for case in SERVED),
     *((gated_delta.CHUNK, case) for case in CHUNKED),
-    *((gdn_ring_decode.OP, case) for case in RINGS),
-    (gated_ring.CHUNK, chunked_ring("27B", 8)),
-    (gated_ring.CHUNK, chunked_ring("tiny", 16, DType.BF16)),
+    *((gdn_decode.OP, case) for case in RINGS),
+    (gated_delta.CHUNK, chunked_ring("27B", 8)),
+    (gated_delta.CHUNK, chunked_ring("tiny", 16, DType.BF16)),
 ]
 PAIRS = [
     pytest.param(op, case, tactic, id=f"{op.name}-{case.label}-{tactic.name}")
@@ -150,7 +149,7 @@ def as_bf16(op: Op, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Activations (and a convolution's state) rounded to bf16: what engines of a GPU hold."""
     names = {"x", "c", "ba", "qkvz", "conv_state"}
     bf16 = DType.BF16.numpy
-    pairs = zip(op.inputs, arrays, strict=False)
+    pairs = zip(op.inputs, arrays, strict=False)  # the names stand before what some nodes lack
     made = [a.astype(bf16) if name in names else a for name, a in pairs]
     return (*made, *arrays[len(made) :])
 
@@ -169,10 +168,10 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
     if case.ignore is not None:
         case.ignore(want)
         case.ignore(got)
-    touched = np.unique(arrays[op.inputs.index("slots")])
+    touched = np.unique(arrays[op.names(case.attrs, len(arrays)).index("slots")])
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         label = f"{op.name}/{case.label} output {i}"
-        if i in op.aliases:
+        if i in op.aliases(case.attrs):
             untouched = np.setdiff1d(np.arange(len(w) - 1), touched)
             assert g[untouched].tobytes() == w[untouched].tobytes(), f"{label}: a bystander changed"
             live = touched[touched >= 0]
@@ -181,7 +180,9 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
             other = np.mean(g.view(np.uint8) != w.view(np.uint8))
             assert other < 0.02, f"{label}: {other:.2%} of the codes differ"
             continue
-        if i == RING_RESULT.get(op.name):  # records that are of no use hold NaN, and keep it
+        if i == RING_RESULT and case.attrs.get(
+            "ring"
+        ):  # records that are of no use hold NaN, and keep it
             assert np.array_equal(np.isnan(g), np.isnan(w)), f"{label}: other records were written"
             g, w = np.nan_to_num(g), np.nan_to_num(w)
         hard = 2 if case.label == "equal keys" else 1  # small differences of large sums
@@ -190,8 +191,8 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
 
 
 def _rounds(op: Op, arrays: tuple[Array, ...]) -> bool:
-    """gdn[_ring]_decode rounds c to bf16, where a last bit of f32 may fall the other way."""
-    return op in (gdn_decode.OP, gdn_ring_decode.OP) and arrays[0].dtype == DType.BF16.numpy
+    """gdn_decode rounds c to bf16, where a last bit of f32 may fall the other way."""
+    return op is gdn_decode.OP and arrays[0].dtype == DType.BF16.numpy
 
 
 @pytest.mark.parametrize(("op", "case", "tactic"), PAIRS)
@@ -230,9 +231,7 @@ def test_decode_kernels_compile_without_spills(
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize(
-    "op", [causal_conv.OP, gated_delta.CHUNK, gated_ring.CHUNK], ids=lambda op: op.name
-)
+@pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
     works = []
     for case in op.cases:
@@ -287,12 +286,13 @@ class TestRing:
         )  # fmt: skip
         c, ba, *rest = plain.inputs(np.random.default_rng(4))
         want, _ = gated_delta.STEP.reference(plain.attrs, (c, ba, *rest))
-        launch = gated_ring_cases.Launch(replace(plain, slots=(1,), starts=(0,), counts=(1,)), 8)
+        launch = replace(plain, slots=(1,), starts=(0,), counts=(1,), ring=8)
         records = launch.records(np.random.default_rng(0))
         held = [*rest[:3], records]
         at, worst = 0, 0.0
         for kind, n in (*parts, ("steps", total - sum(n for _, n in parts))):
-            tile, op = (1, gated_ring.STEP) if kind == "steps" else (64, gated_ring.CHUNK)
+            tile = 1 if kind == "steps" else 64
+            op = gated_delta.STEP if tile == 1 else gated_delta.CHUNK
             for t in range(at, at + n, n if tile > 1 else 1):
                 pad = ((0, 64 - n), (0, 0)) if tile > 1 else ((0, 0), (0, 0))
                 size = n if tile > 1 else 1
@@ -313,7 +313,7 @@ def test_tactics_behind_a_ring_give_the_same_bits(
     """They sum in one order, as `Tactic.reduction_key` says."""
     if not HERE:
         pytest.skip("needs a Hopper GPU")
-    gpu, op = request.getfixturevalue("gpu"), gdn_ring_decode.OP
+    gpu, op = request.getfixturevalue("gpu"), gdn_decode.OP
     arrays = arrays_of(op, case)
     specs = gdn_gpu.specs_of(op, arrays)
     found = {}
@@ -337,7 +337,8 @@ def test_launches_of_many_rows_do_not_mix(request: pytest.FixtureRequest) -> Non
     many = gdn_gpu.run(gpu, op, tactic, case.attrs, arrays)
     pick = [4]
     per_row = {"qkvz", "ba", "slots", "starts", "counts"}
-    single = tuple(a[pick] if n in per_row else a for n, a in zip(op.inputs, arrays, strict=True))
+    names = op.names(case.attrs, len(arrays))
+    single = tuple(a[pick] if n in per_row else a for n, a in zip(names, arrays, strict=True))
     alone = gdn_gpu.run(gpu, op, tactic, case.attrs, single)
     assert alone[1][4].tobytes() == many[1][4].tobytes()
     assert alone[2][0].tobytes() == many[2][4].tobytes()

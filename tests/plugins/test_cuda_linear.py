@@ -173,7 +173,7 @@ def test_skinny_gemms_fit_and_sum_in_one_order(layer: tuple[str, int, int], targ
         orders.add((share.splits, share.wk))
         taken += 1
     assert len(orders) <= 1
-    assert taken == 4 or not target.hopper or n > 100_000
+    assert taken == 4 or not target.large_shared or n > 100_000
     assert skinny_gemm.refuse(sg.Problem(17, n, k), form, target) is not None
 
 
@@ -195,7 +195,7 @@ def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int])
 @pytest.mark.parametrize("op", FORMS)
 def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder import nvrtc
+    from spark_engine.builder.native import nvrtc
 
     form, jobs = FORMS[op], {}
     for name, n, k in LAYERS:
@@ -307,7 +307,7 @@ def test_wgmma_and_mma_give_the_same_bits(bench: object, monkeypatch: pytest.Mon
         def choose(
             p: sg.Problem, form: sg.Format, t: Target, wgmma: bool = wgmma
         ) -> sg.StreamKConfig:
-            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.hopper), p, form, t)
+            return sg.fill(replace(chosen(p, form, t), wgmma=wgmma and t.wgmma), p, form, t)
 
         monkeypatch.setattr(sg, "choose", choose)
         results += [run(bench, "nvfp4_linear", arrays)["stream-k"].tobytes() for _ in range(15)]

@@ -69,7 +69,7 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder import nvrtc
+    from spark_engine.builder.native import nvrtc
     from spark_engine.plugins.linear import fp8_block_linear_cuda, nvfp4_linear_a4_cuda
 
     form = {f.FORM.symbol: f.FORM for f in (fp8_block_linear_cuda, nvfp4_linear_a4_cuda)}[op]

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
-from spark_engine.op import Attrs, Case  # noqa: E402
+from spark_engine.op import Attrs, Case, Tolerance  # noqa: E402
 from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
 from spark_engine.plugins.rowwise import norm_quant, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
@@ -107,7 +107,7 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
     sizes: Sizes = (3, 9, 2048, 512)
     some = case(tokens, sizes, route=lambda rng, n, s: np.zeros((n, s[1]), np.int32))
     works = list(cuda_node.planned(OP, some, target))
-    few, many = ["each"] * (tokens < 5), ["wide"] * target.hopper
+    few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
     assert [w.tactic.name for w in works] == [*few, "grouped", *many]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
@@ -129,9 +129,9 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
     for work in works:
         (got,) = cuda_node.run(bench, work, arrays)
         label = f"{work.tactic.name} {one.label}"
-        cuda_node.compare(label, got, want, cuda_node.Limits(element=2.0**-5), False)
+        cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
         norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may fall the other way
-        near = cuda_node.Limits(norm=norm, element=2.0**-5 if norm > 4e-3 else 2.0**-7)
+        near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 else 2.0**-7)
         cuda_node.compare(label, got, rounded, near, False)
         found.append(got.tobytes())
     assert len(set(found)) == 1, "the tactics differ in bits"

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins.moe import moe_router  # noqa: E402
@@ -49,7 +49,7 @@ CASES = [
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 def test_served_sizes_compile_without_spills(target: Target, cache: Path) -> None:
     works = list(cuda_node.planned(OP, case(1, 256, 2048, 8), target))
-    assert [w.tactic.name for w in works] == ["cluster"] * target.hopper + ["last"]
+    assert [w.tactic.name for w in works] == ["cluster"] * target.clusters + ["last"]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             assert all(u.spills == 0 for u in nvrtc.compile(job, target, cache).usage.values())
@@ -62,7 +62,7 @@ def test_tactics_choose_as_the_reference_does(one: Case, bench: cuda_node.Bench)
     arrays = one.inputs(np.random.default_rng(5))
     ids, weights = OP.reference(one.attrs, arrays)
     works = list(cuda_node.planned(OP, one, bench.target))
-    assert len(works) == (2 if bench.target.hopper else 1)
+    assert len(works) == (2 if bench.target.clusters else 1)
     finite = np.arange(len(ids)) != 2 if len(ids) > 3 else np.ones(len(ids), bool)
     for work in works:
         got_ids, got = cuda_node.run(bench, work, arrays)
@@ -74,7 +74,7 @@ def test_tactics_choose_as_the_reference_does(one: Case, bench: cuda_node.Bench)
 def test_a_tokens_bits_do_not_depend_on_its_company(bench: cuda_node.Bench) -> None:
     x, *rest = case(21, 256, 2048, 8).inputs(np.random.default_rng(6))
     order = np.random.default_rng(7).permutation(21)
-    for place in range(2 if bench.target.hopper else 1):
+    for place in range(2 if bench.target.clusters else 1):
 
         def outputs(rows: Array, place: int = place) -> tuple[Array, ...]:
             one = Case("", {"top_k": 8}, lambda rng: (rows, *rest))

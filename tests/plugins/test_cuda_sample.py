@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Target  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins.sampling import (  # noqa: E402
@@ -51,11 +51,13 @@ def case_of(settings: dict[str, float], rows: int, width: int, spread: float) ->
 
 def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:
     """Distance of the row's uniform from the nearest step of its distribution."""
-    logits, seen, floats, integers, bias_ids, bias_values, slots, starts, counts, _, _ = arrays
+    logits, token_counts, floats, integers, bias_ids, bias_values, slots, starts, counts, _, _ = (
+        arrays
+    )
     slot = slots[row]
     clean = logits[row].astype(np.float64)
     bias = (bias_ids[slot], bias_values[slot])
-    z = sample._penalised(clean, seen[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
+    z = sample._penalised(clean, token_counts[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
     total = np.cumsum(sample.kept_weights(z, floats[slot], int(integers[slot, 0])))
     u = philox.uniform(int(starts[row] + counts[row]), [int(s) for s in integers[slot, 1:3]])
     return float(np.abs(total / total[-1] - u).min())

@@ -55,7 +55,7 @@ TAKERS = [t for t in TARGETS.values() if t.clusters]
 @pytest.mark.parametrize("target", TAKERS, ids=lambda t: t.name)
 def test_compiles_without_spills(target: Target) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
-    from spark_engine.builder import nvrtc
+    from spark_engine.builder.native import nvrtc
 
     for k in (2048, 5120, 6144):
         plan = SMALL_N.plan(BF16, specs(8, 96, k), target)

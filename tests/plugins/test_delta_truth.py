@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spark_engine.op import Attrs
-from spark_engine.plugins.gdn import gated_delta, gated_ring
+from spark_engine.plugins.gdn import gated_delta
 from spark_engine.tensors import Array
 from tests import delta_truth
 from tests.plugins import probe
@@ -45,9 +45,7 @@ class Sequence:
 
     def go(self, start: int, count: int, chunk: bool) -> Array:
         """o [count,Hv,Dv] of the tokens from `start`."""
-        ops = (gated_ring.CHUNK, gated_ring.STEP) if self.ring else ()
-        ops = ops or (gated_delta.CHUNK, gated_delta.STEP)
-        op, tile = ops[not chunk], 64 if chunk else 1
+        op, tile = (gated_delta.CHUNK, 64) if chunk else (gated_delta.STEP, 1)
         pad = ((0, tile - count), (0, 0))
         cut = {n: np.pad(self.arrays[n][start : start + count], pad) for n in ("c", "ba")}
         operands = {**self.arrays, **cut, "gdn_state": self.state, "gdn_ring": self.records}
@@ -55,8 +53,8 @@ class Sequence:
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         s = self.s
         heads = {"key_heads": s.hk, "value_heads": s.hv, "key_dim": s.dk, "value_dim": s.dv}
-        attrs: Attrs = {**heads, "tile": tile, **({"ring": self.ring} if self.ring else {})}
-        chosen = {n: operands[n] for n in op.inputs}
+        attrs: Attrs = {**heads, "tile": tile, "ring": self.ring}
+        chosen = {o.name: operands[o.name] for o in op.given(attrs)}
         if self.how == "reference":
             outputs = list(op.reference(attrs, tuple(chosen.values())))
         else:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from spark_engine.plugins import registry
-from tests.plugins.one_node import WEIGHT_NAMES, Node, build, formal_names
+from tests.plugins.one_node import Node, build, constants
 from tests.plugins.test_ops import arrays_of
 
 # What is left of a body when its weights are constants, but for casts: those to the same dtype
@@ -27,12 +27,13 @@ def folded(name: str, case: int, path: Path) -> onnx.ModelProto:
     """The model onnxruntime really runs for an op's case."""
     op = registry.get(name)
     arrays = arrays_of(op, op.cases[case])
-    names = formal_names(op.inputs, len(arrays))
+    attrs = op.cases[case].attrs
+    names = op.names(attrs, len(arrays))
     outs = [f"out{i}" for i in range(len(op.outputs))]
-    constant = [n for n in names if n in WEIGHT_NAMES or n.startswith(("params", "gate"))]
-    node = Node(op, names, outs, op.cases[case].attrs)
+    constant = [n for n in constants(op, attrs) if n in names]
+    node = Node(op, names, outs, attrs)
     values = dict(zip(names, arrays, strict=True))
-    build([node], values, outs, [*constant, *(n for n in names if n == "x_scale")], dump=path)
+    build([node], values, outs, constant, dump=path)
     return onnx.load(path)
 
 

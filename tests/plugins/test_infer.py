@@ -10,21 +10,16 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins import registry
 from spark_engine.tensors import DType, TensorSpec
-from tests.plugins.one_node import formal_names, spec_of
+from tests.plugins.one_node import row_wise, spec_of
 from tests.plugins.test_ops import arrays_of
 
-DENSE = (
-    "rms_norm fp8_quant fp8_block_quant nvfp4_quant norm_quant linear fp8_linear fp8_block_linear "
-    "nvfp4_linear nvfp4_linear_a4 gated_norm gated_norm_quant sigmoid_gate silu_mul act_quant "
-    "moe_router grouped_moe moe_norm_quant shared_gate"
-).split()
-CASES = [(registry.get(name), i) for name in DENSE for i in range(len(registry.get(name).cases))]
+CASES = [(op, i) for op in registry.OPS if row_wise(op) for i in range(len(op.cases))]
 
 
 def specs_of(op: Op, index: int) -> tuple[Attrs, tuple[TensorSpec, ...]]:
     case = op.cases[index]
     arrays = arrays_of(op, case)
-    names = formal_names(op.inputs, len(arrays))
+    names = op.names(case.attrs, len(arrays))
     return case.attrs, tuple(spec_of(n, a) for n, a in zip(names, arrays, strict=True))
 
 
@@ -40,7 +35,7 @@ def test_a_wrong_dtype_or_rank_names_the_operand(op: Op, index: int) -> None:
 @pytest.mark.parametrize(("op", "index"), CASES)
 def test_one_operand_too_many_or_too_few(op: Op, index: int) -> None:
     attrs, specs = specs_of(op, index)
-    if op.name != "moe_router":  # its last operand is optional
+    if not op.operands[-1].optional:
         with pytest.raises(GraphError, match=f"{op.name} takes"):
             op.infer(attrs, specs[:-1])
     with pytest.raises(GraphError, match=f"{op.name} takes"):
@@ -57,10 +52,6 @@ def test_the_token_dimension_may_be_named(op: Op, index: int) -> None:
     named = tuple(
         replace(s, shape=("tokens", *s.shape[1:])) if s.name in names else s for s in specs
     )
-    if attrs.get("add") or attrs.get("act") == "sigmoid_gate":
-        extra = next(i for i, s in enumerate(named) if s.name == "extra0")
-        shape = ("tokens", *named[extra].shape[1:])
-        named = (*named[:extra], replace(named[extra], shape=shape), *named[extra + 1 :])
     free = op.infer(attrs, named)
     assert [s.shape for s in free] == [("tokens", *s.shape[1:]) for s in bound]
     assert {s.shape[0] for s in bound} == {tokens}
@@ -73,10 +64,7 @@ def _blamed(op: Op, spec: TensorSpec) -> str:
 
 
 def _token_operands(op: Op) -> set[str]:
-    per_token = {"x", "xq", "o", "packed", "qkv", "gate_up", "ids", "weights", "routed", "shared"}
-    per_token.add("residual")
-    scales = {"x_scale"} if op.name in ("fp8_block_linear", "nvfp4_linear_a4") else set()
-    return per_token | scales
+    return {o.name for o in op.operands if o.unit == "token"}
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,16 @@ import pytest
 
 from spark_engine.op import Attrs
 from spark_engine.plugins import registry
-from spark_engine.tensors import Array
+from spark_engine.tensors import Array, DType
 from tests.plugins import one_node
 
 Ask = Callable[[str, Attrs, list[object]], list[Array]]
-INTEGERS = frozenset("token_ids last_tokens slots starts counts ids".split())
 LN3 = 1.0986123
 
 
-def _arrays(op: str, values: list[object]) -> tuple[Array, ...]:
-    names = one_node.formal_names(registry.get(op).inputs, len(values))
-    kinds = (np.int32 if n in INTEGERS else np.float32 for n in names)
+def _arrays(op: str, attrs: Attrs, values: list[object]) -> tuple[Array, ...]:
+    given = registry.get(op).given(attrs)[: len(values)]
+    kinds = (np.int32 if DType.I32 in o.dtypes else np.float32 for o in given)
     return tuple(
         v if isinstance(v, np.ndarray) else np.asarray(v, kind)
         for v, kind in zip(values, kinds, strict=True)
@@ -31,11 +30,11 @@ def _arrays(op: str, values: list[object]) -> tuple[Array, ...]:
 
 
 def reference(op: str, attrs: Attrs, values: list[object]) -> list[Array]:
-    return list(registry.get(op).reference(attrs, _arrays(op, values)))
+    return list(registry.get(op).reference(attrs, _arrays(op, attrs, values)))
 
 
 def body(op: str, attrs: Attrs, values: list[object]) -> list[Array]:
-    return list(one_node.run_op(registry.get(op), attrs, _arrays(op, values)))
+    return list(one_node.run_op(registry.get(op), attrs, _arrays(op, attrs, values)))
 
 
 BOTH = pytest.mark.parametrize("ask", [reference, body])

@@ -1,4 +1,4 @@
-"""What `seen` holds, in literals: 2 · (times generated) + (1 if in the prompt)."""
+"""What `token_counts` holds, in literals: 2 · (times generated) + (1 if in the prompt)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ VOCAB, PAD = 6, 5
 def marked(
     how: str,
     tile: int,
-    seen: dict[int, list[int]],
+    token_counts: dict[int, list[int]],
     rows: Sequence[tuple[int, int, list[int]]],
     prompts: list[int],
     last: Sequence[int] = (0, 0, 0),
 ) -> Array:
-    """`seen` [2,VOCAB] after rows of (slot, start, tokens); stale rows hold 77."""
+    """`token_counts` [2,VOCAB] after rows of (slot, start, tokens); stale rows hold 77."""
     state = np.full((3, VOCAB), 77)
-    for slot, row in seen.items():
+    for slot, row in token_counts.items():
         state[slot] = row
     ids = np.full((len(rows), tile), PAD)
     for i, (_, _, tokens) in enumerate(rows):

@@ -54,13 +54,18 @@ def specs(kind: str, tokens: int, sizes: tuple[int, int, int, int]) -> tuple[Att
     return attrs, tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
 
 
+def with_shared(target: Target, nbytes: int) -> Target:
+    """The target with so much shared memory a block."""
+    return replace(target, architecture=replace(target.architecture, shared_bytes=nbytes))
+
+
 def squeezed(attrs: Attrs, packed: Specs, target: Target, tokens: int) -> Target:
     """The target with shared memory for the ids of so many tokens."""
     p = moe_problem.problem(attrs, packed)
     w = moe_grouped_cuda.config_of(p, target)
     fixed = moe_grouped_cuda.fixed_bytes(p, w.columns, min(w.depth, moe_grouped_cuda.SHALLOW))
     ids = expert_layout.padded(2 * tokens * p.chosen, 16)
-    return replace(target, shared_bytes=moe_grouped_cuda.STATIC + fixed + ids)
+    return with_shared(target, moe_grouped_cuda.STATIC + fixed + ids)
 
 
 def scalars(launch: Launch) -> list[int]:
@@ -132,7 +137,7 @@ def test_a_chunk_costs_what_it_costs_alone() -> None:
 
 def test_a_target_without_room_for_a_token_is_refused() -> None:
     attrs, packed = specs("nvfp4", 4, SIZES)
-    small = replace(GB10, shared_bytes=40_000)
+    small = with_shared(GB10, 40_000)
     assert "40000 bytes of shared memory" in (
         moe_grouped_cuda.refuse_grouped(attrs, packed, small) or ""
     )

@@ -36,12 +36,12 @@ def reference(op: Op, case: Case, arrays: tuple[Array, ...]) -> tuple[Array, ...
 @pytest.mark.parametrize(("op", "case"), PAIRS)
 def test_infer_agrees_with_reference(op: Op, case: Case) -> None:
     arrays = arrays_of(op, case)
-    names = one_node.formal_names(op.inputs, len(arrays))
+    names = op.names(case.attrs, len(arrays))
     specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
     inferred = op.infer(case.attrs, specs)
     results = reference(op, case, arrays)
     assert [(s.dtype.numpy, s.dims) for s in inferred] == [(r.dtype, r.shape) for r in results]
-    assert [s.name for s in inferred] == one_node.formal_names(op.outputs, len(inferred))
+    assert [s.name for s in inferred] == one_node.result_names(op, case.attrs, len(inferred))
 
 
 @pytest.mark.parametrize(("op", "case"), PAIRS)
@@ -62,10 +62,10 @@ def test_body_equals_reference(op: Op, case: Case) -> None:
 @pytest.mark.parametrize(("op", "case"), PAIRS)
 def test_body_is_one_function_in_the_ops_order(op: Op, case: Case) -> None:
     arrays = arrays_of(op, case)
-    names = one_node.formal_names(op.inputs, len(arrays))
+    names = op.names(case.attrs, len(arrays))
     specs = tuple(one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True))
     function = onnx.parser.parse_function(op.body(case.attrs, specs))
-    outputs = one_node.formal_names(op.outputs, len(op.infer(case.attrs, specs)))
+    outputs = one_node.result_names(op, case.attrs, len(op.infer(case.attrs, specs)))
     assert (function.domain, function.name) == (DOMAIN, op.name)
     assert (list(function.input), list(function.output)) == (names, outputs)
     assert [(i.domain, i.version) for i in function.opset_import] == [("", 23)]
@@ -84,11 +84,12 @@ def test_op_keeps_the_contract(op: Op) -> None:
     module = __import__(op.infer.__module__, fromlist=["__doc__"])
     assert len((module.__doc__ or "").strip()) > 40, "an op's module states its formula and source"
     assert len({case.label for case in op.cases}) == len(op.cases) > 0
-    assert all(not n.endswith("*") for n in (*op.inputs[:-1], *op.outputs[:-1]))
+    assert all(not r.name.endswith("*") for r in op.results[:-1])
     for function in (op.infer, op.reference, op.body):
         assert function.__doc__
-    for output, operand in op.aliases.items():
-        assert 0 <= output < len(op.outputs) and 0 <= operand < len(op.inputs)
+    for result in op.results:
+        assert not result.updates or result.updates in {o.name for o in op.states()}
+    assert not any(o.optional for o in op.operands[:-1])
 
 
 def test_registry_refuses_two_ops_of_one_name() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
-from spark_engine.builder import nvrtc  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.kernel import TARGETS, Launch, Scalar, Target  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402

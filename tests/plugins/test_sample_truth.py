@@ -50,7 +50,8 @@ def by_kernel(bench: Bench, rows: Sequence[Row]) -> list[Array]:
     used = len(rows[0].logits)
     more = max(0, 32 - used)
     wide = [
-        replace(r, logits=(*r.logits, *[-1e4] * more), seen=(*r.seen, *[0] * more)) for r in rows
+        replace(r, logits=(*r.logits, *[-1e4] * more), token_counts=(*r.token_counts, *[0] * more))
+        for r in rows
     ]
     arrays = tuple(sample_rows.operands(wide).values())
     case = Case("literal", {"vocab": rows[0].vocab, "top": sample_rows.TOP}, lambda _: arrays)
@@ -129,7 +130,7 @@ def test_literal_columns_of_the_table(sampler: Sampler) -> None:
     """temperature 0.5, top_p 0.75, min_p 0.05, repetition 2, presence 0.25, frequency 0.125."""
     row = at_zero(
         [4.0, 0.0, 0.0, 0.0],
-        seen=(2, 0, 0, 0),  # 4 / 2 − 0.125 − 0.25 = 1.625
+        token_counts=(2, 0, 0, 0),  # 4 / 2 − 0.125 − 0.25 = 1.625
         **{"temperature": 0.5, "top_p": 0.75, "min_p": 0.05},
         **{"repetition": 2.0, "presence": 0.25, "frequency": 0.125},
     )
@@ -210,7 +211,7 @@ def test_literal_temperature_0_is_the_lowest_of_the_largest_after_penalties(
 ) -> None:
     row = at_zero([1.0, 3.0, 3.0, 2.5], temperature=0.0)
     assert tokens(sampler, [row]) == [1]
-    assert tokens(sampler, [replace(row, seen=(0, 2, 2, 0), presence=1.0)]) == [3]
+    assert tokens(sampler, [replace(row, token_counts=(0, 2, 2, 0), presence=1.0)]) == [3]
     assert tokens(sampler, [replace(row, bias=((1, -math.inf),))]) == [2]
     assert tokens(sampler, [replace(row, bias=((0, 2.0), (1, -0.5)))]) == [0]
 
@@ -227,7 +228,7 @@ def test_literal_padding_of_the_vocabulary_is_counted_and_never_chosen(sampler: 
 def test_literal_log_probabilities_are_raw(sampler: Sampler) -> None:
     """Bias, penalties, temperature and top_k move the draw and not the log-probability."""
     row = at_zero(logs(0.5, 0.25, 0.25), temperature=3.0, top_k=1, bias=((2, 9.0),))
-    outputs = sampler([replace(row, seen=(2, 2, 2), presence=1.0)])
+    outputs = sampler([replace(row, token_counts=(2, 2, 2), presence=1.0)])
     assert outputs[0].tolist() == [2]
     np.testing.assert_allclose(outputs[1], math.log(0.25), rtol=1e-6)
     assert outputs[2][0].tolist() == [0, 1, 2]

@@ -17,8 +17,6 @@ from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
     gated_delta_cases,
-    gated_ring,
-    gated_ring_cases,
 )
 from spark_engine.plugins.sampling import (
     mark_tokens,
@@ -30,16 +28,11 @@ from tests.plugins import one_node
 from tests.plugins.probe import named, run
 
 TILE = 64
-PER_ROW = {"slots", "starts", "counts", "emit", "logits"}
-PER_TOKEN = {"token_ids", "x", "c", "ba", "qkv"}
-PAGES = {"k_pages", "v_pages"}
 SEQUENCE_OPS = (
     mark_tokens.OP,
     causal_conv.OP,
     gated_delta.STEP,
     gated_delta.CHUNK,
-    gated_ring.STEP,
-    gated_ring.CHUNK,
     paged_attention.OP,
     sample.OP,
 )
@@ -49,19 +42,32 @@ PREFILL = ((3, 3, 3, -1, 1, 5, -1), (0, 64, 128, 0, 7, 191, 0), (64, 64, 2, 0, 1
 SIZES = {"keys": 2, "values": 4, "key_dim": 128, "value_dim": 128}
 
 
-def _take(operands: Mapping[str, Array], rows: Sequence[int], tile: int) -> dict[str, Array]:
+def _per(op: Op, unit: str) -> set[str]:
+    """The operands whose first dimension counts such units."""
+    return {o.name for o in op.operands if o.unit == unit}
+
+
+def _take(
+    op: Op, operands: Mapping[str, Array], rows: Sequence[int], tile: int
+) -> dict[str, Array]:
     """The launch that holds only these rows, in this order."""
     tokens = np.concatenate([np.arange(r * tile, (r + 1) * tile) for r in rows])
-    index = {**dict.fromkeys(PER_ROW, np.asarray(rows)), **dict.fromkeys(PER_TOKEN, tokens)}
+    index = dict.fromkeys(_per(op, "row"), np.asarray(rows))
+    index |= dict.fromkeys(_per(op, "token"), tokens)
     return {n: a[index[n]] if n in index else a for n, a in operands.items()}
 
 
-def _units(name: str, operands: Mapping[str, Array], slot: int) -> Array:
+def _units(op: Op, name: str, operands: Mapping[str, Array], slot: int) -> Array:
     """The units of a state that belong to a slot."""
-    if name not in PAGES:
+    if name not in _per(op, "page"):
         return np.asarray([slot])
     table = operands["page_table"][slot]
     return table[table >= 0]
+
+
+def _updates(op: Op, attrs: Attrs) -> list[tuple[int, str]]:
+    """(result, state that it updates) of a node with these attributes."""
+    return [(i, result.updates) for i, result in enumerate(op.made(attrs)) if result.updates]
 
 
 def _belongings(
@@ -71,8 +77,8 @@ def _belongings(
     rows = np.flatnonzero(operands["slots"] == slot)
     found = []
     for index, output in enumerate(outputs):
-        if index in op.aliases:
-            units = _units(op.inputs[op.aliases[index]], operands, slot)
+        if op.results[index].updates:
+            units = _units(op, op.results[index].updates, operands, slot)
             found.append(output[units].tobytes())
             continue
         per_row = output.reshape(len(operands["slots"]), -1, *output.shape[1:])
@@ -94,9 +100,9 @@ def _real_cases() -> list[tuple[Op, Case]]:
         (gated_delta.STEP, step),
         (gated_delta.STEP, replace(step, state=BF16)),
         (gated_delta.CHUNK, chunk),
-        (gated_ring.STEP, gated_ring_cases.Launch(step)),
-        (gated_ring.STEP, gated_ring_cases.Launch(replace(step, state=BF16))),
-        (gated_ring.CHUNK, gated_ring_cases.Launch(chunk)),
+        (gated_delta.STEP, replace(step, ring=8)),
+        (gated_delta.STEP, replace(step, state=BF16, ring=8)),
+        (gated_delta.CHUNK, replace(chunk, ring=8)),
         (paged_attention.OP, decode),
         (paged_attention.OP, replace(decode, heads=1)),
         (paged_attention.OP, replace(decode, kv=F8)),
@@ -114,9 +120,10 @@ SMALL = [
         (mark_tokens.OP, ("decode", "prefill", "several tiles")),
         (causal_conv.OP, ("decode", "prefill", "three tiles", "bf16")),
         (gated_delta.STEP, ("rows", "three value heads per key head", "bf16")),
+        (gated_delta.STEP, ("ring of 8, rows", "ring of 16, rows", "ring of 8, bf16")),
+        (gated_delta.STEP, ("ring of 8, three value heads per key head",)),
         (gated_delta.CHUNK, ("tiles", "equal keys, strong decay")),
-        (gated_ring.STEP, ("rows", "sixteen records", "three value heads per key head", "bf16")),
-        (gated_ring.CHUNK, ("tiles", "strong decay")),
+        (gated_delta.CHUNK, ("ring of 8, tiles", "ring of 8, strong decay")),
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
@@ -130,17 +137,17 @@ INVARIANT = [pytest.param(op, c, id=f"{op.name}-{c.label}") for op, c in SMALL +
 @pytest.mark.parametrize(("op", "case"), INVARIANT)
 def test_a_sequence_alone_equals_itself_in_company(op: Op, case: Case, threads: int) -> None:
     """Bit for bit: alone, and with the other sequences in reverse order."""
-    operands = named(op, case.inputs(np.random.default_rng(5)))
+    operands = named(op, case.inputs(np.random.default_rng(5)), case.attrs)
     tile = int(case.attrs.get("tile", 1))
     slots = [int(s) for s in dict.fromkeys(operands["slots"]) if s >= 0]
     rows = {s: list(np.flatnonzero(operands["slots"] == s)) for s in slots}
     together = run(op, case.attrs, operands, threads)
-    reverse = _take(operands, [r for s in reversed(slots) for r in rows[s]], tile)
+    reverse = _take(op, operands, [r for s in reversed(slots) for r in rows[s]], tile)
     turned = run(op, case.attrs, reverse, threads)
     assert len(slots) > 1
     for slot in slots:
         mine = _belongings(op, operands, together, slot, tile)
-        single = _take(operands, rows[slot], tile)
+        single = _take(op, operands, rows[slot], tile)
         alone = run(op, case.attrs, single, threads)
         assert mine == _belongings(op, single, alone, slot, tile), f"slot {slot} alone"
         assert mine == _belongings(op, reverse, turned, slot, tile), f"slot {slot} turned"
@@ -149,11 +156,11 @@ def test_a_sequence_alone_equals_itself_in_company(op: Op, case: Case, threads: 
 @pytest.mark.parametrize(("op", "case"), INVARIANT)
 def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
     """Input and output of a state in the same memory give what separate memory gives."""
-    operands = named(op, case.inputs(np.random.default_rng(6)))
+    operands = named(op, case.inputs(np.random.default_rng(6)), case.attrs)
     apart = run(op, case.attrs, operands)
-    names = [f"out_{o}" for o in op.outputs]
-    fixed = [n for n in op.inputs if n in one_node.WEIGHT_NAMES]
-    node = one_node.Node(op, op.inputs, names, case.attrs)
+    names = [f"out_{r.name}" for r in op.made(case.attrs)]
+    fixed = one_node.constants(op, case.attrs)
+    node = one_node.Node(op, list(operands), names, case.attrs)
     session, specs = one_node.build([node], operands, names, fixed)
     buffers = {n: np.ascontiguousarray(a).copy() for n, a in operands.items() if n not in fixed}
     binding = session.io_binding()
@@ -162,9 +169,8 @@ def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
         binding.bind_input(name, "cpu", 0, element, a.shape, a.ctypes.data)
     results = []
     for index, name in enumerate(names):
-        aliased = index in op.aliases
-        source = op.inputs[op.aliases[index]] if aliased else ""
-        a = buffers[source] if aliased else one_node.poison(specs[name])
+        source = op.results[index].updates
+        a = buffers[source] if source else one_node.poison(specs[name])
         element = DType.of(a.dtype).onnx
         binding.bind_output(name, "cpu", 0, element, a.shape, a.ctypes.data)
         results.append(a)
@@ -174,11 +180,11 @@ def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
     for slot in slots:
         want = _belongings(op, operands, apart, slot, tile)
         assert _belongings(op, operands, results, slot, tile) == want
-    for index, operand in op.aliases.items():
-        units = [_units(op.inputs[operand], operands, s) for s in slots]
+    for index, name in _updates(op, case.attrs):
+        units = [_units(op, name, operands, s) for s in slots]
         others = np.ones(len(results[index]), np.bool_)
         others[np.concatenate(units)] = others[-1] = False
-        before = operands[op.inputs[operand]]
+        before = operands[name]
         assert results[index][others].tobytes() == before[others].tobytes(), "a bystander changed"
 
 
@@ -186,12 +192,12 @@ CUTS = ([0, 150], [0, 1, 150], [0, 37, 101, 102, 150], [0, 64, 128, 150], [0, 3,
 LENGTH, SLOT = 150, 2
 
 
-def _launch(operands: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+def _launch(op: Op, operands: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
     """The operands of one launch over tokens start…stop of a sequence of LENGTH tokens."""
     tiles = -(-(stop - start) // TILE)
     pad = tiles * TILE - (stop - start)
     made = dict(operands)
-    for name in PER_TOKEN & set(operands):
+    for name in _per(op, "token"):
         tokens = operands[name][start:stop]
         filler = np.full((pad, *tokens.shape[1:]), np.nan if tokens.dtype.kind == "f" else 0)
         made[name] = np.concatenate([tokens, filler.astype(tokens.dtype)])
@@ -209,9 +215,9 @@ def _in_launches(
     state = dict(operands)
     parts: list[list[Array]] = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        outputs = run(op, attrs, _launch(state, start, stop))
-        state.update({op.inputs[i]: outputs[o] for o, i in op.aliases.items()})
-        kept = [x for o, x in enumerate(outputs) if o not in op.aliases]
+        outputs = run(op, attrs, _launch(op, state, start, stop))
+        state.update({name: outputs[o] for o, name in _updates(op, attrs)})
+        kept = [x for o, x in enumerate(outputs) if not op.results[o].updates]
         parts.append([x[: stop - start] for x in kept])
     return [np.concatenate(x) for x in zip(*parts, strict=True)], state
 
@@ -247,9 +253,8 @@ def test_a_prompt_may_be_cut_anywhere(op: Op, cuts: list[int]) -> None:
     cut_outputs, cut_state = _in_launches(op, attrs, operands, cuts)
     for got, want in zip(cut_outputs, outputs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
-    for operand in op.aliases.values():
-        name = op.inputs[operand]
-        units = _units(name, operands, SLOT)
+    for _, name in _updates(op, attrs):
+        units = _units(op, name, operands, SLOT)
         got, want = cut_state[name][units], state[name][units]
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6)
 
@@ -257,9 +262,9 @@ def test_a_prompt_may_be_cut_anywhere(op: Op, cuts: list[int]) -> None:
 def test_chunk_equals_steps() -> None:
     attrs, operands = _sequence(gated_delta.CHUNK)
     chunked, after = _in_launches(gated_delta.CHUNK, attrs, operands, [0, 70])
-    state = dict(operands)
+    state, tokens = dict(operands), _per(gated_delta.STEP, "token")
     for t in range(70):
-        step = {n: state[n][t : t + 1] if n in PER_TOKEN else state[n] for n in state}
+        step = {n: state[n][t : t + 1] if n in tokens else state[n] for n in state}
         step |= {n: np.asarray([x], np.int32) for n, x in zip(
             ("slots", "starts", "counts"), (SLOT, t, 1), strict=True)}  # fmt: skip
         o, state["gdn_state"] = run(gated_delta.STEP, {**attrs, "tile": 1}, step)

@@ -39,7 +39,7 @@ Logits = dict[tuple[int, int], Array]  # by request and position
 def prepare(base: Path, *checkpoints: str) -> None:
     """Checkpoints and their engines, under `base`."""
     from spark_engine.builder.build import build
-    from spark_engine.builder.options import Options
+    from spark_engine.builder.plan.options import Options
     from tests.checkpoints import write_checkpoint
 
     found = {Path(c).resolve().parent.name: Path(c) for c in checkpoints}

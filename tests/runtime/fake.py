@@ -1,6 +1,6 @@
 """A tiny executor whose every answer is a hash of every state it is given.
 
-It writes what it is fed into pages, slots and `seen`, reads all of it back through the page
+It writes what it is fed into pages, slots and `token_counts`, reads all of it back through the page
 table, and hashes that with the sampling tables into the next token: a wrong slot, a stale page,
 a token dropped or doubled changes the answer. Launches run as late as the contract allows, at
 the wait; tables alone are read at the launch. Inert rows scribble on the scratch rows.
@@ -101,7 +101,7 @@ class FakeExecutor:
         ids = b["token_ids"][row * self._tile :][:count].tolist()
         ids = [int(b["last_tokens"][slot]) if t < 0 else t for t in ids]
         if start == 0:
-            for name in ("seen", "layers.0.conv_state", "layers.0.gdn_state"):
+            for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state"):
                 b[name][slot] = 0
         self._write(b, slot, start, ids)
         if not b["emit"][row]:
@@ -124,9 +124,9 @@ class FakeExecutor:
         b["layers.0.gdn_state"][slot, 0] = state
         recent = [*b["layers.0.conv_state"][slot].tolist(), *ids]
         b["layers.0.conv_state"][slot] = recent[-3:]
-        seen, prompt = b["seen"][slot], int(b["prompt_lens"][slot])
-        seen[ids[: max(0, prompt - start)]] |= 1
-        np.add.at(seen, np.asarray(ids[max(0, prompt - start) :], np.intp), 2)
+        token_counts, prompt = b["token_counts"][slot], int(b["prompt_lens"][slot])
+        token_counts[ids[: max(0, prompt - start)]] |= 1
+        np.add.at(token_counts, np.asarray(ids[max(0, prompt - start) :], np.intp), 2)
 
     def _places(self, b: Mapping[str, Array], slot: int, at: Array) -> tuple[Array, Array]:
         pages = b["page_table"][slot][at // self._limits.page_size]
@@ -137,7 +137,7 @@ class FakeExecutor:
         history = b["layers.1.k_pages"][self._places(b, slot, np.arange(length))]
         words = history.astype(np.uint64) @ np.array([3, 0x1F123BB5], np.uint64)
         parts = [int((words * _POWERS[:length]).sum())]
-        for name in ("seen", "layers.0.conv_state", "layers.0.gdn_state", *_TABLES):
+        for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state", *_TABLES):
             parts.append(zlib.crc32(np.ascontiguousarray(b[name][slot]).tobytes()))
         return _mix(parts)
 

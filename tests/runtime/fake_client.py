@@ -34,7 +34,7 @@ class FakeClient:
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
 
-    def sickness(self) -> str | None:
+    def unhealthy_reason(self) -> str | None:
         return None
 
 

@@ -45,7 +45,6 @@ class FakeEngine:
         self._eos = eos
         self._live: dict[int, tuple[Request, list[int], int]] = {}
         self._ends: list[Event] = []
-        self._next = 0
         self._steps = 0
         self._slow = self._stuck = False
 
@@ -53,16 +52,14 @@ class FakeEngine:
     def idle(self) -> bool:
         return not (self._live or self._ends)
 
-    def submit(self, request: Request) -> int:
-        number, self._next = self._next, self._next + 1
+    def add(self, request_id: int, request: Request) -> None:
         text = self._tokenizer.decode(request.prompt, skip_special=False)
         words = THOUGHT if text.endswith("<think>\n") else ""
         script = self._tokenizer.encode(words + (CALL if "TOOL" in text else ANSWER))
         tail = [self._eos] if "TOOL" in text else self._tokenizer.encode(ANSWER * 50)
-        self._live[number] = (request, echo(request) if "ECHO" in text else script + tail, 0)
+        self._live[request_id] = (request, echo(request) if "ECHO" in text else script + tail, 0)
         self._slow = "SLOW" in text
         self._stuck = "STUCK" in text
-        return number
 
     def cancel(self, request_id: int) -> bool:
         if self._live.pop(request_id, None) is None:
@@ -90,7 +87,7 @@ class FakeEngine:
             return Event(number, finish=FinishReason.ERROR, message="logits are not finite")
         token, params = script[at % len(script)], request.params
         finish = FinishReason.LENGTH if at + 1 == params.max_tokens else None
-        finish = FinishReason.STOP if token in params.ends((self._eos,)) else finish
+        finish = FinishReason.STOP if token in params.stop_ids((self._eos,)) else finish
         self._live[number] = (request, script, at + 1)
         if finish:
             del self._live[number]

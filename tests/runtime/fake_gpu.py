@@ -164,7 +164,7 @@ class FakeGpu:
         for launch in graph:
             self._add(launch)
 
-    def event(self) -> Event:
+    def event(self, timed: bool = False) -> Event:
         self._make("event")
         event = Event()
         self._events.add(event)

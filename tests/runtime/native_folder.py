@@ -55,7 +55,7 @@ def body(rows: int) -> dict[str, Any]:
     args += [["zeroed", 0, 512 if rows == 4 else 256], ["i64", 256]]
     for kind, name in (("input", "slots"), ("input", "page_table"), ("output", "logits")):
         args += [[kind, name], ["i32", specs[name]]]
-    args += [["state", "seen"], ["i32", STATES[1].spec.nbytes]]
+    args += [["state", "token_counts"], ["i32", STATES[1].spec.nbytes]]
     shape = {"block": [128, 1, 1], "cluster": [1, 1, 1], "shared": 0, "pdl": True}
     return {
         "arena_bytes": ARENA,
@@ -97,6 +97,7 @@ def write(
         name="toy",
         producer={"numpy": "2.0"},
         target=TARGET,
+        card="h200",
         executor="native",
         model=ModelInfo("qwen3_5_text", 1, 64, LIMITS.vocab, 12345),
         limits=LIMITS,

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine import device
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.executors import device
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.native import NativeExecutor
 from tests.solo import Solo
@@ -36,7 +36,7 @@ TARGET, VOCAB = "sm_90a", 512
 def prepare(base: Path) -> None:
     """Checkpoints, engines of both targets, the CPU's logits."""
     from spark_engine.builder.build import build
-    from spark_engine.builder.options import Options
+    from spark_engine.builder.plan.options import Options
     from tests.checkpoints import write_checkpoint
 
     sizes: dict[str, Any] = {"decode": (1, 4), "prefill": (64, 128), "max_seqs": 4}

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from spark_engine.builder.build import build
-from spark_engine.builder.options import Options
+from spark_engine.builder.plan.options import Options
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from tests.checkpoints import write_checkpoint

@@ -1,4 +1,4 @@
-"""A real engine of a random checkpoint, for the tests of what stands in front of engines."""
+"""A real engine of a random checkpoint, for the tests of what stands in endpoints of engines."""
 
 from __future__ import annotations
 

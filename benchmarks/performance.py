@@ -1,0 +1,187 @@
+"""The tables of docs/performance.md and of the README, made from results/ and baselines/.
+
+`python -m benchmarks.performance` writes each table between its markers (`<!-- NAME -->` and
+`<!-- end NAME -->`); nothing else of the pages is touched, and no figure is written by hand.
+Knows the rows that `bench_decode` saves; measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGES = (HERE.parent / "docs" / "performance.md", HERE.parent / "README.md")
+DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
+FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
+STATE, THEIR_STATE = "f32", "fp32"
+BATCHES = (1, 8, 32, 64, 128)  # of the README, of the aims and of vLLM
+NAMES = {"qwen36-27b": "Qwen3.6-27B", "qwen36-35b-a3b": "Qwen3.6-35B-A3B"}
+AIMS = {  # ms a step at BATCHES: what the project set out for before anything was measured
+    "qwen36-27b": (5.4, 6.2, 9.2, 13.5, 21.0),
+    "qwen36-35b-a3b": (1.4, 2.8, 6.2, 8.8, 11.5),
+}
+Row = Mapping[str, Any]
+
+
+def rows_of(path: Path, state: str = STATE) -> dict[tuple[str, int], Row]:
+    """The rows of a file with that recurrent state, by (model, sequences), ascending."""
+    rows = [r for r in json.loads(path.read_text())["rows"] if r["gdn_state"] == state]
+    return {(r["model"], r["npl"]): r for r in sorted(rows, key=lambda r: (r["model"], r["npl"]))}
+
+
+def baselines() -> dict[str, dict[tuple[str, int], Row]]:
+    """vLLM's rows by its version, oldest first."""
+    files = sorted((HERE / "baselines").glob("vllm_*_h200.json"))
+    return {path.name.split("_")[1]: rows_of(path, THEIR_STATE) for path in files}
+
+
+def floor_of(row: Row) -> float:
+    """Milliseconds of the bytes that this engine's step must move, what its ring saves left out."""
+    return float(row.get("ring_floor_ms", row["floor_ms"]))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def decode() -> str:
+    """Milliseconds of a decode step by sequences, beside floor, aim and vLLM; by model."""
+    ours, theirs = rows_of(DEFAULT), baselines()
+    parts = []
+    for model in NAMES:
+        found = [row for (name, _), row in ours.items() if name == model]
+        aims = dict(zip(BATCHES, AIMS[model], strict=True))
+        cells = [_decode_cells(row, aims, theirs) for row in found]
+        columns = ["sequences", "Spark", "tokens/s", "byte floor", "floor/Spark", "aim"]
+        parts += [f"{NAMES[model]}, ms a step:", table([*columns, *_versions(theirs)], cells)]
+        parts.append(_measured(found))
+    return "\n\n".join(parts)
+
+
+def _decode_cells(
+    row: Row, aims: Mapping[int, float], theirs: Mapping[str, Mapping[tuple[str, int], Row]]
+) -> list[object]:
+    npl, step, floor = row["npl"], row["step_ms"], floor_of(row)
+    vllm = [_cell(rows.get((row["model"], npl)), "step_ms", "{:.2f}") for rows in theirs.values()]
+    rate, share = f"{row['decode_tok_s']:,.0f}", f"{floor / step:.0%}"
+    return [npl, f"{step:.2f}", rate, f"{floor:.2f}", share, aims.get(npl, ""), *vllm]
+
+
+def _measured(rows: Sequence[Row]) -> str:
+    """Card, commit and command; the same for all rows."""
+    (line,) = {
+        f"{row['card']}, driver {row['driver']}, commit {row['commit']}, {row['date']}; replay "
+        f"ring of {row['gdn_ring']}, KV {row['kv']}, state {row['gdn_state']}:\n"
+        f"`{row['command']}`"
+        for row in rows
+    }
+    return line
+
+
+def other() -> str:
+    """Prefill, start and memory of the same engines and of vLLM's."""
+    everyone = {"Spark": rows_of(DEFAULT), **_named(baselines())}
+    columns = ["", *(f"prefill tokens/s at {npl}" for npl in BATCHES)]
+    cells = []
+    for model, name in NAMES.items():
+        for who, rows in everyone.items():
+            found = [rows.get((model, npl)) for npl in BATCHES]
+            if any(found):
+                prefill = [_cell(row, "prefill_tok_s", "{:,.0f}") for row in found]
+                last = next(row for row in found if row)
+                ready = _cell(last, "start_to_ready_s", "{:.1f} s")
+                built = [_cell(last, key, unit) for key, unit in _BUILT]
+                cells.append([f"{name}, {who}", *prefill, ready, *built])
+    return table([*columns, "start to ready", "build", "GPU memory taken"], cells)
+
+
+_BUILT = (("build_s", "{:.0f} s"), ("gpu_memory_gib", "{:.1f} GiB"))
+
+
+def split() -> str:
+    """Where a step's milliseconds go, each part beside its byte floor; by model."""
+    ours = rows_of(FITTED)
+    parts = []
+    for model, title in NAMES.items():
+        found = [row for (name, _), row in ours.items() if name == model]
+        names = sorted(found[-1]["parts_ms"], key=lambda part: -found[-1]["parts_ms"][part])
+        cells = [
+            [part, *(f"{r['parts_ms'][part]:.2f} ({_floors(r).get(part, 0):.2f})" for r in found)]
+            for part in names
+        ]
+        whole = [f"{r['step_ms']:.2f} ({floor_of(r):.2f})" for r in found]
+        launches = [f"{r['launches']} ({r['launches_per_layer']} a layer)" for r in found]
+        host = [f"{r['host_ms']:.2f}" for r in found]
+        cells += [["**step**", *whole], ["launches", *launches], ["host's share", *host]]
+        columns = [f"{title}, ms (floor)", *(f"{r['npl']}" for r in found)]
+        parts += [table(columns, cells), _measured(found)]
+    return "\n\n".join(parts)
+
+
+def _floors(row: Row) -> dict[str, float]:
+    """Floors by part; the recurrence's is what the ring leaves of it."""
+    floors = dict(row["floor_parts_ms"])
+    floors["gdn"] -= row["floor_ms"] - floor_of(row)
+    return floors
+
+
+def short() -> str:
+    """The README's: a row for each model and engine."""
+    everyone = {"Spark": rows_of(DEFAULT), **_named(baselines())}
+    cells = []
+    for model, name in NAMES.items():
+        for who, rows in everyone.items():
+            found = [rows.get((model, npl)) for npl in BATCHES]
+            if any(found):
+                steps = " / ".join(_cell(row, "step_ms", "{:.1f}") for row in found)
+                last = next(row for row in reversed(found) if row)
+                prefill = _cell(last, "prefill_tok_s", "{:,.0f}")
+                ready = _cell(last, "start_to_ready_s", "{:.1f} s")
+                cells.append([f"{name}, {who}", steps, prefill, ready])
+    steps, prefill = f"ms a decode step at {_join(BATCHES)}", f"prefill tokens/s at {BATCHES[-1]}"
+    return table(["", steps, prefill, "start to ready"], cells)
+
+
+def _named(theirs: Mapping[str, dict[tuple[str, int], Row]]) -> dict[str, Any]:
+    return {f"vLLM {version}": rows for version, rows in theirs.items()}
+
+
+def _versions(theirs: Iterable[str]) -> list[str]:
+    return [f"vLLM {version}" for version in theirs]
+
+
+def _cell(row: Row | None, key: str, form: str) -> str:
+    """The figure, or a dash where there is none."""
+    return form.format(row[key]) if row and key in row else "–"
+
+
+def _join(batches: Iterable[int]) -> str:
+    return " / ".join(map(str, batches))
+
+
+TABLES = {"decode": decode, "other": other, "split": split, "short": short}
+
+
+def filled(text: str) -> str:
+    """The page with every marked table made anew."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end {name} -->"
+        form = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        text = form.sub(lambda _, b=begin, e=end, m=make: f"{b}{m()}{e}", text)
+    return text
+
+
+def main() -> None:
+    """Writes the pages."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What the straight line asks of an executor's build half. Knows none of them.
+
+To compile is to make machine code of CUDA sources, here as everywhere in the builder: who has no
+kernels of ours has nothing to pack, to choose or to compile, and is asked to emit alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.engine_file import EngineHeader
+from spark_engine.manifest import Json
+from spark_engine.progress import Advance
+from spark_engine.weights_file import WeightEntry
+
+Emitted = tuple[EngineHeader, bytes, dict[str, int]]
+
+
+class Backend:
+    """Turns final graphs into the payloads of buckets; to be made into an executor's own.
+
+    Its module names the class `BACKEND`, which is called with the plan, the ops by name and the
+    folder of compiled kernels.
+
+    Attributes:
+        executor: who runs them, as the manifest names it.
+        kernels: weights are packed, tactics chosen and kernels compiled before `emit`.
+        timed: tactics are timed, so that those that compete are compiled before one is chosen.
+        tactics: rows of the manifest, once they are chosen.
+        notes: sentences for the report.
+    """
+
+    executor: str
+    kernels = False
+    timed = False
+    tactics: tuple[Json, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+        """Compiles every kernel of the tactics that compete."""
+
+    def choose(self, graphs: Sequence[FamilyGraph]) -> None:
+        """Decides every node of every bucket. Raises OptionError for what cannot be run."""
+
+    def compile(self, advance: Advance) -> None:
+        """Compiles the kernels of what was chosen."""
+
+    def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
+        """Header, payload, and bytes of memory beside weights, states and tables, by the name of
+        the manifest's `Bucket`."""
+        raise NotImplementedError

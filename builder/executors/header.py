@@ -1,0 +1,40 @@
+"""The header of a bucket's `.engine` file, which is the same for every executor.
+
+Knows the interface of docs/graph.md; knows no executor's payload.
+"""
+
+from __future__ import annotations
+
+from spark_engine import interface
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.nodes import spec_of, state_aliases
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.engine_file import EngineHeader
+from spark_engine.interface import STATE_OUT
+
+
+def header(graph: FamilyGraph, size: Size, executor: str, target: str) -> EngineHeader:
+    """What the bucket reads and writes, in the order of docs/graph.md. Weights are no inputs."""
+    found = {t.name: spec_of(t).bind(size.dims) for t in graph.graph.inputs}
+    results = [spec_of(t).bind(size.dims) for t in graph.graph.outputs]
+    states = graph.state_names
+    updates = {name + STATE_OUT for name in states}
+    given = {*found} - {*states}
+    return EngineHeader(
+        executor=executor,
+        target=target,
+        family=size.family,
+        rows=size.rows,
+        tile=size.tile,
+        inputs=tuple(found[n] for n in _input_order(given)),
+        states=tuple(found[n] for n in states),
+        outputs=tuple(s for s in results if s.name not in updates),
+        aliases=state_aliases(states),
+    )
+
+
+def _input_order(names: set[str]) -> list[str]:
+    """Steps, then tables."""
+    steps = [s.name for s in interface.steps()]
+    tables = [s.name for s in interface.tables(interface.Limits(1, 1, 1, 1))]
+    return [name for name in (*steps, *tables) if name in names]

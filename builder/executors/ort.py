@@ -1,0 +1,183 @@
+"""Build half of the `ort` executor: a graph and a bucket become an ONNX model, as bytes.
+
+Knows ONNX. Every node of ours becomes a call of a model-local function whose body the op gives,
+so that onnxruntime needs no library of ours. Weights are external data in `weights.safetensors`,
+found by offset, so the bytes stay small and no weight is copied: the reader sets the session
+entry `session.model_external_initializers_file_folder_path` to the engine folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, parser
+
+from spark_engine.builder.executors.backend import Backend, Emitted
+from spark_engine.builder.executors.header import header
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Plan
+from spark_engine.engine_file import WEIGHTS
+from spark_engine.errors import GraphError
+from spark_engine.op import DOMAIN, Attrs
+from spark_engine.tensors import DType, TensorSpec
+from spark_engine.weights_file import WeightEntry
+
+EXECUTOR = "ort"
+OPSET = 23
+# A session evaluates what depends on weights alone when it is opened, and keeps the result: every
+# quantised weight as f32, which no other session shares. Bytes by byte of the stored form.
+AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2}  # U8: two nibbles
+NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measured
+# While it does so it takes that many times as much again, and a step with experts up to half of
+# it: measured 4.1 and 2.4 on the embedded model. One session is opened or run at a time, unless
+# there is room for more.
+PASSING = 5
+ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
+
+
+class OrtBackend(Backend):
+    """The CPU's. onnxruntime places nothing by our plan, but takes no more."""
+
+    executor = EXECUTOR
+
+    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+        self._target, self._ops = plan.target, ops
+
+    def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
+        """An ONNX model.
+
+        `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
+        """
+        arena = place(lifetimes(graph.graph, self._ops, size.dims))
+        payload = encode(graph.graph, size, weights, self._ops)
+        held = held_bytes((w.spec for w in graph.weights.values()), payload)
+        passing = arena.nbytes + PASSING * held
+        memory = {"arena_bytes": passing, "buffer_bytes": held}
+        return header(graph, size, self.executor, self._target), payload, memory
+
+
+BACKEND = OrtBackend
+
+
+class Functions:
+    """The model's local functions: one for each distinct body, however many nodes call it."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._names: dict[Hashable, str] = {}
+        self.protos: dict[str, onnx.FunctionProto] = {}
+
+    def name(self, op: str, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+        """The function that a node with these attributes and operands calls.
+
+        A body depends on its operands' dtypes and shapes, not on their names: layers of one
+        kind ask for the same one, and a body over hundreds of experts is long to write.
+        """
+        key = (op, *sorted(attrs.items()), *((s.dtype, s.shape) for s in specs))
+        if key not in self._names:
+            text = self._ops[op].body(attrs, specs)
+            name = f"{op}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            if name not in self.protos:
+                self.protos[name] = _function(name, text)
+            self._names[key] = name
+        return self._names[key]
+
+
+def encode(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
+    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes.
+
+    Raises GraphError when an op's body does not parse or the model is not valid ONNX.
+    """
+    functions = Functions(ops)
+    nodes = [_node(node, size, ops, functions) for node in graph.nodes]
+    inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
+    outputs = [_value(spec_of(t).bind(size.dims)) for t in graph.outputs]
+    body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
+    model = _model(body, functions.protos.values())
+    _check(model)
+    _attach_weights(model.graph, weights)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
+    """Bytes that a session of this model holds while it is open, beside the weights file."""
+    folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
+    return folded + NODES * len(payload)
+
+
+def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:
+    inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
+    if node.domain != DOMAIN:
+        return helper.make_node(node.op, inputs, outputs, name=node.name, **node.attrs)
+    op = ops[node.op]
+    attrs, specs = attrs_of(node, op), tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+    name = functions.name(op.name, attrs, specs)
+    call = helper.make_node(name, inputs, outputs, name=node.name, domain=DOMAIN)
+    # The body has swallowed the attributes; who checks the engine wants them back.
+    origin = {"op": op.name, "attrs": dict(attrs)}
+    call.metadata_props.add(key=ORIGIN, value=json.dumps(origin, sort_keys=True))
+    return call
+
+
+def _function(name: str, text: str) -> onnx.FunctionProto:
+    """The body as a function of its own name: one op has several bodies in a graph."""
+    try:
+        function = parser.parse_function(text)
+    except parser.ParseError as error:
+        raise GraphError(f"the body of {name} does not parse: {error}\n{text}") from error
+    function.name = name
+    return function
+
+
+def _model(graph: onnx.GraphProto, functions: Iterable[onnx.FunctionProto]) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(
+        graph,
+        opset_imports=opsets,
+        functions=list(functions),
+        ir_version=helper.find_min_ir_version_for(opsets, ignore_unknown=True),
+        producer_name="spark-engine",
+    )
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """Run while weights are still inputs: the checker would look for their file."""
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise GraphError(f"graph {model.graph.name} is not valid ONNX: {error}") from error
+
+
+def _attach_weights(graph: onnx.GraphProto, weights: Mapping[str, WeightEntry]) -> None:
+    """Turns the inputs that are weights into initialisers stored in the weights file."""
+    used = [value.name for value in graph.input if value.name in weights]
+    kept = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    graph.initializer.extend(_external(weights[name]) for name in used)
+
+
+def _external(entry: WeightEntry) -> onnx.TensorProto:
+    spec = entry.spec
+    tensor = onnx.TensorProto(
+        name=spec.name,
+        data_type=spec.dtype.onnx,
+        dims=spec.dims,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    place = {"location": WEIGHTS, "offset": str(entry.offset), "length": str(spec.nbytes)}
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.dims)

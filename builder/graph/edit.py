@@ -1,0 +1,45 @@
+"""Changes to a graphsurgeon graph: a new tensor, a new node, a node cut off.
+
+Knows graphsurgeon and the Op contract; knows no single op and no rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.nodes import Ops, infer
+from spark_engine.errors import GraphError
+from spark_engine.op import DOMAIN
+from spark_engine.tensors import TensorSpec
+
+
+def variable(spec: TensorSpec) -> gs.Variable:
+    """A new tensor without producer."""
+    return gs.Variable(spec.name, spec.dtype.numpy, list(spec.shape))
+
+
+def add_node(
+    ops: Ops,
+    name: str,
+    op: str,
+    inputs: list[gs.Tensor],
+    outputs: list[gs.Tensor | str],
+    **attrs: Any,
+) -> gs.Node:
+    """A new node of ours; an output given as a name gets its spec by inference."""
+    node = gs.Node(op, name, attrs, inputs, domain=DOMAIN)
+    specs = infer(node, ops)
+    if len(specs) != len(outputs):
+        raise GraphError(f"{op} has {len(specs)} outputs, not {len(outputs)}")
+    for spec, out in zip(specs, outputs, strict=True):
+        named = isinstance(out, str)
+        node.outputs.append(variable(TensorSpec(out, spec.dtype, spec.shape)) if named else out)
+    return node
+
+
+def detach(node: gs.Node) -> None:
+    """Cuts a node off, so that the next cleanup removes it."""
+    node.inputs.clear()
+    node.outputs.clear()

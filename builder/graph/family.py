@@ -1,0 +1,33 @@
+"""What every stage of a build works on: one family's graph, its weights and its states.
+
+Knows no stage. A rule, and packing, change the graph and the weights in place and together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_engine.models.weights.recipes import Weight
+from spark_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:  # who only reads a graph does not need the library that writes it
+    import onnx_graphsurgeon as gs
+
+
+@dataclass(frozen=True)
+class FamilyGraph:
+    """A network of one family, from lowering to emission.
+
+    `weights` are recipes by input name; `states` are (spec, unit) with unit "slot" or "page".
+    """
+
+    family: str
+    graph: gs.Graph
+    weights: dict[str, Weight]
+    states: tuple[tuple[TensorSpec, str], ...]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """In their order."""
+        return tuple(spec.name for spec, _ in self.states)

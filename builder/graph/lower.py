@@ -1,0 +1,67 @@
+"""The checkpoint's network as a graph of one family, and the facts its options depend on.
+
+Knows how to ask `models`; attaches no op's body (`executors/ort.py` does, per bucket).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.plan.options import ModelFacts, Plan
+from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.files import StoredTensor
+from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.weights.recipes import rounded
+from spark_engine.models.weights.stored_model import Model
+from spark_engine.plugins.gdn.replay_ring import ring_width
+from spark_engine.tensors import DType
+
+NAMED = 3  # rounded matrices that a note names
+
+
+def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
+    """The unfused graph of `family`. Raises what `build_network` raises."""
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug)
+    network.graph.toposort()
+    return FamilyGraph(family, network.graph, dict(network.weights), network.states)
+
+
+def rounding_notes(families: Iterable[FamilyGraph]) -> tuple[str, ...]:
+    """A sentence where matrices of the checkpoint are rounded to bf16."""
+    weights = [w.recipe for graph in families for w in graph.weights.values()]
+    sources = {r.source: r for recipe in weights for r in rounded(recipe)}
+    if not sources:
+        return ()
+    kinds = "/".join(sorted({r.dtype.value for r in sources.values()}))
+    named = ", ".join(sorted(sources)[:NAMED]) + (", …" if len(sources) > NAMED else "")
+    return (
+        f"{len(sources)} {kinds} matrices are rounded to bf16, which the target multiplies, each "
+        f"number by 1/512 of itself at most; none was out of bf16's range: {named}",
+    )
+
+
+def facts_of(model: Model) -> ModelFacts:
+    """What defaults of options are decided from."""
+    config = model.config
+    linear = config.layers.count(LINEAR)
+    values = config.value_heads * config.value_dim
+    channels = 2 * config.key_heads * config.key_dim + values
+    assert model.checkpoint is not None
+    return ModelFacts(
+        max_context=config.max_position,
+        vocab=config.vocab,
+        kv_token_width=2 * config.layers.count(FULL) * config.kv_heads * config.head_dim,
+        kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
+        state_dtype=config.state_dtype,
+        weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
+        wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
+        state_width=linear * values * config.key_dim,
+        conv_width=linear * (config.conv_kernel - 1) * channels,
+        record_width=linear * ring_width(**config.delta_heads) if linear else 0,
+    )
+
+
+def _wide(tensor: StoredTensor) -> bool:
+    """Stored in f32, and of a matrix."""
+    return tensor.dtype is DType.F32 and len(tensor.shape) > 1

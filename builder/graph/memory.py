@@ -1,0 +1,92 @@
+"""The memory plan: bytes known before anything runs, and where each tensor lies in the arena.
+
+Knows lifetimes, sizes and aliases; knows no executor. The `ort` executor keeps its own arena and
+the plan is only reported; an executor that owns its memory places tensors by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_engine.builder.graph.nodes import Ops, aliases, spec_of
+from spark_engine.device_buffers import aligned
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of memory needed from step `first` to step `last`, both inclusive."""
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+
+    def meets(self, other: Block) -> bool:
+        """Are both alive at some step?"""
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Offsets of the blocks by name, and the bytes that hold them all."""
+
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def lifetimes(graph: gs.Graph, ops: Ops, dims: dict[str, int]) -> tuple[Block, ...]:
+    """One block per group of aliased inner tensors; node order is execution order.
+
+    A tensor that shares memory with a graph input or output lies in the caller's buffers and
+    gets no block. `dims` binds the named dimensions.
+    """
+    found = homes(graph, ops)
+    outside = {id(found[id(t)]) for t in (*graph.inputs, *graph.outputs) if id(t) in found}
+    spans: dict[int, list[int]] = {}
+    members: dict[int, gs.Tensor] = {}
+    for step, node in enumerate(graph.nodes):
+        for tensor in (*node.inputs, *node.outputs):
+            home = found.get(id(tensor))
+            if home is not None and id(home) not in outside:
+                spans.setdefault(id(home), []).append(step)
+                members[id(home)] = home
+    return tuple(
+        Block(t.name, aligned(spec_of(t).bind(dims).nbytes), min(spans[key]), max(spans[key]))
+        for key, t in members.items()
+    )
+
+
+def place(blocks: Sequence[Block]) -> Arena:
+    """Offsets such that no two blocks alive together overlap: largest first, lowest gap."""
+    offsets: dict[str, int] = {}
+    placed: list[Block] = []
+    for block in sorted(blocks, key=lambda b: (-b.nbytes, b.first, b.name)):
+        offsets[block.name] = _lowest_gap(block, placed, offsets)
+        placed.append(block)
+    return Arena(offsets, max((offsets[b.name] + b.nbytes for b in placed), default=0))
+
+
+def homes(graph: gs.Graph, ops: Ops) -> dict[int, gs.Tensor]:
+    """Every tensor's oldest alias: the one whose memory it uses."""
+    found = {id(t): t for t in (*graph.inputs, *graph.outputs)}
+    for node in graph.nodes:
+        shared = {id(out): source for out, source in aliases(node, ops)}
+        for tensor in node.outputs:
+            source = shared.get(id(tensor), tensor)
+            found[id(tensor)] = found.get(id(source), source)
+    return found
+
+
+def _lowest_gap(block: Block, placed: Sequence[Block], offsets: Mapping[str, int]) -> int:
+    taken = sorted((offsets[b.name], b.nbytes) for b in placed if b.meets(block))
+    start = 0
+    for offset, nbytes in taken:
+        if offset - start >= block.nbytes:
+            break
+        start = max(start, offset + nbytes)
+    return start

@@ -1,0 +1,74 @@
+"""Weights laid out as the CUDA kernels read them: one more recipe, and another graph input.
+
+Knows `Op.cuda.packs` and no single op. A packed weight is named after the original and the op
+(`layers.0.mlp.down_proj.weight:nvfp4_linear`): a tied head's weight may be wanted both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
+from spark_engine.errors import GraphError
+from spark_engine.models.weights.recipes import Weight, transform
+from spark_engine.op import DOMAIN, Attr, Op
+from spark_engine.tensors import Array, TensorSpec
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One pack of one op as a function that compares by what it does."""
+
+    op: Op
+    operand: int
+    attrs: tuple[tuple[str, Attr], ...]
+
+    def __call__(self, array: Array) -> Array:
+        """The packed array."""
+        return self.op.cuda.packs[self.operand].apply(dict(self.attrs), array)
+
+    def spec(self, spec: TensorSpec) -> TensorSpec:
+        """The packed spec, named."""
+        packed = self.op.cuda.packs[self.operand].infer(dict(self.attrs), spec)
+        return replace(packed, name=f"{spec.name}:{self.op.name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packing) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self.op.name, self.operand, self.attrs
+
+
+def pack(family: FamilyGraph, ops: Ops) -> None:
+    """Gives each node of an op with packs its packed weights; drops what nobody reads then.
+
+    Raises GraphError when a packed operand is no weight.
+    """
+    graph = family.graph
+    inputs = {tensor.name: tensor for tensor in graph.inputs}
+    for node in graph.nodes:
+        op = ops[node.op] if node.domain == DOMAIN else None
+        for operand in sorted(op.cuda.packs) if op else ():
+            if operand >= len(node.inputs):
+                continue
+            assert op is not None
+            original = node.inputs[operand]
+            if original.name not in family.weights:
+                raise GraphError(f"{node.name}: packed operand {original.name} is no weight")
+            packing = Packing(op, operand, tuple(sorted(attrs_of(node, op).items())))
+            weight = family.weights[original.name]
+            spec = packing.spec(spec_of(original))
+            if spec.name not in inputs:
+                inputs[spec.name] = variable(spec)
+                graph.inputs.append(inputs[spec.name])
+                family.weights[spec.name] = Weight(spec, transform(weight.recipe, spec, packing))
+            node.inputs[operand] = inputs[spec.name]
+    unread = {t.name for t in graph.inputs if t.name in family.weights and not t.outputs}
+    graph.inputs = [t for t in graph.inputs if t.name not in unread]
+    for name in unread:
+        del family.weights[name]

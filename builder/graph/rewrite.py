@@ -1,0 +1,113 @@
+"""The rewriting engine: rules as rows, applied in order, counted, refusals with a sentence.
+
+Knows how rules are applied; knows no rule. A rule finds a match, may refuse it with a reason a
+person can read, and otherwise rewrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.errors import GraphError
+from spark_engine.manifest import Refusal
+from spark_engine.models.weights.recipes import Reads, Weight
+
+MAX_ROUNDS = 100  # a rule that still finds matches after so many sweeps does not converge
+
+
+@dataclass(frozen=True)
+class RewriteContext:
+    """What a rule may look at and change: the graph, and the recipes of its weights.
+
+    `checkpoint` is what scalars are read from where a rule asks whether two are equal.
+    """
+
+    graph: gs.Graph
+    weights: MutableMapping[str, Weight]
+    checkpoint: Reads
+    ops: Ops
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a rule applies: the node it hangs on, and what the pattern found around it."""
+
+    root: gs.Node
+    parts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+        name: as it is counted in the manifest.
+        pattern: (context, node) -> the match if the shape around the node fits, else None.
+        check: (context, match) -> None, or the sentence that says why it cannot be done here.
+        replace: (context, match) rewires the graph; dead nodes are swept afterwards.
+    """
+
+    name: str
+    pattern: Callable[[RewriteContext, gs.Node], Match | None]
+    check: Callable[[RewriteContext, Match], str | None]
+    replace: Callable[[RewriteContext, Match], None]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What happened: how often each rule applied (0 included), and what was refused."""
+
+    counts: dict[str, int]
+    refusals: tuple[Refusal, ...]
+
+
+def rewrite(context: RewriteContext, rules: Sequence[Rule]) -> Rewritten:
+    """Applies each rule until it finds no further match, then the next. Changes the context.
+
+    Raises GraphError when a rule does not converge (it recreates its own pattern).
+    """
+    counts: dict[str, int] = {}
+    refusals: dict[tuple[str, str], Refusal] = {}
+    for rule in rules:
+        counts[rule.name] = 0
+        for _ in range(MAX_ROUNDS):
+            done = _sweep(context, rule, refusals)
+            counts[rule.name] += done
+            if not done:
+                break
+        else:
+            raise GraphError(f"rule {rule.name} does not converge")
+    return Rewritten(counts, tuple(refusals.values()))
+
+
+def _sweep(context: RewriteContext, rule: Rule, refusals: dict[tuple[str, str], Refusal]) -> int:
+    """One pass over the nodes in graph order; a node that a replacement removed is passed."""
+    done = 0
+    for node in list(context.graph.nodes):
+        match = rule.pattern(context, node) if node.outputs else None
+        if match is None:
+            continue
+        reason = rule.check(context, match)
+        if reason is not None:
+            refusals[rule.name, node.name] = Refusal(rule.name, node.name, reason)
+            continue
+        rule.replace(context, match)
+        refusals.pop((rule.name, node.name), None)
+        done += 1
+    if done:
+        context.graph.cleanup().toposort()
+        _drop_unused_weights(context)
+    return done
+
+
+def _drop_unused_weights(context: RewriteContext) -> None:
+    graph, weights = context.graph, context.weights
+    graph.inputs = [t for t in graph.inputs if t.outputs or t.name not in weights]
+    kept = {t.name for t in graph.inputs}
+    for name in [n for n in weights if n not in kept]:
+        del weights[name]

@@ -1,0 +1,1 @@
+"""The build half of the `native` executor: packed weights, tactics, cubins, launch records."""

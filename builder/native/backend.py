@@ -1,0 +1,121 @@
+"""The build half of the `native` executor over all buckets: choose, compile, emit.
+
+Everything that can be refused is refused by `choose`, before a byte is written. Kernels of all
+buckets are compiled together, since buckets share most of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spark_engine import device
+from spark_engine.builder.executors.backend import Backend, Emitted
+from spark_engine.builder.executors.header import header
+from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.native.tactics import Chooser, report
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Plan
+from spark_engine.device_buffers import Buffers
+from spark_engine.errors import OptionError
+from spark_engine.interface import tables
+from spark_engine.progress import Advance
+from spark_engine.weights_file import WeightEntry
+
+TIMINGS = ".timings.json"
+
+
+class NativeBackend(Backend):
+    """Decides every bucket of packed graphs.
+
+    `cubins` is the folder of compiled kernels; `.timings.json` beside it keeps measurements.
+    Raises OptionError when timing was asked for and the GPU is another or absent; `choose` when an
+    op has no tactic for the target, or an invariant build finds none that all buckets can share.
+    """
+
+    executor = program.EXECUTOR
+    kernels = True
+
+    def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
+        assert plan.gpu is not None
+        self._plan, self._ops, self._target = plan, ops, plan.gpu
+        self._cache, self._workers = cubins, min(os.cpu_count() or 1, 16)
+        self.timed = self._times(plan.timing)
+
+    def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
+        """Tactics that compete can be timed only when they are compiled."""
+        sizes = [(g.graph, self._sizes(g)) for g in graphs]
+        self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).rivals(sizes)), advance)
+
+    def choose(self, graphs: Sequence[FamilyGraph]) -> None:
+        """Tactics by their times on this machine's GPU, or by their own predictions."""
+        if self.timed:
+            from spark_engine.builder.native.gpu_timer import GpuTimer
+
+            with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
+                self._decided = self._decide(graphs, Chooser(self._ops, self._target, timer))
+            self.notes = timer.notes
+        else:
+            self._decided = self._decide(graphs, Chooser(self._ops, self._target))
+        program.check(self._decided.values(), self._target)
+        self.tactics = tuple(
+            row for size, d in self._decided.items() for row in report(size.file, d.nodes)
+        )
+
+    def compile(self, advance: Advance) -> None:
+        """The kernels of all buckets."""
+        self._cubins = self._compile(program.jobs(self._decided.values()), advance)
+
+    def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
+        """Launch records and cubins."""
+        made = header(graph, size, self.executor, self._target.name)
+        payload, memory = program.encode(
+            self._decided[size], weights, graph.state_names, self._ops, self._cubins
+        )
+        buffers = Buffers.of(made, (spec.name for spec in tables(self._plan.limits)))
+        memory |= {"buffer_bytes": buffers.own_bytes, "wide_bytes": buffers.wide.nbytes}
+        return made, payload, memory
+
+    def _sizes(self, graph: FamilyGraph) -> tuple[Size, ...]:
+        return self._plan.buckets.of(graph.family)
+
+    def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
+        return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
+
+    def _decide(
+        self, graphs: Sequence[FamilyGraph], chooser: Chooser
+    ) -> dict[Size, program.Decided]:
+        failed: dict[str, str] = {}
+        for graph in graphs if self._plan.invariant else ():
+            failed |= chooser.agree(graph.graph, self._sizes(graph))
+        if failed:
+            raise OptionError(
+                f"--invariant on {self._target.name}: {'; '.join(failed.values())}; leave buckets "
+                "out by --decode or --prefill, or build without it"
+            )
+        return {
+            size: program.decide(graph.graph, size, chooser)
+            for graph in graphs
+            for size in self._sizes(graph)
+        }
+
+    def _times(self, wish: bool | None) -> bool:
+        """Whether tactics are timed: as told, or where the target's card is."""
+        if wish is False:
+            return False
+        present = device.present()
+        if present == self._target:
+            return True
+        if wish:
+            here = f"{present.name} ({present.card.name})" if present else "no CUDA GPU of a target"
+            raise OptionError(
+                f"--timing needs the GPU it builds for: {self._target.name} "
+                f"({self._target.card.name}) is asked for, and this machine has {here}"
+            )
+        return False
+
+
+BACKEND = NativeBackend

@@ -1,0 +1,57 @@
+"""Where the CUDA of a kernel stands: sources, the headers they include, and what those name.
+
+Knows the form of our sources (a header of comment, `extern "C"` entries); needs no compiler, so
+that `spark-inspect` finds its way on any machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from spark_engine import plugins
+from spark_engine.errors import InternalError
+
+SOURCES = Path(next(iter(plugins.__path__)))
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+_LOG = re.compile(r"\b(log/\w+\.md)")
+_ENTRY = r'^extern "C" __global__[^;{]*?\b%s\('
+
+
+def sources(name: str, folder: Path = SOURCES) -> dict[str, str]:
+    """The texts of a source and of every header it includes, by name; the source is the first."""
+    found: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found[current] = (folder / current).read_text()
+            waiting += _INCLUDE.findall(found[current])
+    return found
+
+
+def entry(symbol: str, source: str, folder: Path = SOURCES) -> tuple[Path, int]:
+    """The file and line of a kernel that the compilation of `source` has: its own or a header's.
+
+    Raises InternalError when there is none.
+    """
+    form = re.compile(_ENTRY % re.escape(symbol), re.MULTILINE)
+    for name, text in sources(source, folder).items():
+        match = form.search(text)
+        if match:
+            return folder / name, text.count("\n", 0, match.start()) + 1
+    raise InternalError(f"{source} and its headers have no kernel {symbol}")
+
+
+def logs(source: str, folder: Path = SOURCES) -> tuple[str, ...]:
+    """The files of measured variants, from the repository's root, that the comments at the top of
+    a source and of its headers name."""
+    tops = (_top(text) for text in sources(source, folder).values())
+    return tuple(dict.fromkeys(f"benchmarks/{log}" for top in tops for log in _LOG.findall(top)))
+
+
+def _top(text: str) -> str:
+    """The comment at the top of a file, its lines joined."""
+    lines = text.splitlines()
+    end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
+    return " ".join(line.removeprefix("//").strip() for line in lines[:end])

@@ -1,0 +1,213 @@
+"""Times tactics on the GPU of this machine: cold weights and states, replayed graphs, the median.
+
+Knows how a kernel is timed and the contract of one; knows no op. A graph holds the node's launches
+several times, each over its own copy of what no kernel before it has just written (weights,
+states), so that the copies together are larger than the L2 cache; activations stay where they are,
+warm, as they are behind the kernel that made them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from spark_engine.builder.native import nvrtc
+from spark_engine.builder.native.cuda_sources import sources
+from spark_engine.builder.native.tactics import Work
+from spark_engine.builder.native.timing_inputs import Filling, fillings
+from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
+from spark_engine.device import Function, Gpu, Module, name_and_driver
+from spark_engine.device_resources import DeviceResources
+from spark_engine.errors import CapacityError, ExecutorError, InternalError
+from spark_engine.kernel import Plan, Pointer, Tactic, Target
+
+COLD = 2  # times the L2 cache that the rotating copies hold
+MOST_COPIES, LEAST_LAUNCHES = 32, 4
+REPEATS, WARM = 7, 2
+SHARE = 0.8  # of the free memory that one measurement may take
+VERSION = Path("/proc/driver/nvidia/version")
+
+
+class GpuTimer:
+    """A `Timer` over the first GPU; earlier times come from the file `known`. A context manager.
+
+    `cubins` is the folder of compiled kernels. Nothing is left on the GPU at the end.
+    """
+
+    def __init__(self, target: Target, cubins: Path, known: Path) -> None:
+        self._timings = Timings(known, this_machine())
+        self._gpu = Gpu()
+        self._target, self._cubins = target, cubins
+        self.measured = 0
+
+    def __enter__(self) -> GpuTimer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timings.save()
+        self._gpu.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report."""
+        return tuple(self._timings.notes)
+
+    def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        """Seconds of one run of the plan; None where the GPU's memory does not hold it.
+
+        Raises InternalError naming a tactic that the GPU cannot run.
+        """
+        key = key_of(work, tactic, plan, _texts(tactic, plan))
+        known = self._timings.get(key)
+        if known is not None:
+            return known
+        try:
+            seconds = self._measure(work, tactic, plan)
+        except CapacityError:
+            return None  # another program took the memory meanwhile
+        except ExecutorError as error:
+            raise InternalError(
+                f"timing {work.name}/{tactic.name} over "
+                f"{[(str(s.dtype), s.dims) for s in work.ins]}: {error}; --no-timing builds "
+                "without the GPU"
+            ) from error
+        if seconds is not None:
+            self._timings.put(key, seconds)
+            self.measured += 1
+        return seconds
+
+    def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        bench = _Bench(self._gpu, work, plan)
+        if bench.nbytes > SHARE * self._gpu.free_bytes:
+            return None
+        functions, modules = self._functions(tactic, plan)
+        try:
+            bench.fill()
+            return bench.seconds(functions)
+        finally:
+            bench.free()
+            for module in modules:
+                self._gpu.unload(module)
+
+    def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Function], list[Module]]:
+        functions, modules = [], []
+        for launch in plan.launches:
+            source = launch.source or tactic.source
+            job = nvrtc.Job(source, launch.defines, (launch.symbol,))
+            code = nvrtc.compile(job, self._target, self._cubins).code
+            modules.append(self._gpu.module(code))
+            functions.append(self._gpu.function(modules[-1], launch.symbol))
+            self._gpu.allow_shared(functions[-1], launch.shared)
+        return functions, modules
+
+
+class _Bench:
+    """One node's buffers, `copies` of the cold ones, and its launches."""
+
+    def __init__(self, gpu: Gpu, work: Work, plan: Plan) -> None:
+        self._held, self._gpu, self._work, self._plan = DeviceResources(gpu), gpu, work, plan
+        self._fillings = fillings(work, np.random.default_rng(0))
+        cold = sum(self._fillings[i].nbytes for i in work.cold)
+        self.copies = min(MOST_COPIES, max(1, -(-COLD * gpu.l2_bytes // max(cold, 1))))
+        made = [*(f.nbytes for f in self._fillings), *(s.nbytes for s in work.outs)]
+        warm = sum(made) - cold + sum(s.nbytes for s in plan.scratch)
+        self.nbytes = warm + self.copies * cold
+
+    def fill(self) -> None:
+        """Allocates everything, and writes operands and zeroed scratch."""
+        self._inputs = [self._operand(i, f) for i, f in enumerate(self._fillings)]
+        aliases = self._work.op.aliases(self._work.attrs) if self._work.op else {}
+        self._outputs = [
+            self._inputs[aliases[i]] if i in aliases else [self._held.memory(spec.nbytes)]
+            for i, spec in enumerate(self._work.outs)
+        ]
+        self._scratch = [
+            self._held.zeros(s.nbytes) if s.zeroed else self._held.memory(s.nbytes)
+            for s in self._plan.scratch
+        ]
+        self._gpu.wait()
+
+    def seconds(self, functions: Sequence[Function]) -> float:
+        """The median over replays, a launch set's share of each."""
+        sets = max(self.copies, LEAST_LAUNCHES)
+        self._run(functions, 0)  # outside a graph, so that an error has a name
+        self._gpu.wait()
+
+        def record() -> None:
+            for turn in range(sets):
+                self._run(functions, turn)
+
+        replay = self._held.graph(record)
+        first, last = (self._held.event(timed=True) for _ in range(2))
+        times = []
+        for _ in range(WARM + REPEATS):
+            self._gpu.record(first)
+            self._gpu.replay(replay)
+            self._gpu.record(last)
+            self._gpu.wait_for(last)
+            times.append(self._gpu.milliseconds(first, last) / 1e3 / sets)
+        return statistics.median(times[WARM:])
+
+    def free(self) -> None:
+        """Gives everything back."""
+        self._held.close()
+
+    def _operand(self, index: int, filling: Filling) -> list[int]:
+        """Addresses of the operand's copies."""
+        copies = self.copies if index in self._work.cold else 1
+        addresses = [self._held.memory(filling.nbytes) for _ in range(copies)]
+        for address in addresses:
+            self._repeat(address, filling)
+        return addresses
+
+    def _repeat(self, address: int, filling: Filling) -> None:
+        """Writes the pattern over the whole buffer: once from the host, then doubling."""
+        done = min(filling.pattern.nbytes, filling.nbytes)
+        if done == 0:
+            return
+        self._gpu.upload(address, filling.pattern[:done])
+        while done < filling.nbytes:
+            more = min(done, filling.nbytes - done)
+            self._gpu.copy(address + done, address, more)
+            done += more
+
+    def _run(self, functions: Sequence[Function], turn: int) -> None:
+        for launch, function in zip(self._plan.launches, functions, strict=True):
+            values = [
+                self._address(a, turn) if isinstance(a, Pointer) else a.value for a in launch.args
+            ]
+            self._gpu.launch(function, launch, values)
+
+    def _address(self, pointer: Pointer, turn: int) -> int:
+        if pointer.kind == "scratch":
+            return self._scratch[pointer.index]
+        found = self._inputs if pointer.kind == "input" else self._outputs
+        copies = found[pointer.index]
+        return copies[turn % len(copies)]
+
+
+def _texts(tactic: Tactic, plan: Plan) -> dict[str, str]:
+    """The plan's sources and their headers, by name."""
+    found: dict[str, str] = {}
+    for name in {launch.source or tactic.source for launch in plan.launches}:
+        found |= sources(name)
+    return found
+
+
+def this_machine() -> Machine:
+    """What times of the first GPU depend on. Raises ExecutorError without one."""
+    name, version = name_and_driver()
+    try:
+        found = driver_version(VERSION.read_text())
+    except OSError:
+        found = None
+    return Machine(name, found or version, nvrtc.compiler_version())

@@ -1,0 +1,144 @@
+"""The launches of a native bucket for a person: what each runs, and where that is written.
+
+Knows the payload's JSON (docs/engine_file.md), the ops and where their sources lie; runs nothing.
+A launch leads to its kernel, to its op's reference, and to the log of the variants that were
+measured: all three are looked up, none is written down here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_engine.builder.native.cuda_sources import SOURCES, entry, logs
+from spark_engine.errors import OptionError
+from spark_engine.manifest import Bucket, Json, Manifest
+from spark_engine.plugins.registry import REGISTRY
+
+NATIVE = "native"
+STANDARD = "https://onnx.ai/onnx/operators/onnx__{}.html"  # defines the ops that are not ours
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch: the graph's node, its op and tactic, the kernel and the source it is made of.
+
+    `operands`: (kind, name) of what it is given that has a name: weights, states, inputs, outputs.
+    """
+
+    node: str
+    op: str
+    tactic: str
+    symbol: str
+    source: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    operands: tuple[tuple[str, str], ...]
+
+    @property
+    def kernel(self) -> str:
+        """`plugins/linear/linear.cu:25`."""
+        return _at(*entry(self.symbol, self.source))
+
+    @property
+    def reference(self) -> str:
+        """The op's numpy reference, or the page that defines a standard operator."""
+        op = REGISTRY.get(self.op)
+        if op is None:
+            return STANDARD.format(self.op)
+        reference = inspect.unwrap(op.reference)
+        return _at(Path(inspect.getfile(reference)), reference.__code__.co_firstlineno)
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """Files of measured variants, from the repository's root."""
+        return logs(self.source)
+
+
+def bucket_of(manifest: Manifest, name: str) -> Bucket:
+    """The bucket of that file, with or without its ending. Raises OptionError naming them all."""
+    if manifest.executor != NATIVE:
+        raise OptionError(f"--bucket: an engine for {manifest.target} has no CUDA launches")
+    for bucket in manifest.buckets:
+        if name in (bucket.file, bucket.file.partition(".")[0]):
+            return bucket
+    names = ", ".join(bucket.file for bucket in manifest.buckets)
+    raise OptionError(f"--bucket {name}: the buckets are {names}")
+
+
+def launches(payload: bytes) -> tuple[Launched, ...]:
+    """The launches of a native payload in their order."""
+    length = int.from_bytes(payload[:8], "little")
+    body = json.loads(payload[8 : 8 + length])
+    return tuple(_launched(row, body["kernels"][row["kernel"]]) for row in body["launches"])
+
+
+def _launched(row: Json, kernel: Json) -> Launched:
+    return Launched(
+        node=row["node"],
+        op=row["op"],
+        tactic=row["tactic"],
+        symbol=kernel["symbol"],
+        source=kernel["source"],
+        grid=tuple(row["grid"]),
+        block=tuple(row["block"]),
+        operands=tuple((arg[0], arg[1]) for arg in row["args"] if isinstance(arg[1], str)),
+    )
+
+
+def listing(found: Iterable[Launched]) -> str:
+    """All launches of a bucket, a line each."""
+    rows = [("launch", "node", "op", "tactic", "kernel", "blocks", "threads")]
+    for number, launch in enumerate(found):
+        names = (launch.node, launch.op, launch.tactic, launch.symbol)
+        rows.append((str(number), *names, _times(launch.grid), _times(launch.block)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def told(found: tuple[Launched, ...], number: int, tactics: Iterable[Json], file: str) -> str:
+    """One launch, and where its kernel, its reference and its variants stand.
+
+    Raises OptionError for a number that is not there.
+    """
+    if not 0 <= number < len(found):
+        raise OptionError(f"--launch {number}: {file} has launches 0 to {len(found) - 1}")
+    launch = found[number]
+    lines = [
+        ("launch", f"{number} of {len(found)} in {file}: {launch.node}"),
+        ("op", f"{launch.op}, tactic {launch.tactic}"),
+        ("kernel", f"{launch.kernel} ({launch.symbol})"),
+        ("reference", launch.reference),
+        ("variants", ", ".join(launch.logs)),
+        ("weights", ", ".join(name for kind, name in launch.operands if kind == "weight")),
+    ]
+    lines += [("timed", _timed(row)) for row in tactics if _decides(row, launch, file)]
+    return "\n".join(f"{name:10}{text}" for name, text in lines)
+
+
+def _decides(row: Json, launch: Launched, file: str) -> bool:
+    """Whether a row of the manifest's `tactics` may have chosen this launch's tactic."""
+    return (row["bucket"], row["op"], row["chosen"]) == (file, launch.op, launch.tactic)
+
+
+def _timed(row: Json) -> str:
+    """`stream 12.3 us, skinny 14.5 us (measured; 30 nodes, the first layers.0.mlp…)`."""
+    times = ", ".join(f"{name} {us:g} us" for name, us in row["microseconds"].items())
+    how = "measured" if row["timed"] else "predicted"
+    return f"{times} ({how}; {row['nodes']} nodes, the first {row['node']})"
+
+
+def _at(path: Path, line: int) -> str:
+    """From the folder that holds `plugins/`: in a clone, the repository's root."""
+    return f"{path.resolve().relative_to(SOURCES.resolve().parent)}:{line}"
+
+
+def _times(dims: tuple[int, int, int]) -> str:
+    return "x".join(map(str, dims))

@@ -1,0 +1,198 @@
+"""CUDA sources to cubins, by NVRTC. Needs no GPU and no driver.
+
+Knows compiler options and the compiler's report; knows no op. A cubin depends on the source, the
+headers it includes, the defines, the target and the compiler, and nothing else: that is also the
+key under which a folder of earlier cubins keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from cuda.bindings import nvrtc
+from cuda.core import Program, ProgramOptions
+
+from spark_engine.builder.native.cuda_sources import SOURCES, sources
+from spark_engine.errors import InternalError
+from spark_engine.kernel import Plan, Target
+from spark_engine.progress import Advance, ignore
+
+Defines = tuple[tuple[str, str], ...]
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel takes: registers of a thread, and bytes; `shared` is the static part."""
+
+    registers: int
+    shared: int
+    stack: int
+    spills: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled source: the ELF image and each entry's usage by symbol."""
+
+    code: bytes
+    usage: Mapping[str, Usage]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation: a file of `plugins/`, the macros, and the entries it must have."""
+
+    source: str
+    defines: Defines
+    symbols: tuple[str, ...]
+
+
+def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
+    """The distinct compilations of (source, plan) pairs, sorted."""
+    found: dict[tuple[str, Defines], set[str]] = {}
+    for source, plan in plans:
+        for launch in plan.launches:
+            key = (launch.source or source, launch.defines)
+            found.setdefault(key, set()).add(launch.symbol)
+    return tuple(Job(*key, tuple(sorted(found[key]))) for key in sorted(found))
+
+
+def compile(job: Job, target: Target, cache: Path | None = None, folder: Path = SOURCES) -> Cubin:
+    """The job's cubin for `target`, from the folder `cache` when it holds it already.
+
+    Raises InternalError, with the compiler's words, when the source does not compile or lacks
+    one of the job's symbols.
+    """
+    texts = sources(job.source, folder)
+    kept = cache / f"{_key(job, target, texts)}.cubin" if cache else None
+    cubin = _recall(kept) if kept else None
+    if cubin is None:
+        cubin = _compile(job, target, folder, texts[job.source])
+        if kept:
+            _keep(kept, cubin)
+    missing = sorted(set(job.symbols) - set(cubin.usage))
+    if missing:
+        raise InternalError(f'{_label(job, target)} has no extern "C" kernel {missing}')
+    return cubin
+
+
+def compile_all(
+    jobs: Sequence[Job],
+    target: Target,
+    cache: Path | None = None,
+    workers: int = 1,
+    folder: Path = SOURCES,
+    advance: Advance = ignore,
+) -> dict[Job, Cubin]:
+    """`compile` of each job, by `workers` processes; `advance` is told how many are done."""
+    work = partial(compile, target=target, cache=cache, folder=folder)
+    made: dict[Job, Cubin] = {}
+    with ExitStack() as stack:
+        several = workers > 1 and len(jobs) > 1
+        pool = stack.enter_context(_processes(workers)) if several else None
+        for job, cubin in zip(jobs, pool.map(work, jobs) if pool else map(work, jobs), strict=True):
+            made[job] = cubin
+            advance(len(made), len(jobs))
+    return made
+
+
+def _processes(workers: int) -> ProcessPoolExecutor:
+    """Ctrl-C reaches them too, and is the parent's to answer."""
+    spawn = multiprocessing.get_context("spawn")
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(workers, spawn, signal.signal, ignored)
+
+
+def compiler_version() -> str:
+    """NVRTC's version, as "13.0"."""
+    result, major, minor = nvrtc.nvrtcVersion()
+    if int(result) != 0:
+        raise InternalError(f"NVRTC gives no version: {result}")
+    return f"{major}.{minor}"
+
+
+def _options(job: Job, target: Target, folder: Path) -> ProgramOptions:
+    return ProgramOptions(
+        name=job.source,
+        std="c++17",
+        arch=target.name,
+        define_macro=list(job.defines) or None,
+        include_path=str(folder),
+        ptxas_options=["-v"],
+        no_cache=True,  # what comes from NVRTC's own cache comes without ptxas' report
+    )
+
+
+def _compile(job: Job, target: Target, folder: Path, text: str) -> Cubin:
+    log = io.StringIO()
+    try:
+        program = Program(text, "c++", _options(job, target, folder))
+        code = bytes(program.compile("cubin", logs=log).code)
+    except Exception as error:  # cuda.core's class for NVRTC's errors is not public
+        raise InternalError(
+            f"{_label(job, target)} does not compile: {error}\n{log.getvalue()}"
+        ) from error
+    return Cubin(code, dict(_usage(log.getvalue())))
+
+
+def _usage(log: str) -> Iterator[tuple[str, Usage]]:
+    """Reads ptxas' report of every entry."""
+    names = list(_ENTRY.finditer(log))
+    if not names:
+        raise InternalError(f"ptxas reports no kernel: {log!r}")
+    ends = [m.start() for m in names[1:]] + [len(log)]
+    for name, end in zip(names, ends, strict=True):
+        part = log[name.end() : end]
+        stack, used = _STACK.search(part), _USED.search(part)
+        if stack is None or used is None:
+            raise InternalError(f"ptxas reports no usage of {name[1]}:\n{log}")
+        spills = int(stack[2]) + int(stack[3])
+        yield name[1], Usage(int(used[1]), int(used[2] or 0), int(stack[1]), spills)
+
+
+def _key(job: Job, target: Target, texts: Mapping[str, str]) -> str:
+    parts = [compiler_version(), target.name, job.source, job.defines, sorted(texts.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _recall(path: Path) -> Cubin | None:
+    """A kept cubin; None when there is none or it is damaged."""
+    try:
+        head, code = path.read_bytes().split(b"\n", 1)
+        report = json.loads(head)
+        if report["sha256"] != hashlib.sha256(code).hexdigest():
+            return None
+        return Cubin(code, {k: Usage(**v) for k, v in report["usage"].items()})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(path: Path, cubin: Cubin) -> None:
+    """Writes whole files only: several processes may share the folder."""
+    usage = {k: asdict(v) for k, v in cubin.usage.items()}
+    head = {"sha256": hashlib.sha256(cubin.code).hexdigest(), "usage": usage}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(json.dumps(head).encode() + b"\n" + cubin.code)
+    os.replace(file.name, path)
+
+
+def _label(job: Job, target: Target) -> str:
+    macros = " ".join(f"-D{name}={value}" for name, value in job.defines)
+    return f"{job.source} {macros} for {target.name}".replace("  ", " ")

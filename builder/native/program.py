@@ -1,0 +1,232 @@
+"""Build half of the `native` executor: a graph and a bucket become launches and cubins, as bytes.
+
+Knows where every tensor lies and in which order kernels run (docs/engine_file.md has the form of
+the bytes); knows no single op and no CUDA binding but the compiler. Node order is launch order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_engine.builder.graph.memory import Block, homes, lifetimes, place
+from spark_engine.builder.graph.nodes import Ops
+from spark_engine.builder.native import nvrtc
+from spark_engine.builder.native.tactics import Choice, Chooser
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.device_buffers import aligned
+from spark_engine.errors import OptionError
+from spark_engine.interface import STATE_OUT
+from spark_engine.kernel import Launch, Pointer, Target
+from spark_engine.manifest import Json, canonical_json
+from spark_engine.progress import Advance, ignore
+from spark_engine.weights_file import WeightEntry
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
+EXECUTOR = "native"
+Cubins = Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]  # by source and macros
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One bucket's graph with a tactic for each node, in launch order."""
+
+    graph: gs.Graph
+    size: Size
+    nodes: tuple[tuple[gs.Node, Choice], ...]
+
+
+def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> Decided:
+    """Chooses every node's tactic."""
+    return Decided(graph, size, tuple((n, chooser.node(n, size)) for n in graph.nodes))
+
+
+def check(buckets: Iterable[Decided], target: Target) -> None:
+    """Raises OptionError naming every op that no tactic takes, with the reasons."""
+    missing: dict[str, str] = {}
+    for bucket in buckets:
+        for node, choice in bucket.nodes:
+            if choice.tactic is None:
+                reasons = "; ".join(f"{k}: {v}" for k, v in choice.refused.items())
+                missing.setdefault(node.op, f"{node.op} ({reasons})" if reasons else node.op)
+    if missing:
+        raise OptionError(
+            f"--target {target.name}: no CUDA tactic yet for: "
+            f"{', '.join(missing[op] for op in sorted(missing))}; use --target cpu"
+        )
+
+
+def jobs(buckets: Iterable[Decided]) -> tuple[nvrtc.Job, ...]:
+    """The distinct compilations of all buckets."""
+    pairs = []
+    for bucket in buckets:
+        for _, choice in bucket.nodes:
+            assert choice.tactic is not None and choice.plan is not None
+            pairs.append((choice.tactic.source, choice.plan))
+    return nvrtc.jobs_of(pairs)
+
+
+def compile_jobs(
+    found: Sequence[nvrtc.Job],
+    target: Target,
+    cache: Path,
+    workers: int,
+    advance: Advance = ignore,
+) -> Cubins:
+    """Cubins by (source, defines)."""
+    made = nvrtc.compile_all(found, target, cache, workers, advance=advance)
+    return {(job.source, job.defines): cubin for job, cubin in made.items()}
+
+
+def encode(
+    bucket: Decided,
+    weights: Mapping[str, WeightEntry],
+    states: tuple[str, ...],
+    ops: Ops,
+    cubins: Cubins,
+) -> tuple[bytes, dict[str, int]]:
+    """The payload, and its scratch memory by the name of the manifest's `Bucket`."""
+    places = _Places(bucket, weights, states, ops)
+    kernels = _Kernels(cubins)
+    launches: list[Json] = []
+    for step, (node, choice) in enumerate(bucket.nodes):
+        assert choice.tactic is not None and choice.plan is not None
+        for launch in choice.plan.launches:
+            kernel = kernels.index(choice.tactic.source, launch)
+            args = [
+                places.of(step, node, a) if isinstance(a, Pointer) else [a.kind, a.value]
+                for a in launch.args
+            ]
+            launches.append(_record(node, choice.tactic.name, kernel, launch, args))
+    table, images = kernels.table()
+    memory = {"arena_bytes": places.arena.nbytes, "zeroed_bytes": places.zeroed_bytes}
+    body = {
+        **memory,
+        "kernels": table,
+        "cubins": [len(image) for image in images],
+        "launches": launches,
+        "places": places.table(),
+    }
+    text = canonical_json(body)
+    payload = len(text).to_bytes(8, "little") + text + b"".join(images)
+    return payload, memory
+
+
+class _Places:
+    """Where each operand of each node lies."""
+
+    def __init__(
+        self,
+        bucket: Decided,
+        weights: Mapping[str, WeightEntry],
+        states: tuple[str, ...],
+        ops: Ops,
+    ) -> None:
+        graph = bucket.graph
+        self._homes = homes(graph, ops)
+        self._kinds = {t.name: "output" for t in graph.outputs}
+        for tensor in graph.inputs:
+            kind = "weight" if tensor.name in weights else "input"
+            self._kinds[tensor.name] = "state" if tensor.name in states else kind
+        self._written = [tensor for node in graph.nodes for tensor in node.outputs]
+        blocks = list(lifetimes(graph, ops, bucket.size.dims))
+        self._zeroed: dict[tuple[int, int], Json] = {}
+        self.zeroed_bytes = 0
+        for step, (node, choice) in enumerate(bucket.nodes):
+            blocks += self._take_scratch(step, node, choice)
+        self.arena = place(blocks)
+        self._sizes = {block.name: block.nbytes for block in blocks}
+
+    def of(self, step: int, node: gs.Node, pointer: Pointer) -> Json:
+        """The argument record of a pointer."""
+        if pointer.kind == "scratch":
+            zeroed = self._zeroed.get((step, pointer.index))
+            return zeroed or self._inside(_scratch_name(node, pointer.index))
+        tensors = node.inputs if pointer.kind == "input" else node.outputs
+        home = self._homes.get(id(tensors[pointer.index]), tensors[pointer.index])
+        if home.name in self._kinds:
+            return [self._kinds[home.name], home.name]
+        return self._inside(home.name)
+
+    def _inside(self, name: str) -> Json:
+        return ["arena", self.arena.offsets[name], self._sizes[name]]
+
+    def table(self) -> dict[str, Json]:
+        """Where the tensors that nodes write lie, by name; those are left out that lie in an
+        output, or in a state, of their own name."""
+        found: dict[str, Json] = {}
+        for tensor in self._written:
+            home = self._homes.get(id(tensor), tensor)
+            if home.name not in self._kinds:
+                found[tensor.name] = self._inside(home.name)
+            elif tensor.name not in (home.name, home.name + STATE_OUT):
+                found[tensor.name] = [self._kinds[home.name], home.name]
+        return found
+
+    def _take_scratch(self, step: int, node: gs.Node, choice: Choice) -> list[Block]:
+        """Scratch is the arena's while the node runs. Zeroed scratch is left zero by every node,
+        so all nodes share it."""
+        assert choice.plan is not None
+        blocks, zeroed = [], 0
+        for i, need in enumerate(choice.plan.scratch):
+            nbytes = aligned(need.nbytes)
+            if need.zeroed:
+                self._zeroed[step, i] = ["zeroed", zeroed, nbytes]
+                zeroed += nbytes
+            else:
+                blocks.append(Block(_scratch_name(node, i), nbytes, step, step))
+        self.zeroed_bytes = max(self.zeroed_bytes, zeroed)
+        return blocks
+
+
+def _scratch_name(node: gs.Node, index: int) -> str:
+    return f"{node.name}:scratch{index}"
+
+
+class _Kernels:
+    """The bucket's kernels, numbered as they are met."""
+
+    def __init__(self, cubins: Cubins) -> None:
+        self._cubins = cubins
+        self._found: dict[tuple[str, nvrtc.Defines, str], int] = {}
+        self._shared: list[int] = []
+
+    def index(self, source: str, launch: Launch) -> int:
+        """The kernel's number; remembers the most shared memory that a launch asks for."""
+        key = (launch.source or source, launch.defines, launch.symbol)
+        number = self._found.setdefault(key, len(self._found))
+        if number == len(self._shared):
+            self._shared.append(0)
+        self._shared[number] = max(self._shared[number], launch.shared)
+        return number
+
+    def table(self) -> tuple[list[Json], list[bytes]]:
+        """(kernel records, cubin images); equal images are kept once."""
+        images: dict[bytes, int] = {}
+        table = []
+        for (source, defines, symbol), shared in zip(self._found, self._shared, strict=True):
+            code = self._cubins[source, defines].code
+            cubin = images.setdefault(code, len(images))
+            row = {"cubin": cubin, "symbol": symbol, "shared": shared, "source": source}
+            table.append(row)
+        return table, list(images)
+
+
+def _record(node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
+    return {
+        "node": node.name,
+        "op": node.op,
+        "tactic": tactic,
+        "kernel": kernel,
+        "grid": list(launch.grid),
+        "block": list(launch.block),
+        "cluster": list(launch.cluster),
+        "shared": launch.shared,
+        "pdl": launch.pdl,
+        "resident": launch.resident,
+        "args": args,
+    }

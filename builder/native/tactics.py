@@ -1,0 +1,281 @@
+"""Which tactic runs each node: those that take it, and the fastest of them.
+
+Knows the contract of tactics and no single op. Nodes of one op, attributes and shapes are decided
+once. Where a GPU can time tactics a `Timer` replaces their own predictions. An invariant build
+first agrees, over all buckets of a family, on what decides the bits of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
+from spark_engine.manifest import Json
+from spark_engine.op import DOMAIN, Op
+from spark_engine.plugins.registry import STANDARD
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
+
+CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
+# Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences
+# are short, and a long one's step weighs more by its time alone.
+SHARES = (3, 1)
+OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One node of fixed shapes, packed.
+
+    Attributes:
+        name: the op's.
+        op: None for a standard ONNX operator.
+        ins, outs: specs of operands and results.
+        cold: operands that no node of the graph makes: weights, states, steps.
+        context: tokens behind each sequence when it is timed.
+    """
+
+    name: str
+    op: Op | None
+    attrs: Attrs
+    ins: Specs
+    outs: Specs
+    cold: frozenset[int]
+    context: int = CONTEXT
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Those to be timed at: CONTEXT, and of what decodes over pages the longest that the page
+        table holds and the pool has for every row at once, where that is twice as long."""
+        given = self.op.given(self.attrs) if self.op is not None else ()
+        paged = [s.dims for o, s in zip(given, self.ins, strict=False) if o.unit == "page"]
+        if not paged or self.attrs.get("tile", 1) != 1:
+            return (CONTEXT,)
+        named = {o.name: s.dims for o, s in zip(given, self.ins, strict=False)}
+        pool, _, size, _ = paged[0]
+        held = (pool - 1) // named["slots"][0]  # pages of each row; one is for scratch
+        longest = min(named["page_table"][1], held) * size - 1  # the new token has a place
+        return (CONTEXT, longest) if longest + 1 >= 2 * CONTEXT else (CONTEXT,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for nodes that are decided alike."""
+        attrs = sorted(self.attrs.items())
+        return self.name, *attrs, *((s.dtype, s.shape) for s in self.ins)
+
+
+Timer = Callable[[Work, Tactic, Plan], float | None]  # seconds; None: it cannot be timed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided for one op over operands of one shape.
+
+    Attributes:
+        tactic, plan: the chosen one; None where every tactic refuses.
+        seconds: by which it was chosen.
+        refused: reasons by tactic name.
+        candidates: seconds by name, of those that do not refuse; weighted by SHARES where they
+            are measured at two contexts.
+        timed: the seconds are measured, not predicted.
+        at: measured seconds by context and name, where there are several contexts.
+    """
+
+    tactic: Tactic | None
+    plan: Plan | None
+    seconds: float
+    refused: Mapping[str, str]
+    candidates: Mapping[str, float] = field(default_factory=dict)
+    timed: bool = False
+    at: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def choose(
+    cuda: Cuda, work: Work, target: Target, timer: Timer | None = None, order: str | None = None
+) -> Choice:
+    """The tactic of least time; of equal ones the first. `order` leaves out those of other bits.
+
+    A lone candidate is not timed. What cannot be timed is predicted, with all its rivals.
+    """
+    plans, refused = _plans(cuda, work, target, order)
+    if not plans:
+        return Choice(None, None, 0.0, refused)
+    seconds, measured = _seconds(work, plans, target, timer)
+    tactic, plan = min(plans, key=lambda pair: seconds[pair[0].name])
+    at = measured if len(measured) > 1 else {}
+    return Choice(tactic, plan, seconds[tactic.name], refused, seconds, bool(measured), at)
+
+
+def _plans(
+    cuda: Cuda, work: Work, target: Target, order: str | None
+) -> tuple[list[tuple[Tactic, Plan]], dict[str, str]]:
+    plans, refused = [], {}
+    for tactic in cuda.tactics:
+        reason = tactic.refuse(work.attrs, work.ins, target)
+        if reason is None and order is not None:
+            same = tactic.reduction_key(work.attrs, work.ins, target) == order
+            reason = None if same else OTHER_BITS
+        if reason is None:
+            plans.append((tactic, tactic.plan(work.attrs, work.ins, target)))
+        else:
+            refused[tactic.name] = reason
+    return plans, refused
+
+
+def _seconds(
+    work: Work, plans: Sequence[tuple[Tactic, Plan]], target: Target, timer: Timer | None
+) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+    """Seconds by tactic name, and what was measured by context: nothing where they are predicted.
+
+    A context at which some tactic cannot be timed is left out for all.
+    """
+    measured: dict[int, dict[str, float]] = {}
+    for context in work.contexts if timer is not None and len(plans) > 1 else ():
+        assert timer is not None
+        found = _timed(replace(work, context=context), plans, timer)
+        if found is None:
+            break
+        measured[context] = found
+    if not measured:
+        return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, {}
+    shares = SHARES[: len(measured)]
+    names = [tactic.name for tactic, _ in plans]
+    totals = {
+        name: sum(
+            share * times[name] for share, times in zip(shares, measured.values(), strict=True)
+        )
+        for name in names
+    }
+    return {name: total / sum(shares) for name, total in totals.items()}, measured
+
+
+def _timed(
+    work: Work, plans: Sequence[tuple[Tactic, Plan]], timer: Timer
+) -> dict[str, float] | None:
+    """Seconds by tactic name; None where one cannot be timed."""
+    found: dict[str, float] = {}
+    for tactic, plan in plans:
+        seconds = timer(work, tactic, plan)
+        if seconds is None:
+            return None
+        found[tactic.name] = seconds
+    return found
+
+
+@dataclass
+class Chooser:
+    """Decides nodes of one graph and bucket after another, and remembers."""
+
+    ops: Ops
+    target: Target
+    timer: Timer | None = None
+    _known: dict[tuple[object, ...], Choice] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def node(self, node: gs.Node, size: Size) -> Choice:
+        """The decision for a node in a bucket."""
+        cuda, work = self._work(node, size)
+        order = self._orders.get((size.family, node.name))
+        key = (order, *work.key)
+        if key not in self._known:
+            self._known[key] = choose(cuda, work, self.target, self.timer, order)
+        return self._known[key]
+
+    def rivals(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> list[tuple[str, Plan]]:
+        """(source, plan) of every tactic that is not the only one for its node."""
+        found: list[tuple[str, Plan]] = []
+        seen: set[tuple[object, ...]] = set()
+        for graph, sizes in graphs:
+            for node in graph.nodes:
+                for size in sizes:
+                    cuda, work = self._work(node, size)
+                    if len(cuda.tactics) > 1 and work.key not in seen:
+                        seen.add(work.key)
+                        plans, _ = _plans(cuda, work, self.target, None)
+                        found += [(t.source, plan) for t, plan in plans if len(plans) > 1]
+        return found
+
+    def agree(self, graph: gs.Graph, sizes: Sequence[Size]) -> dict[str, str]:
+        """Decides, for each node, what decides its bits in every one of `sizes`.
+
+        Of what all buckets can do, the least time over them together. Returns, by op, why no
+        such thing was found, for nodes that some tactic takes in every bucket.
+        """
+        failed = {}
+        known: dict[tuple[object, ...], str | None] = {}
+        for node in graph.nodes:
+            works = [self._work(node, size) for size in sizes]
+            if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
+                continue  # refused in any case: said elsewhere
+            key = tuple(work.key for _, work in works)
+            if key not in known:
+                known[key] = self._common(works)
+            order = known[key]
+            if order is None:
+                failed[node.op] = (
+                    f"no tactic of {node.op} gives a row the same bits in "
+                    f"{', '.join(size.file for size in sizes)}"
+                )
+            else:
+                self._orders |= {(size.family, node.name): order for size in sizes}
+        return failed
+
+    def _common(self, works: Sequence[tuple[Cuda, Work]]) -> str | None:
+        """The `Tactic.order` that every bucket has and that takes the least time in all."""
+        buckets = [self._by_order(cuda, work) for cuda, work in works]
+        common = [o for o in buckets[0] if all(o in bucket for bucket in buckets)]
+        totals = {order: sum(bucket[order] for bucket in buckets) for order in common}
+        return min(totals, key=lambda order: totals[order]) if totals else None
+
+    def _by_order(self, cuda: Cuda, work: Work) -> dict[str, float]:
+        """Seconds of the fastest tactic of each order."""
+        plans, _ = _plans(cuda, work, self.target, None)
+        seconds, _ = _seconds(work, plans, self.target, self.timer)
+        found: dict[str, float] = {}
+        for tactic, _ in plans:
+            order = tactic.reduction_key(work.attrs, work.ins, self.target)
+            if order is not None:
+                found[order] = min(seconds[tactic.name], found.get(order, seconds[tactic.name]))
+        return found
+
+    def _work(self, node: gs.Node, size: Size) -> tuple[Cuda, Work]:
+        ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+        outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
+        cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)
+        if node.domain == DOMAIN:
+            op = self.ops[node.op]
+            return op.cuda, Work(node.op, op, attrs_of(node, op), ins, outs, cold)
+        cuda = STANDARD.get(node.op, Cuda())
+        return cuda, Work(node.op, None, dict(node.attrs), ins, outs, cold)
+
+
+def report(file: str, decided: Iterable[tuple[gs.Node, Choice]]) -> tuple[Json, ...]:
+    """Rows of the manifest's `tactics`: equal decisions of one bucket are one row."""
+    rows: dict[tuple[str, int], Json] = {}
+    for node, choice in decided:
+        key = (node.op, id(choice))
+        if key not in rows:
+            rows[key] = {
+                "op": node.op,
+                "bucket": file,
+                "node": node.name,
+                "nodes": 0,
+                "chosen": choice.tactic.name if choice.tactic else None,
+                "timed": choice.timed,
+                "microseconds": _microseconds(choice.candidates),
+                "refused": dict(choice.refused),
+            }
+            if choice.at:
+                at = {str(context): _microseconds(t) for context, t in choice.at.items()}
+                rows[key]["microseconds_at"] = at
+        rows[key]["nodes"] += 1
+    return tuple(rows.values())
+
+
+def _microseconds(candidates: Mapping[str, float]) -> Json:
+    return {name: round(seconds * 1e6, 2) for name, seconds in candidates.items()}

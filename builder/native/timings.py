@@ -1,0 +1,114 @@
+"""A file of earlier measurements, so that a tactic is timed once on a machine.
+
+Knows JSON and what a measurement depends on; knows no CUDA. Nothing in the file can break a build:
+what is not readable, or of another GPU, driver or compiler, is left unused, and a note says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spark_engine.builder.native.tactics import Work
+from spark_engine.kernel import Plan, Tactic
+from spark_engine.manifest import Json, canonical_json
+
+FORMAT = 1
+# "... x86_64 Kernel Module  535.104.05 ...", "... Open Kernel Module for x86_64  570.86.15 ..."
+_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What every time in a file depends on."""
+
+    gpu: str
+    driver: str
+    compiler: str
+
+    @property
+    def label(self) -> str:
+        """The key of this machine's times."""
+        return f"{self.gpu}, driver {self.driver}, NVRTC {self.compiler}"
+
+
+def driver_version(text: str) -> str | None:
+    """The driver's version in what /proc/driver/nvidia/version says, proprietary or open."""
+    found = _DRIVER.search(text)
+    return found[1] if found else None
+
+
+def key_of(work: Work, tactic: Tactic, plan: Plan, texts: Mapping[str, str]) -> str:
+    """sha256 of all that a time depends on beside the machine; `texts` are the sources by name."""
+    attrs = {name: value for name, value in sorted(work.attrs.items())}
+    specs = [[s.dtype.value, list(s.dims)] for s in (*work.ins, *work.outs)]
+    scene = [sorted(work.cold), work.context]
+    parts: Json = [work.name, tactic.name, attrs, specs, *scene, asdict(plan)]
+    sources = hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
+    return hashlib.sha256(canonical_json([parts, sources])).hexdigest()
+
+
+class Timings:
+    """Seconds by key, of one machine; others' are kept in the file and not used."""
+
+    def __init__(self, path: Path, machine: Machine) -> None:
+        self.notes: list[str] = []
+        self._path, self._label = path, machine.label
+        self._all = self._read()
+        others = sorted(name for name in self._all if name != self._label)
+        if others:
+            self.notes.append(
+                f"{path} also holds times of {'; '.join(others)}: not used for {self._label}"
+            )
+        self._mine = self._all.setdefault(self._label, {})
+
+    def get(self, key: str) -> float | None:
+        """Seconds, if known."""
+        return self._mine.get(key)
+
+    def put(self, key: str, seconds: float) -> None:
+        """Remembers; `save` writes."""
+        self._mine[key] = seconds
+
+    def save(self) -> None:
+        """Writes the whole file, or nothing. A folder that cannot be written is noted."""
+        text = json.dumps({"format": FORMAT, "machines": self._all}, indent=1, sort_keys=True)
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(text + "\n")
+            os.replace(part, self._path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            self.notes.append(f"times were not kept in {self._path}: {error}")
+
+    def _read(self) -> dict[str, dict[str, float]]:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            self.notes.append(f"{self._path} is not readable ({error}): tactics are timed anew")
+            return {}
+        try:
+            return _parse(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            self.notes.append(f"{self._path} is damaged ({error!r}): tactics are timed anew")
+            return {}
+
+
+def _parse(body: Json) -> dict[str, dict[str, float]]:
+    if body["format"] != FORMAT:
+        raise ValueError(f"format {body['format']}, not {FORMAT}")
+    found: dict[str, dict[str, float]] = {}
+    for label, times in body["machines"].items():
+        found[label] = {str(key): float(seconds) for key, seconds in times.items()}
+        if not all(math.isfinite(s) and s > 0 for s in found[label].values()):
+            raise ValueError(f"a time of {label} is no positive number")
+    return found

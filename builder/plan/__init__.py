@@ -1,0 +1,1 @@
+"""What is decided before a graph is built: options, sizes, how memory is shared out."""

@@ -1,0 +1,55 @@
+"""How a GPU's memory is shared out when the user does not say: sequences, context, KV pages.
+
+    SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages
+
+Knows numbers of the model and the target; knows no graph. The weights are taken to be as large as
+the checkpoint and a twentieth, which padding does not reach; the recurrent states may take half of
+what the weights leave, or there are fewer sequences; the rest is pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_engine.kernel import Target
+
+SHARE = 0.9
+WEIGHTS = 1.05
+WORKSPACE = 4 << 30  # bytes: arena, logits of the largest bucket, cubins, the driver's context
+MAX_SEQS = 128
+MAX_CONTEXT = 32_768  # tokens
+PREFILL = (256, 1024)  # tokens
+LARGE_PREFILL = (*PREFILL, 4096)  # where a block's shared memory holds so many tokens' experts
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes: of the checkpoint, of one sequence's states, of one KV page."""
+
+    weights: int
+    slot: int
+    page: int
+
+
+def free_bytes(target: Target, needs: Needs) -> int:
+    """What weights and workspace leave; not above zero where they do not fit."""
+    return int(SHARE * target.card.memory - WEIGHTS * needs.weights) - WORKSPACE
+
+
+def sequences(target: Target, needs: Needs) -> int:
+    """Sequences alive at once: MAX_SEQS, halved until their states fit."""
+    most = MAX_SEQS
+    while most > 1 and (most + 1) * needs.slot > free_bytes(target, needs) // 2:
+        most //= 2
+    return most
+
+
+def pages(target: Target, needs: Needs, seqs: int) -> int:
+    """KV pages beside the states of `seqs` sequences, the scratch ones counted."""
+    left = free_bytes(target, needs) - (seqs + 1) * needs.slot
+    return max(0, left // max(1, needs.page) - 1)
+
+
+def prefill(target: Target) -> tuple[int, ...]:
+    """Tokens of the prefill buckets."""
+    return LARGE_PREFILL if target.large_shared else PREFILL

@@ -1,0 +1,241 @@
+"""What the user asked for, and what it comes to for one checkpoint.
+
+Knows defaults and limits of options; knows no graph. `resolve` turns wishes ("auto", None) into
+numbers once, so that nothing behind it meets an open question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from spark_engine import hints, kernel
+from spark_engine.builder.plan import budget
+from spark_engine.builder.plan.buckets import Buckets, bucket_sizes, fine_decode_rows
+from spark_engine.builder.plan.budget import Needs
+from spark_engine.errors import OptionError
+from spark_engine.interface import Limits, Precision
+from spark_engine.kernel import Target
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
+from spark_engine.tensors import DType
+
+CPU = "cpu"
+# Each target's executor, by the module of the builder that has its build half.
+TARGETS = {CPU: "executors.ort", **dict.fromkeys(kernel.TARGETS, "native.backend")}
+KV_DTYPES = ("f32", "bf16", "fp8")
+STATE_DTYPES = ("f32", "bf16")
+CPU_MAX_CONTEXT = 4096
+CPU_MAX_SEQS = 32
+GDN_RING = 8  # records, on a GPU
+KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
+
+
+@dataclass(frozen=True)
+class Options:
+    """The wishes of one build. None and "auto" mean: decide from the checkpoint and target.
+
+    A target "auto" that reaches `resolve` is the CPU, or the named card's: who looks for a GPU
+    does so before, and tells it as `gpu`.
+    """
+
+    target: str = "auto"
+    card: str = "auto"  # whose memory and multiprocessors count
+    decode: tuple[int, ...] | None = None  # rows of each decode bucket
+    prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
+    max_context: int | None = None  # tokens of the longest sequence
+    max_seqs: int | None = None
+    kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
+    kv_dtype: str = "auto"
+    state_dtype: str = "auto"
+    gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
+    activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
+    fuse: bool = True
+    debug: bool = False
+    timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
+    invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    gpu: Target | None = None  # what target and card come to
+
+    def to_json(self) -> dict[str, object]:
+        """The options as the fingerprint hashes them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the defaults depend on. `kv_token_width` counts K and V values of one token.
+
+    `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
+    keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
+    recurrent states, of one record in each of its rings, of its convolutions.
+    """
+
+    max_context: int
+    vocab: int
+    kv_token_width: int  # 2 · full-attention layers · kv_heads · head_dim
+    kv_dtype: DType | None  # declared by the checkpoint
+    state_dtype: DType | None
+    weight_bytes: int = 0
+    state_width: int = 0
+    conv_width: int = 0
+    record_width: int = 0
+    wide_bytes: int = 0
+
+    def needs(self, precision: Precision, page_size: int, ring: int = 0) -> Needs:
+        """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
+        slot = self.state_width * precision.state.itemsize + 4 * self.vocab
+        slot += 4 * ring * self.record_width
+        slot += self.conv_width * precision.activation.itemsize
+        page = page_size * self.kv_token_width * precision.kv.itemsize
+        halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
+        return Needs(self.weight_bytes - halved, slot, page)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided before a graph is built. `notes` are sentences for the report."""
+
+    target: str
+    limits: Limits
+    precision: Precision
+    buckets: Buckets
+    fuse: bool
+    debug: bool
+    notes: tuple[str, ...]
+    timing: bool | None = None
+    invariant: bool = False
+    gpu: Target | None = None
+
+
+def resolve(options: Options, facts: ModelFacts) -> Plan:
+    """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
+    gpu = options.gpu or gpu_of(options)
+    target = gpu.name if gpu else CPU if options.target == "auto" else options.target
+    if gpu is None and options.timing:
+        raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
+    precision = _precision(options, facts, gpu)
+    ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
+    needs = facts.needs(precision, Limits.page_size, ring)
+    seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
+    most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
+    context = _context(options.max_context, facts.max_context, most)
+    limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
+    room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
+    pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
+    limits = replace(limits, pages=pages, gdn_ring=ring)
+    prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
+    decode = fine_decode_rows(seqs) if gpu and options.decode is None else options.decode
+    buckets = bucket_sizes(decode, prefill, limits)
+    return Plan(
+        target, limits, precision, buckets, options.fuse, options.debug, note,
+        options.timing, options.invariant, gpu,
+    )  # fmt: skip
+
+
+def gpu_of(options: Options, present: Target | None = None) -> Target | None:
+    """The GPU to build for; None: the CPU.
+
+    The card that is named; else the one that is `present`, where it is of the target's
+    architecture; else the architecture's first. Raises OptionError for names that are not known,
+    or do not fit.
+    """
+    target, card = check_target(options.target), options.card
+    if card != "auto":
+        named = kernel.CARDS.get(card)
+        if named is None:
+            known = ("auto", *kernel.CARDS)
+            near = hints.near(card, known)
+            raise OptionError(f"--card {card} is not known{near} (choose from {', '.join(known)})")
+        if target not in ("auto", named.name):
+            raise OptionError(f"--card {card} is of {named.name}, not of --target {target}")
+        return named
+    if present and target in ("auto", present.name):
+        return present
+    return kernel.TARGETS.get(target)
+
+
+def check_target(name: str) -> str:
+    """The name, where it is a target or `auto`. Raises OptionError naming what is meant."""
+    known = ("auto", *TARGETS)
+    if name not in known:
+        near = hints.near(name, known)
+        if name.lower() in ("cuda", "gpu", "nvidia"):
+            near = f"; a GPU is named by its architecture: {', '.join(kernel.TARGETS)}"
+        raise OptionError(f"--target {name} is not known{near} (choose from {', '.join(known)})")
+    return name
+
+
+def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Precision:
+    """Activations are f32 on the CPU, bf16 on a GPU; KV and state follow the checkpoint unless
+    told."""
+    activation = DType.BF16 if gpu else DType.F32
+    if options.activation != "auto":
+        activation = _dtype("activation", options.activation, STATE_DTYPES)
+        if gpu and activation is not DType.BF16:
+            raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
+    kv = facts.kv_dtype or activation
+    state = facts.state_dtype or DType.F32
+    if options.kv_dtype != "auto":
+        kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
+    if options.state_dtype != "auto":
+        state = _dtype("--state-dtype", options.state_dtype, STATE_DTYPES)
+    if gpu and kv is DType.F32:
+        raise OptionError(f"--kv-dtype f32: {gpu.name} keeps bf16 or fp8 pages; choose one of them")
+    return Precision(activation, kv, state)
+
+
+def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
+    if name not in legal:
+        raise OptionError(f"{option} {name} is not known; choose from auto, {', '.join(legal)}")
+    return DType.F8E4M3 if name == "fp8" else DType(name)
+
+
+def _ring(wish: int | None, default: int) -> int:
+    """Records of each ring. Raises OptionError for a length that no op takes."""
+    if wish is None:
+        return default
+    if wish and not LEAST <= wish <= MOST:
+        raise OptionError(f"--gdn-ring {wish} is not possible; choose 0 or from {LEAST} to {MOST}")
+    return wish
+
+
+def _seqs(options: Options, default: int) -> int:
+    """As told, or as many as the largest decode bucket that was asked for."""
+    if options.max_seqs is not None:
+        return _positive("--max-seqs", options.max_seqs)
+    return max(options.decode) if options.decode else default
+
+
+def _context(wish: int | None, most: int, default: int) -> int:
+    if wish is None:
+        return min(most, default)
+    if not 0 < wish <= most:
+        raise OptionError(f"--max-context {wish}: the model's positions allow 1 to {most}")
+    return wish
+
+
+def _pages(wish: int | None, limits: Limits, room: int, gpu: bool) -> tuple[int, tuple[str, ...]]:
+    """KV pages for `wish` tokens, or for every sequence at full length within `room` pages."""
+    least = limits.pages_per_seq
+    most = limits.max_seqs * least
+    if wish is not None:
+        pages = -(-_positive("--kv-tokens", wish) // limits.page_size)
+        if pages < least:
+            raise OptionError(
+                f"--kv-tokens {wish} holds less than one sequence of --max-context "
+                f"{limits.max_context}: give at least {least * limits.page_size}"
+            )
+        return min(pages, most), ()
+    pages = max(least, min(most, room))
+    if pages == most:
+        return pages, ()
+    tokens = pages * limits.page_size
+    why = "fit the memory of the target" if gpu else f"stay near {KV_BUDGET >> 30} GiB"
+    return pages, (
+        f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "
+        f"{limits.max_context}, to {why}; --kv-tokens changes that",
+    )
+
+
+def _positive(option: str, value: int) -> int:
+    if value <= 0:
+        raise OptionError(f"{option} {value} must be positive")
+    return value

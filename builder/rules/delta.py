@@ -1,0 +1,62 @@
+"""The rule that makes one launch of a decode layer's gated delta net.
+
+Knows the ops causal_conv, gated_delta_step, gated_norm[_quant] and gdn_decode of docs/graph.md.
+Runs after the quantisers have moved into the norm.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.edit import add_node, detach
+from spark_engine.builder.graph.nodes import is_op, producer, read_alone
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
+
+ROWS = 3  # last operands of a step: slots, starts, counts
+
+
+def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
+    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a token a row."""
+    if not is_op(node, "gated_norm", "gated_norm_quant"):
+        return None
+    step = producer(node.inputs[0])
+    if step is None or not is_op(step, "gated_delta_step"):
+        return None
+    conv = producer(step.inputs[0])
+    if conv is None or not is_op(conv, "causal_conv"):
+        return None
+    return Match(node, {"step": step, "conv": conv})
+
+
+def can_fuse(context: RewriteContext, match: Match) -> str | None:
+    """Nobody else reads what the launch would no longer store, and all read the same rows."""
+    step, conv = match.parts["step"], match.parts["conv"]
+    alone = read_alone(context.graph, (conv.outputs[0], step.outputs[0]))
+    if alone is not None:
+        return alone
+    if conv.inputs[0] is not match.root.inputs[1]:
+        return f"{conv.name} and {match.root.name} read different projections"
+    if any(a is not b for a, b in zip(conv.inputs[-ROWS:], step.inputs[-ROWS:], strict=True)):
+        return f"{conv.name} and {step.name} read different rows"
+    return None
+
+
+def fuse_decode(context: RewriteContext, match: Match) -> None:
+    """gdn_decode(…) -> conv_state', gdn_state', [gdn_ring'], [y], quantised…; it keeps the
+    norm's name."""
+    norm, step, conv = match.root, match.parts["step"], match.parts["conv"]
+    qkvz, conv_weight, conv_state, *rows = conv.inputs
+    _, *delta = step.inputs[:-ROWS]  # ba, a_log, dt_bias, the states
+    _, _, weight, *scales = norm.inputs
+    operands = [qkvz, delta[0], conv_weight, conv_state, *delta[1:], weight, *rows]
+    outputs = [conv.outputs[1], *step.outputs[1:], *norm.outputs]
+    attrs = {"keep": 1, "quant": "none", "n": 1, **norm.attrs}
+    attrs |= {n: value for n, value in step.attrs.items() if n != "tile"}
+    del attrs["heads"]
+    for node in (norm, step, conv):
+        detach(node)
+    node = add_node(context.ops, norm.name, "gdn_decode", [*operands, *scales], outputs, **attrs)
+    context.graph.nodes.append(node)
+
+
+GDN_DECODE = Rule("gdn_decode", find_decode, can_fuse, fuse_decode)

@@ -1,0 +1,151 @@
+"""Rules that move quantisation into the op that makes the value.
+
+Knows the quantise ops and the fused ops of docs/graph.md. A maker (norm, activation) whose result
+is quantised becomes one node that writes the quantised tensors itself, and the plain result only
+if somebody else still reads it (`keep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.edit import add_node, detach
+from spark_engine.builder.graph.nodes import consumers, is_op, is_output, is_standard, producer
+from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
+from spark_engine.builder.rules.weights import stack_scalars
+from spark_engine.plugins.registry import OPS
+
+QUANT = {op.name: op.quantises for op in OPS if op.quantises}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A maker's result `y`, its quantisers by kind, and whether anybody else reads it."""
+
+    y: gs.Tensor
+    groups: tuple[tuple[str, tuple[gs.Node, ...]], ...]
+    keep: bool
+
+
+def made(context: RewriteContext, node: gs.Node) -> Made:
+    """What becomes of the node's first output."""
+    y = node.outputs[0]
+    readers = consumers(y)
+    kinds = dict.fromkeys(n.op for n in readers if is_op(n, *QUANT))
+    groups = tuple((QUANT[k], tuple(n for n in readers if is_op(n, k))) for k in kinds)
+    keep = is_output(context.graph, y) or not all(is_op(n, *QUANT) for n in readers)
+    return Made(y, groups, keep)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The node to be written: its op, operands before the scales, and attributes."""
+
+    op: str
+    inputs: Sequence[gs.Tensor]
+    attrs: dict[str, object]
+
+
+def fuse(
+    context: RewriteContext, made: Made, first: Fused, extra: Sequence[gs.Tensor], rest: Fused
+) -> None:
+    """Adds `first`, which writes [y], extra outputs and the first kind's tensors.
+
+    A second kind of quantiser (rare: one value read by FP8 and by NVFP4 modules) becomes a
+    node `rest` that makes the value again: cheaper than storing it and reading it back.
+    """
+    groups = made.groups or (("none", ()),)
+    keep = [made.y] if made.keep else []
+    _add(context, made.y.name, first, made, groups[0], [*keep, *extra])  # it keeps the maker's name
+    for group in groups[1:]:
+        _add(context, f"{made.y.name}.{group[0]}", rest, made, group, [])
+
+
+def _add(
+    context: RewriteContext,
+    name: str,
+    fused: Fused,
+    made: Made,
+    group: tuple[str, tuple[gs.Node, ...]],
+    plain: list[gs.Tensor],
+) -> None:
+    quant, quantisers = group
+    scales = [q.inputs[1] for q in quantisers if len(q.inputs) > 1]
+    if scales:
+        scales = [stack_scalars(context, f"{made.y.name}.{quant}_scales", scales)]
+    outputs = [*plain, *(t for q in quantisers for t in q.outputs)]
+    for quantiser in quantisers:
+        detach(quantiser)
+    for tensor in plain:
+        tensor.inputs.clear()
+    keep = int(any(t is made.y for t in plain))
+    attrs = {**fused.attrs, "keep": keep, "quant": quant, "n": max(1, len(quantisers))}
+    node = add_node(context.ops, name, fused.op, [*fused.inputs, *scales], outputs, **attrs)
+    context.graph.nodes.append(node)
+
+
+def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
+    """An rms_norm after a residual addition, or whose result is quantised."""
+    if not is_op(node, "rms_norm"):
+        return None
+    add = producer(node.inputs[0])
+    add = add if add is not None and is_standard(add, "Add") else None
+    found = made(context, node)
+    return Match(node, {"add": add, "made": found}) if add or found.groups else None
+
+
+def fuse_norm(context: RewriteContext, match: Match) -> None:
+    """norm_quant(x, weight, [residual], [scales]) -> [y], [sum], quantised…"""
+    node, add, found = match.root, match.parts["add"], match.parts["made"]
+    x, weight = node.inputs
+    attrs = dict(node.attrs)
+    detach(node)
+    plain = Fused("norm_quant", [x, weight], {**attrs, "add": 0})
+    if add is None:
+        fuse(context, found, plain, [], plain)
+        return
+    left, right = add.inputs
+    detach(add)
+    first = Fused("norm_quant", [left, weight, right], {**attrs, "add": 1})
+    fuse(context, found, first, [x], plain)
+
+
+def find_act(context: RewriteContext, node: gs.Node) -> Match | None:
+    """silu_mul or sigmoid_gate whose result is quantised."""
+    found = made(context, node) if is_op(node, "silu_mul", "sigmoid_gate") else None
+    return Match(node, {"made": found}) if found and found.groups else None
+
+
+def fuse_act(context: RewriteContext, match: Match) -> None:
+    """act_quant(x, [qkv], [scales]) -> [y], quantised…"""
+    node = match.root
+    fused = Fused("act_quant", list(node.inputs), {"act": node.op, **node.attrs})
+    detach(node)
+    fuse(context, match.parts["made"], fused, [], fused)
+
+
+def find_gated(context: RewriteContext, node: gs.Node) -> Match | None:
+    """gated_norm whose result is quantised."""
+    found = made(context, node) if is_op(node, "gated_norm") else None
+    return Match(node, {"made": found}) if found and found.groups else None
+
+
+def fuse_gated(context: RewriteContext, match: Match) -> None:
+    """gated_norm_quant(o, packed, weight, [scales]) -> [y], quantised…"""
+    node = match.root
+    fused = Fused("gated_norm_quant", list(node.inputs), dict(node.attrs))
+    detach(node)
+    fuse(context, match.parts["made"], fused, [], fused)
+
+
+def always(context: RewriteContext, match: Match) -> str | None:
+    """Nothing to refuse."""
+    return None
+
+
+NORM_QUANT = Rule("norm_quant", find_norm, always, fuse_norm)
+ACT_QUANT = Rule("act_quant", find_act, always, fuse_act)
+GATED_NORM_QUANT = Rule("gated_norm_quant", find_gated, always, fuse_gated)

@@ -1,0 +1,197 @@
+"""The tensors a checkpoint must hold: its network's list, in the forms that its schemes have.
+
+Knows which tensors hold a projection of each scheme in each dialect. What a network lists beside
+its text part (a vision tower, say) is counted, reported and not compiled. Knows no name of a
+network and no file: `check_tensors` compares names, dtypes and shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row, Shape, Tensor
+from spark_engine.tensors import DType
+
+PLAIN = (DType.BF16, DType.F16, DType.F32)
+SCALE = (DType.F32, DType.BF16, DType.F16)
+SCALAR: tuple[Shape, ...] = ((), (1,))
+FIRST = 10  # faults listed one by one; the rest are counted
+_NEED = {Kind.TIED_HEAD: "rare", Kind.CACHE_SCALE: "rare"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One tensor of a file: the dtypes and shapes it may have, the usual one first.
+
+    `row` is the entry of the network's list that it stores, or stores a part of. `need`:
+    "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there). `scheme`
+    is that of its module.
+    """
+
+    name: str
+    dtypes: tuple[DType, ...]
+    shapes: tuple[Shape, ...]
+    row: Row
+    need: str = "required"
+    scheme: Scheme = Scheme.PLAIN
+
+    @property
+    def part(self) -> str:
+        """text, or the part of the model that is left out."""
+        return self.row.part if isinstance(self.row, Tensor) else "text"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the usual dtype and shape."""
+        return math.prod(self.shapes[0]) * self.dtypes[0].itemsize
+
+    def __str__(self) -> str:
+        shapes = " or ".join(str(list(s)) for s in self.shapes)
+        return f"{'/'.join(self.dtypes)} {shapes} ({self.scheme})"
+
+
+class Stored(Protocol):
+    """What a file says of a tensor (`files.StoredTensor`)."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def file(self) -> str: ...
+
+
+def expected_tensors(
+    rows: Iterable[Row], plain: DType, table: QuantTable, layout: Layout
+) -> Mapping[str, Expected]:
+    """Every tensor by its name in the file; `plain` is the usual dtype of what is not quantised.
+
+    Raises CheckpointError when a quantised projection's columns do not split into groups, or
+    stacked experts are declared to be quantised.
+    """
+    dtypes = (plain, *(d for d in PLAIN if d is not plain))
+    found: list[Expected] = []
+    listed = list(rows)
+    stacked = layout.fused_experts and any(_is_stacked(row) for row in listed)
+    for row in listed:
+        if isinstance(row, Linear):
+            if not (row.group and stacked):
+                found += _projection(row, table[row.table_key], table.dialect, dtypes, layout)
+        elif stacked or not _is_stacked(row):
+            found.append(_unquantised(row, table, dtypes, layout))
+    return {tensor.name: tensor for tensor in found}
+
+
+def _is_stacked(row: Row) -> bool:
+    return isinstance(row, Tensor) and row.kind is Kind.STACKED_EXPERTS
+
+
+def usual(expected: Mapping[str, Expected], *parts: str) -> list[Expected]:
+    """The tensors an exporter of this layout writes, of the given parts (default: all)."""
+    return [e for e in expected.values() if e.need != "rare" and (not parts or e.part in parts)]
+
+
+def check_tensors(
+    expected: Mapping[str, Expected],
+    tensors: Mapping[str, Stored],
+    ignored: Mapping[str, tuple[str, ...]],
+) -> Mapping[str, int]:
+    """Compares a file's tensors with the table; returns how many are of each ignored part.
+
+    `ignored`: the prefixes of names by part; what begins so may be there or not. Raises
+    CheckpointError listing every missing, unknown, mistyped or misshapen text tensor (the first
+    ten, and how many there are), with what to do.
+    """
+    parts = {name: _part(name, ignored) for name in tensors}
+    faults: list[str] = []
+    for name, want in expected.items():
+        if name in tensors and want.part == "text":
+            faults += _misfit(want, tensors[name])
+        elif name not in tensors and want.part == "text" and want.need == "required":
+            faults.append(f"{name} is missing: expected {want}")
+    unknown = [n for n in tensors if n not in expected and not parts[n]]
+    faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
+    if faults:
+        raise CheckpointError(_report(faults))
+    return {part: list(parts.values()).count(part) for part in ignored}
+
+
+def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
+    """The part that is recognised and left alone, or ""."""
+    return next((part for part, starts in ignored.items() if name.startswith(starts)), "")
+
+
+def _misfit(want: Expected, got: Stored) -> list[str]:
+    if got.dtype in want.dtypes and tuple(got.shape) in want.shapes:
+        return []
+    return [f"{want.name} in {got.file} is {got.dtype} {list(got.shape)}: expected {want}"]
+
+
+def _report(faults: Sequence[str]) -> str:
+    lines = "".join(f"\n  {fault}" for fault in faults[:FIRST])
+    rest = f"\n  and {len(faults) - FIRST} more" if len(faults) > FIRST else ""
+    return (
+        f"{len(faults)} tensors do not fit config.json and the quantisation config:{lines}{rest}\n"
+        "Take the config files and the weights from one export, and download missing or damaged "
+        "files again"
+    )
+
+
+def _unquantised(
+    row: Tensor, table: QuantTable, plain: tuple[DType, ...], layout: Layout
+) -> Expected:
+    """A tensor that no scheme changes. Stacked experts are refused where one should."""
+    if row.part != "text":
+        return Expected(row.name, plain, (row.shape,), row, "usual")
+    name = layout.file_name(row.name)
+    if row.kind is Kind.CACHE_SCALE:
+        return Expected(name, SCALE, SCALAR, row, _NEED[row.kind])
+    if row.kind is Kind.STACKED_EXPERTS and table[row.module] is not Scheme.PLAIN:
+        raise CheckpointError(
+            f"{row.module} is fused into 3-D tensors and declared {table[row.module]}; quantised "
+            "experts are read one by one: give an export that stores them so"
+        )
+    return Expected(name, plain, (row.shape,), row, _NEED.get(row.kind, "required"))
+
+
+def _projection(
+    linear: Linear, scheme: Scheme, dialect: Dialect, plain: tuple[DType, ...], layout: Layout
+) -> Iterator[Expected]:
+    """The tensors that hold one projection."""
+    n, k = linear.rows, linear.columns
+    module, suffixes = layout.file_name(linear.module), SUFFIXES[dialect]
+
+    def tensor(
+        suffix: str, dtypes: tuple[DType, ...], shapes: tuple[Shape, ...], need: str = "required"
+    ) -> Expected:
+        return Expected(f"{module}.{suffix}", dtypes, shapes, linear, need, scheme)
+
+    if scheme is Scheme.PLAIN:
+        yield tensor("weight", plain, ((n, k),))
+    elif scheme is Scheme.FP8:
+        yield tensor("weight", (DType.F8E4M3,), ((n, k),))
+        yield tensor("weight_scale", SCALE, (*SCALAR, (n, 1), (n,)))
+        yield tensor("input_scale", SCALE, SCALAR)
+    elif scheme is Scheme.FP8_BLOCK:
+        blocks = (-(-n // 128), -(-k // 128))
+        yield tensor("weight", (DType.F8E4M3,), ((n, k),))
+        yield tensor(suffixes.block_scale, (DType.BF16, DType.F32), (blocks,))
+    else:
+        if k % 16:
+            raise CheckpointError(
+                f"{linear.module}: {k} columns do not split into NVFP4 groups of 16; leave it "
+                "unquantised"
+            )
+        unread = "rare" if dialect is Dialect.COMPRESSED else "usual"
+        need = "required" if scheme is Scheme.NVFP4_A4 else unread
+        yield tensor(suffixes.fp4_weight, (DType.U8,), ((n, k // 2),))
+        yield tensor("weight_scale", (DType.F8E4M3,), ((n, k // 16),))
+        yield tensor(suffixes.fp4_global, (DType.F32,), SCALAR)
+        yield tensor(suffixes.fp4_input, (DType.F32,), SCALAR, need)

@@ -1,0 +1,219 @@
+"""The dialects of quantisation configs: modelopt, compressed-tensors, quant_method fp8.
+
+Each reader turns one JSON object into a `Declared`, whose `scheme` answers for the spellings of
+one module's name. Knows names and patterns only; no tensor and no shape.
+
+Precedence inside a file: an exclusion, then the layer's own entry (its `quant_algo` wins over
+what `config_groups` lists), then an entry for a parent such as `….mlp.experts`, then the
+file's global algorithm.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.quant_schemes import SUPPORTED, Declared, Dialect, Scheme
+
+Json = Mapping[str, Any]
+Match = Callable[[tuple[str, ...]], bool]
+Lookup = Callable[[tuple[str, ...]], Scheme]
+
+ALGORITHMS = {"FP8": Scheme.FP8, "NVFP4": Scheme.NVFP4_A4, "W4A16_NVFP4": Scheme.NVFP4}
+_LINEAR = "Linear"  # the class name that compressed-tensors targets stand for
+
+
+def from_config(row: Json) -> Declared:
+    """config.json's quantization_config. Raises CheckpointError for an unsupported method."""
+    method = str(row.get("quant_method", "")).lower()
+    where = "config.json: quantization_config"
+    if method.startswith("modelopt") or (not method and "quant_algo" in row):
+        return modelopt(row, where)
+    if method == "compressed-tensors":
+        return _compressed(row, where)
+    if method == "fp8":
+        return _block(row, where)
+    raise CheckpointError(f"{where}: quant_method is {row.get('quant_method')!r}; {SUPPORTED}")
+
+
+def modelopt(row: Json, where: str) -> Declared:
+    """hf_quant_config.json, or the flat copy of it in config.json."""
+    inner = row.get("quantization", row)
+    if not isinstance(inner, Mapping):
+        raise CheckpointError(f"{where}: quantization is {inner!r}: expected an object")
+    algorithm = inner.get("quant_algo")
+    excluded = _wildcards(inner.get("exclude_modules") or inner.get("ignore") or ())
+    if algorithm == "MIXED_PRECISION":
+        listed = _mixed(inner, where)
+        fallback = Scheme.PLAIN
+    else:
+        listed, fallback = {}, _algorithm(algorithm, inner, where)
+
+    def scheme(names: tuple[str, ...]) -> Scheme:
+        if excluded(names):
+            return Scheme.PLAIN
+        found = (listed.get(parent) for name in names for parent in _parents(name))
+        return next((s for s in found if s is not None), fallback)
+
+    return Declared(where, Dialect.MODELOPT, _modelopt_kv(inner, where), scheme)
+
+
+def _mixed(inner: Json, where: str) -> dict[str, Scheme]:
+    """Scheme by the names in quantized_layers, or in config_groups where those are missing."""
+    layers = inner.get("quantized_layers")
+    if isinstance(layers, Mapping):
+        return {
+            name: _algorithm(entry.get("quant_algo"), entry, f"{where}: {name}")
+            for name, entry in layers.items()
+        }
+    groups = inner.get("config_groups")
+    if not isinstance(groups, Mapping):
+        raise CheckpointError(
+            f"{where}: MIXED_PRECISION lists neither quantized_layers nor config_groups; "
+            "take the file from the checkpoint's export"
+        )
+    return {t: _group_scheme(g, where) for g in groups.values() for t in g.get("targets", ())}
+
+
+def _algorithm(name: object, entry: Json, where: str) -> Scheme:
+    scheme = ALGORITHMS.get(str(name))
+    if scheme is None:
+        raise CheckpointError(f"{where}: quant_algo is {name!r}; {SUPPORTED}")
+    size = entry.get("group_size")
+    if scheme is not Scheme.FP8 and size not in (None, 16):
+        raise CheckpointError(f"{where}: group_size is {size!r}; NVFP4 has groups of 16")
+    return scheme
+
+
+def _modelopt_kv(inner: Json, where: str) -> bool:
+    name = inner.get("kv_cache_quant_algo")
+    if name not in (None, "", "FP8"):
+        raise CheckpointError(f"{where}: kv_cache_quant_algo is {name!r}; supported: FP8 or none")
+    return name == "FP8" or _kv_scheme(inner.get("kv_cache_scheme"), where)
+
+
+def _kv_scheme(row: Json | None, where: str) -> bool:
+    """compressed-tensors' form of the same: 8-bit float, static."""
+    if not row:
+        return False
+    if row.get("num_bits") != 8 or row.get("type") != "float" or row.get("dynamic"):
+        raise CheckpointError(
+            f"{where}: kv_cache_scheme is {dict(row)}; supported: static 8-bit float, or none"
+        )
+    return True
+
+
+def _compressed(row: Json, where: str) -> Declared:
+    groups = row.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError(f"{where}: there are no config_groups; {SUPPORTED}")
+    if row.get("sparsity_config"):
+        raise CheckpointError(f"{where}: sparsity_config is set; give a dense checkpoint")
+    schemes = [(_targets(g, where), _group_scheme(g, where)) for g in groups.values()]
+    ignored = _names_or_patterns(row.get("ignore") or ())
+
+    def scheme(names: tuple[str, ...]) -> Scheme:
+        if ignored(names):
+            return Scheme.PLAIN
+        # A name is more specific than a pattern, a pattern than a class.
+        for level in range(3):
+            for targets, found in schemes:
+                if targets[level](names):
+                    return found
+        return Scheme.PLAIN
+
+    return Declared(
+        where, Dialect.COMPRESSED, _kv_scheme(row.get("kv_cache_scheme"), where), scheme
+    )
+
+
+def _targets(group: Json, where: str) -> tuple[Match, Match, Match]:
+    """Matchers by exact name, by `re:` pattern and by class."""
+    targets = group.get("targets")
+    if not isinstance(targets, list) or not targets:
+        raise CheckpointError(f"{where}: a group has targets {targets!r}; expected names")
+    patterns = [t for t in targets if t.startswith("re:")]
+    exact = [t for t in targets if not t.startswith("re:") and t != _LINEAR]
+    everything = _LINEAR in targets
+    return _names_or_patterns(exact), _names_or_patterns(patterns), lambda _: everything
+
+
+def _group_scheme(group: Json, where: str) -> Scheme:
+    """The scheme that a group's weights and input_activations describe."""
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    kind = (weights.get("type"), weights.get("num_bits"))
+    if kind == ("float", 4) and weights.get("group_size") == 16:
+        if inputs is None:
+            return Scheme.NVFP4
+        if (inputs.get("type"), inputs.get("num_bits"), inputs.get("group_size")) == (
+            "float",
+            4,
+            16,
+        ):
+            return Scheme.NVFP4_A4
+    if kind == ("float", 8) and inputs is not None:
+        bits = (inputs.get("type"), inputs.get("num_bits")) == ("float", 8)
+        whole = inputs.get("strategy") in (None, "tensor") and not inputs.get("dynamic")
+        if bits and whole and weights.get("strategy") in (None, "tensor", "channel"):
+            return Scheme.FP8
+        if bits and weights.get("strategy") == "block" and inputs.get("dynamic"):
+            _check_block(weights.get("block_structure"), where)
+            return Scheme.FP8_BLOCK
+    raise CheckpointError(
+        f"{where}: a group has weights {dict(weights)} and input_activations {inputs}; {SUPPORTED}"
+    )
+
+
+def _block(row: Json, where: str) -> Declared:
+    """quant_method fp8 of transformers: 128x128 blocks, dynamic input scales."""
+    _check_block(row.get("weight_block_size"), where)
+    if row.get("activation_scheme", "dynamic") != "dynamic":
+        raise CheckpointError(
+            f"{where}: activation_scheme is {row['activation_scheme']!r} with blocks; {SUPPORTED}"
+        )
+    skipped = _names_or_patterns(row.get("modules_to_not_convert") or ("lm_head",))
+
+    def scheme(names: tuple[str, ...]) -> Scheme:
+        return Scheme.PLAIN if skipped(names) else Scheme.FP8_BLOCK
+
+    return Declared(where, Dialect.BLOCK, False, scheme)
+
+
+def _check_block(block: object, where: str) -> None:
+    if block != [128, 128]:
+        raise CheckpointError(f"{where}: weight_block_size is {block!r}; {SUPPORTED}")
+
+
+def _parents(name: str) -> Iterable[str]:
+    """The name, then each module that holds it, the nearest first."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _wildcards(patterns: Iterable[str]) -> Match:
+    """fnmatch patterns (modelopt) against a name or any of its parents."""
+    exact = {p for p in patterns if not any(c in p for c in "*?[")}
+    wild = [re.compile(fnmatch.translate(p)) for p in patterns if p not in exact]
+
+    def match(names: tuple[str, ...]) -> bool:
+        parents = [parent for name in names for parent in _parents(name)]
+        return any(p in exact for p in parents) or any(w.match(p) for w in wild for p in parents)
+
+    return match
+
+
+def _names_or_patterns(entries: Iterable[str]) -> Match:
+    """Exact names (or parents), and `re:` patterns matched from a name's start."""
+    exact = {e for e in entries if not e.startswith("re:")}
+    patterns = [re.compile(e.removeprefix("re:")) for e in entries if e.startswith("re:")]
+
+    def match(names: tuple[str, ...]) -> bool:
+        if any(p.match(name) for p in patterns for name in names):
+            return True
+        return bool(exact) and any(parent in exact for name in names for parent in _parents(name))
+
+    return match

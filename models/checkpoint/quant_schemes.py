@@ -1,0 +1,67 @@
+"""The storage schemes of a projection, and what one file declares about them.
+
+The vocabulary of `quant_declarations.py` (which reads the declarations) and `quant_table.py`
+(which makes the table of them), and what each dialect calls a projection's tensors. Knows no JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+class Scheme(enum.StrEnum):
+    """How one projection's weight is stored and what its input is rounded to."""
+
+    PLAIN = "plain"  # bf16, f16 or f32, as the file says
+    FP8 = "fp8"  # e4m3, one scale per tensor or row; static e4m3 input
+    FP8_BLOCK = "fp8_block"  # e4m3, one scale per 128x128; dynamic e4m3 input per 1x128
+    NVFP4 = "nvfp4"  # e2m1, e4m3 scale per 16 and one f32; input untouched (W4A16)
+    NVFP4_A4 = "nvfp4_a4"  # the same with e2m1 input (W4A4)
+
+
+class Dialect(enum.StrEnum):
+    """Whose names and conventions the scale tensors follow."""
+
+    MODELOPT = "modelopt"
+    COMPRESSED = "compressed-tensors"
+    BLOCK = "fp8"
+
+
+@dataclass(frozen=True)
+class Suffixes:
+    """What a dialect calls the tensors of a projection, behind the module's name.
+
+    The others are `weight`, `weight_scale` and, of FP8, `input_scale` in each dialect.
+    """
+
+    fp4_weight: str
+    fp4_global: str
+    fp4_input: str
+    block_scale: str
+
+
+_MODELOPT = Suffixes("weight", "weight_scale_2", "input_scale", "weight_scale_inv")
+_COMPRESSED = Suffixes("weight_packed", "weight_global_scale", "input_global_scale", "weight_scale")
+SUFFIXES: Mapping[Dialect, Suffixes] = {
+    Dialect.MODELOPT: _MODELOPT,
+    Dialect.COMPRESSED: _COMPRESSED,
+    Dialect.BLOCK: _MODELOPT,
+}
+
+SUPPORTED = (
+    "supported are bf16/f16/f32, modelopt FP8, NVFP4, W4A16_NVFP4 and MIXED_PRECISION of them, "
+    "compressed-tensors nvfp4-pack-quantized (W4A16, W4A4) and float-quantized FP8 with static "
+    "scales, and quant_method fp8 with weight_block_size [128, 128]"
+)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What one JSON file says. `scheme` takes the spellings of one module's name."""
+
+    where: str
+    dialect: Dialect
+    kv_fp8: bool
+    scheme: Callable[[tuple[str, ...]], Scheme]

@@ -1,0 +1,95 @@
+"""The quantisation table: what each projection of a checkpoint is stored as.
+
+Built from the checkpoint's own declarations (`quant_declarations.py` reads their dialects);
+`expected_tensors.py` then holds every tensor in the file against it. Never guessed from a flag.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint import quant_declarations
+from spark_engine.models.checkpoint.layout import spellings
+from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
+from spark_engine.models.config.json_values import malformed_json
+
+
+@dataclass(frozen=True)
+class QuantTable:
+    """Scheme by module; experts of one layer share one, found at the name of their group.
+
+    `kv_fp8`: the checkpoint asks for an e4m3 KV cache.
+    """
+
+    modules: Mapping[str, Scheme]
+    dialect: Dialect
+    kv_fp8: bool
+
+    def __getitem__(self, module: str) -> Scheme:
+        """The scheme of a module; what is not a projection is plain."""
+        return self.modules.get(module, Scheme.PLAIN)
+
+    @property
+    def quantised(self) -> bool:
+        """True when any module is not plain."""
+        return any(s is not Scheme.PLAIN for s in self.modules.values())
+
+    def summary(self) -> Mapping[str, int]:
+        """Projections by scheme; the experts of a layer count as one."""
+        return Counter(s.value for s in self.modules.values())
+
+
+def quant_table(
+    rows: Iterable[Row], config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]
+) -> QuantTable:
+    """The table of the projections in `rows`, from both JSON files ({} where absent).
+
+    Raises CheckpointError when a method is unsupported, when the two files contradict each
+    other, or when the experts of one layer are not stored alike.
+    """
+    from_files = declarations(config_json, hf_quant)
+    if not from_files:
+        names = {linear.table_key: Scheme.PLAIN for linear in linears(rows)}
+        return QuantTable(MappingProxyType(names), Dialect.MODELOPT, False)
+    table: dict[str, Scheme] = {}
+    for linear in linears(rows):
+        scheme = _agreed(linear, from_files)
+        if table.setdefault(linear.table_key, scheme) is not scheme:
+            raise CheckpointError(
+                f"{from_files[0].where}: {linear.module} is {scheme}, but other experts of its "
+                f"layer are {table[linear.table_key]}; quantise all experts of a layer alike"
+            )
+    kv_fp8 = any(d.kv_fp8 for d in from_files)
+    return QuantTable(MappingProxyType(table), from_files[0].dialect, kv_fp8)
+
+
+def declarations(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any]) -> list[Declared]:
+    """What the two files declare, the more specific hf_quant_config.json first."""
+    found = []
+    if hf_quant:
+        with malformed_json("hf_quant_config.json"):
+            found.append(quant_declarations.modelopt(hf_quant, "hf_quant_config.json"))
+    text = config_json.get("text_config") or {}
+    inner = config_json.get("quantization_config") or text.get("quantization_config")
+    if inner:
+        with malformed_json("config.json: quantization_config"):
+            found.append(quant_declarations.from_config(inner))
+    return found
+
+
+def _agreed(linear: Linear, from_files: list[Declared]) -> Scheme:
+    names = spellings(linear.module)
+    said = [d.scheme(names) for d in from_files]
+    if len(set(said)) > 1:
+        first, second = from_files
+        raise CheckpointError(
+            f"{linear.module} is {said[0]} in {first.where} but {said[1]} in {second.where}; take "
+            "both files from one export of the checkpoint"
+        )
+    return said[0]

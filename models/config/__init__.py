@@ -1,0 +1,1 @@
+"""The published configuration, read once at the border. Knows no tensor."""

@@ -1,0 +1,77 @@
+"""What a published configuration comes to: a frozen `ModelConfig`, the same for every family.
+
+Knows the sizes of a hybrid text network: what the graph's blocks and the options' defaults are
+made from. A family reads its own config.json into it (`models/families/`) and may add fields.
+Knows no key of a file, no tensor, no quantisation and no graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_engine.models.config.rope import Rope
+from spark_engine.tensors import DType
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """The mixture of experts of every layer: one shared expert beside `experts` routed ones."""
+
+    experts: int
+    top_k: int
+    intermediate: int
+    shared_intermediate: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A text network. Heads and dims are counts of elements; `layers` names each mixer.
+
+    Attributes:
+        model_type: the model family's name, whatever variant of it the file names.
+        nested: the text config lay inside a multimodal one (prefix `model.language_model.`).
+        dtype: what the file says its plain tensors are (a hint: the files decide).
+        state_dtype: the recurrent state's dtype that the checkpoint asks for.
+        eos_token_ids: of generation_config and config together, in that order, no repeats.
+    """
+
+    model_type: str
+    nested: bool
+    layers: tuple[str, ...]
+    hidden: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    eps: float
+    intermediate: int | None
+    moe: MoeConfig | None
+    tied: bool
+    max_position: int
+    dtype: DType
+    state_dtype: DType
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def conv_channels(self) -> int:
+        """Columns of q, k and v together, which the convolution runs over."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def value_width(self) -> int:
+        """Columns of the linear mixer's output: value heads times their size."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def delta_heads(self) -> dict[str, int]:
+        """The sizes of the linear mixer's heads, as its ops have them."""
+        sizes = {"key_heads": self.key_heads, "value_heads": self.value_heads}
+        return {**sizes, "key_dim": self.key_dim, "value_dim": self.value_dim}

@@ -1,0 +1,62 @@
+"""Values that every config.json of transformers spells alike, whatever the model family.
+
+Where the text configuration lies, dtypes, tied embeddings, eos ids. Each function names the key
+and the value in a CheckpointError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.config.json_values import Json, Reader
+from spark_engine.tensors import DType
+
+DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16, "float32": DType.F32}
+
+
+def is_nested(config: Json) -> bool:
+    """Whether the text configuration lies inside a multimodal one."""
+    return "text_config" in config
+
+
+def text_of(config: Json) -> Reader:
+    """The text configuration, nested or not."""
+    return Reader(_mapping(config, "text_config") if is_nested(config) else config, "config.json")
+
+
+def _mapping(config: Json, key: str) -> Json:
+    value = config[key]
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {key} is {value!r}: expected an object")
+    return value
+
+
+def is_tied(config: Json, text: Json) -> bool:
+    """The outer config's word counts, as in transformers; absent means not tied."""
+    value = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: tie_word_embeddings is {value!r}: expected a boolean")
+    return value
+
+
+def dtype(config: Json, text: Json) -> DType:
+    """Of the tensors that no scheme changes: bfloat16 where nothing is said."""
+    keys = ("dtype", "torch_dtype")
+    named = [row.get(k) for row in (text, config) for k in keys if row.get(k) is not None]
+    name = str(named[0] if named else "bfloat16").removeprefix("torch.")
+    if name not in DTYPES:
+        raise CheckpointError(f"config.json: dtype is {name!r}; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def eos_token_ids(*rows: Json) -> tuple[int, ...]:
+    """generation_config and config disagree in published checkpoints: both are honoured."""
+    ids: list[int] = []
+    for row in rows:
+        value = row.get("eos_token_id")
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in listed):
+            raise CheckpointError(f"eos_token_id is {value!r}: expected a token id or a list")
+        ids += listed
+    return tuple(dict.fromkeys(ids))

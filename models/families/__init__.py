@@ -1,0 +1,1 @@
+"""The model families, one folder each, and the table of them."""

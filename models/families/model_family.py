@@ -1,0 +1,45 @@
+"""What the package must know of a model family: one `ModelFamily`, a row of the registry.
+
+Everything else follows from these: the tensors that a file must hold, the table of what is
+quantised, random checkpoints and the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from spark_engine.models.checkpoint.tensor_list import Row, Tensor, tensors_of
+from spark_engine.models.config.json_values import Json
+from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.graph.decoder import Decoder
+
+C = TypeVar("C", bound=ModelConfig)
+
+
+@dataclass(frozen=True)
+class ModelFamily(Generic[C]):
+    """A kind of network with its configuration and the names of its tensors.
+
+    Attributes:
+        name: of its folder, and `ModelConfig.model_type`.
+        model_types: what config.json calls it.
+        architectures: of config.json likewise.
+        read_config: config.json and generation_config.json to its frozen dataclass.
+        network: the blocks that compute it, each with its tensors' names and shapes.
+        ignored: tensors of its files that are recognised and not compiled, each with its part.
+        ignored_prefixes: how the names of each such part begin.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    read_config: Callable[[Json, Json], C]
+    network: Callable[[C], Decoder]
+    ignored: Callable[[C], Iterable[Tensor]] = lambda config: ()
+    ignored_prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def tensors(self, config: C) -> tuple[Row, ...]:
+        """Every tensor of a checkpoint, in the order of the network."""
+        return (*tensors_of(self.network(config)), *self.ignored(config))

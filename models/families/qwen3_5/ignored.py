@@ -1,0 +1,73 @@
+"""Names and shapes of what is recognised and left for later: vision tower and MTP head.
+
+Knows the tensors of transformers' `Qwen3_5VisionModel` and of the `mtp.*` block of published
+checkpoints (always unquantised, experts stacked). Nothing here is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Shape, Tensor, tensors_of
+from spark_engine.models.config.model_config import FULL
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, VisionConfig
+from spark_engine.models.families.qwen3_5.network import MakeMlp, dense_mlp, layer
+
+Shapes = Iterator[tuple[str, Shape]]
+PREFIXES = {"vision": ("model.visual.", "visual."), "mtp": ("mtp.",)}
+
+
+def tensors(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> Iterator[Tensor]:
+    """Every tensor of the vision tower and of the multi-token-prediction head, where there are."""
+    if c.vision is not None:
+        for name, shape in _vision(c.vision):
+            yield Tensor(name, shape, part="vision")
+    if c.mtp_layers:
+        for name, shape in _mtp(c, mlp):
+            yield Tensor(name, shape, part="mtp")
+
+
+def _vision(v: VisionConfig) -> Shapes:
+    p = "model.visual."
+    yield f"{p}patch_embed.proj.weight", (v.hidden, v.channels, v.temporal_patch, v.patch, v.patch)
+    yield f"{p}patch_embed.proj.bias", (v.hidden,)
+    yield f"{p}pos_embed.weight", (v.positions, v.hidden)
+    for i in range(v.depth):
+        yield from _vision_block(f"{p}blocks.{i}.", v)
+    wide = v.hidden * v.merge**2
+    for merger, norm in (("merger.", v.hidden), *_deepstack(v, wide)):
+        yield from _affine(f"{p}{merger}norm", (norm,))
+        yield from _affine(f"{p}{merger}linear_fc1", (wide, wide))
+        yield from _affine(f"{p}{merger}linear_fc2", (v.out_hidden, wide))
+
+
+def _deepstack(v: VisionConfig, wide: int) -> tuple[tuple[str, int], ...]:
+    return tuple((f"deepstack_merger_list.{i}.", wide) for i in range(v.deepstack))
+
+
+def _vision_block(p: str, v: VisionConfig) -> Shapes:
+    yield from _affine(f"{p}norm1", (v.hidden,))
+    yield from _affine(f"{p}norm2", (v.hidden,))
+    yield from _affine(f"{p}attn.qkv", (3 * v.hidden, v.hidden))
+    yield from _affine(f"{p}attn.proj", (v.hidden, v.hidden))
+    yield from _affine(f"{p}mlp.linear_fc1", (v.intermediate, v.hidden))
+    yield from _affine(f"{p}mlp.linear_fc2", (v.hidden, v.intermediate))
+
+
+def _affine(module: str, shape: Shape) -> Shapes:
+    yield f"{module}.weight", shape
+    yield f"{module}.bias", shape[:1]
+
+
+def _mtp(c: Qwen3_5Config, mlp: MakeMlp) -> Shapes:
+    h = c.hidden
+    yield "mtp.fc.weight", (h, 2 * h)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield f"mtp.{norm}.weight", (h,)
+    for i in range(c.mtp_layers):
+        for row in tensors_of(layer(c, f"mtp.layers.{i}", FULL, mlp)):
+            if isinstance(row, Linear):
+                if not row.group:
+                    yield row.weight, (row.rows, row.columns)
+            elif row.kind is not Kind.CACHE_SCALE:
+                yield row.name, row.shape

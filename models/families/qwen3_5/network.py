@@ -1,0 +1,98 @@
+"""The network of model type qwen3_5: its blocks, and under which names its checkpoints keep them.
+
+The one place that spells these names. The MLP is a parameter, because it is all that qwen3_5_moe
+changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_engine.models.checkpoint.layout import HEAD
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Tensor
+from spark_engine.models.config.model_config import FULL, ModelConfig
+from spark_engine.models.graph.decoder import Decoder, Layer, Mlp
+from spark_engine.models.graph.gated_attention import GatedAttention
+from spark_engine.models.graph.gated_delta_net import GatedDeltaNet
+from spark_engine.models.graph.mlp import Swiglu
+
+MakeMlp = Callable[[ModelConfig, str], Mlp]  # the MLP of a name
+
+
+def dense_mlp(c: ModelConfig, name: str) -> Swiglu:
+    """The MLP of a dense layer."""
+    return swiglu(name, c.hidden, c.intermediate or 0)
+
+
+def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
+    """The whole text network."""
+    shape = (c.vocab, c.hidden)
+    return Decoder(
+        embedding=Tensor("embed_tokens.weight", shape, Kind.EMBEDDING),
+        layers=tuple(layer(c, f"layers.{i}", kind, mlp) for i, kind in enumerate(c.layers)),
+        norm=_norm("norm", c.hidden),
+        head=Tensor(f"{HEAD}.weight", shape, Kind.TIED_HEAD) if c.tied else Linear(HEAD, *shape),
+    )
+
+
+def layer(c: ModelConfig, name: str, kind: str, mlp: MakeMlp) -> Layer:
+    """One layer, whose mixer is of the kind."""
+    full = kind == FULL
+    return Layer(
+        mixer_norm=_norm(f"{name}.input_layernorm", c.hidden),
+        mixer=_attention(c, f"{name}.self_attn") if full else _delta_net(c, f"{name}.linear_attn"),
+        mlp_norm=_norm(f"{name}.post_attention_layernorm", c.hidden),
+        mlp=mlp(c, f"{name}.mlp"),
+    )
+
+
+def swiglu(name: str, hidden: int, inner: int, group: str = "") -> Swiglu:
+    """A dense MLP, or one expert of a group."""
+    return Swiglu(
+        name,
+        gate=Linear(f"{name}.gate_proj", inner, hidden, group),
+        up=Linear(f"{name}.up_proj", inner, hidden, group),
+        down=Linear(f"{name}.down_proj", hidden, inner, group),
+    )
+
+
+def _attention(c: ModelConfig, name: str) -> GatedAttention:
+    """The scales of an FP8 cache have modelopt's names, and compressed-tensors'."""
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    k_scales, v_scales = (
+        tuple(
+            Tensor(f"{name}.{scale}", (), Kind.CACHE_SCALE)
+            for scale in (f"{side}_proj.{side}_scale", f"{side}_scale")
+        )
+        for side in "kv"
+    )
+    return GatedAttention(
+        name,
+        q=Linear(f"{name}.q_proj", 2 * q, c.hidden),
+        k=Linear(f"{name}.k_proj", kv, c.hidden),
+        v=Linear(f"{name}.v_proj", kv, c.hidden),
+        o=Linear(f"{name}.o_proj", c.hidden, q),
+        q_norm=_norm(f"{name}.q_norm", c.head_dim),
+        k_norm=_norm(f"{name}.k_norm", c.head_dim),
+        k_scales=k_scales,
+        v_scales=v_scales,
+    )
+
+
+def _delta_net(c: ModelConfig, name: str) -> GatedDeltaNet:
+    return GatedDeltaNet(
+        name,
+        qkv=Linear(f"{name}.in_proj_qkv", c.conv_channels, c.hidden),
+        z=Linear(f"{name}.in_proj_z", c.value_width, c.hidden),
+        b=Linear(f"{name}.in_proj_b", c.value_heads, c.hidden),
+        a=Linear(f"{name}.in_proj_a", c.value_heads, c.hidden),
+        out=Linear(f"{name}.out_proj", c.hidden, c.value_width),
+        conv=Tensor(f"{name}.conv1d.weight", (c.conv_channels, 1, c.conv_kernel)),
+        log_decay=Tensor(f"{name}.A_log", (c.value_heads,), Kind.LOG_DECAY),
+        decay_bias=Tensor(f"{name}.dt_bias", (c.value_heads,), Kind.DECAY_BIAS),
+        norm=Tensor(f"{name}.norm.weight", (c.value_dim,), Kind.NORM),
+    )
+
+
+def _norm(module: str, size: int) -> Tensor:
+    return Tensor(f"{module}.weight", (size,), Kind.CENTRED_NORM)

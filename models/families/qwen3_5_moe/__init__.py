@@ -1,0 +1,16 @@
+"""Model type qwen3_5_moe: qwen3_5 with experts in place of every MLP."""
+
+from spark_engine.models.families.model_family import ModelFamily
+from spark_engine.models.families.qwen3_5 import ignored
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
+from spark_engine.models.families.qwen3_5_moe import config, network
+
+FAMILY: ModelFamily[Qwen3_5Config] = ModelFamily(
+    name="qwen3_5_moe",
+    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+    read_config=config.read,
+    network=network.decoder,
+    ignored=lambda c: ignored.tensors(c, network.mixture),
+    ignored_prefixes=ignored.PREFIXES,
+)

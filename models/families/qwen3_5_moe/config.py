@@ -1,0 +1,27 @@
+"""config.json of model type qwen3_5_moe: qwen3_5's keys, and those of its experts."""
+
+from __future__ import annotations
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.config.json_values import Json, Reader
+from spark_engine.models.config.model_config import MoeConfig
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, read_as
+
+
+def read(config: Json, generation: Json) -> Qwen3_5Config:
+    """Reads config.json, as `qwen3_5.config.read` does."""
+    return read_as("qwen3_5_moe", config, generation, _moe)
+
+
+def _moe(text: Reader) -> MoeConfig:
+    moe = MoeConfig(
+        experts=text.count("num_experts"),
+        top_k=text.count("num_experts_per_tok"),
+        intermediate=text.count("moe_intermediate_size"),
+        shared_intermediate=text.count("shared_expert_intermediate_size"),
+    )
+    if moe.top_k > moe.experts:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {moe.top_k}, more than num_experts {moe.experts}"
+        )
+    return moe

@@ -1,0 +1,33 @@
+"""What model type qwen3_5_moe changes: every MLP is routed experts beside a gated shared one."""
+
+from __future__ import annotations
+
+from spark_engine.models.checkpoint.tensor_list import Experts, Kind, Tensor
+from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.families.qwen3_5 import network as dense
+from spark_engine.models.graph.decoder import Decoder
+from spark_engine.models.graph.mlp import Mixture
+
+
+def decoder(c: ModelConfig) -> Decoder:
+    """The whole text network."""
+    return dense.decoder(c, mixture)
+
+
+def mixture(c: ModelConfig, name: str) -> Mixture:
+    """The MLP of a layer; files hold its experts one by one, or stacked."""
+    assert c.moe is not None
+    count, inner, experts = c.moe.experts, c.moe.intermediate, f"{name}.experts"
+    each = [dense.swiglu(f"{experts}.{e}", c.hidden, inner, group=experts) for e in range(count)]
+    stacked = {"gate_up_proj": (2 * inner, c.hidden), "down_proj": (c.hidden, inner)}
+    gate_up, down = (
+        Tensor(f"{experts}.{leaf}", (count, *shape), Kind.STACKED_EXPERTS)
+        for leaf, shape in stacked.items()
+    )
+    return Mixture(
+        name,
+        router=Tensor(f"{name}.gate.weight", (count, c.hidden), Kind.ROUTER),
+        shared_gate=Tensor(f"{name}.shared_expert_gate.weight", (1, c.hidden)),
+        shared=dense.swiglu(f"{name}.shared_expert", c.hidden, c.moe.shared_intermediate),
+        experts=Experts(experts, tuple((e.gate, e.up, e.down) for e in each), gate_up, down),
+    )

@@ -1,0 +1,54 @@
+"""The table of model families, one row each, and the way from a config.json to its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.config.json_values import Json, malformed_json
+from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.families import qwen3_5, qwen3_5_moe
+from spark_engine.models.families.model_family import ModelFamily
+
+FAMILIES: tuple[ModelFamily[Any], ...] = (
+    qwen3_5.FAMILY,
+    qwen3_5_moe.FAMILY,
+)
+_BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def family_of(config: ModelConfig) -> ModelFamily[Any]:
+    """The family that has read a configuration."""
+    return _BY_NAME[config.model_type]
+
+
+def read_config(config: Json, generation: Json | None = None) -> ModelConfig:
+    """config.json (and generation_config.json, for its eos ids) as its family reads it.
+
+    Raises CheckpointError naming the key when a value is missing, malformed or unsupported.
+    """
+    with malformed_json("config.json"):
+        read: ModelConfig = _family_named_in(config).read_config(config, generation or {})
+        return read
+
+
+def _family_named_in(config: Json) -> ModelFamily[Any]:
+    kind, names = config.get("model_type"), config.get("architectures") or []
+    types = [name for family in FAMILIES for name in family.model_types]
+    architectures = [name for family in FAMILIES for name in family.architectures]
+    supported = f"supported are model types {', '.join(types)} with architectures "
+    supported += ", ".join(architectures)
+    family = next((f for f in FAMILIES if kind in f.model_types), None)
+    if family is None:
+        raise CheckpointError(f"config.json: model_type is {kind!r}; {supported}")
+    if names and not any(name in architectures for name in names):
+        raise CheckpointError(f"config.json: architectures is {names!r}; {supported}")
+    text = config.get("text_config")
+    inner = text.get("model_type", kind) if isinstance(text, Mapping) else kind
+    if inner not in family.model_types:
+        raise CheckpointError(
+            f"config.json: text_config.model_type {inner!r} contradicts model_type {kind!r}; "
+            f"{supported}"
+        )
+    return family

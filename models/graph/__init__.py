@@ -1,0 +1,1 @@
+"""From blocks of tensors to nodes: what the families share of the network."""

@@ -1,0 +1,210 @@
+"""Writes nodes, weights and states into a graphsurgeon graph, typed by the ops' own inference.
+
+Knows the graph's grammar (docs/graph.md) and how a projection of each scheme is spelled in ops;
+knows no block. A writer is used for one graph and thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.errors import GraphError
+from spark_engine.interface import STATE_OUT, TILE, Limits, Precision
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
+from spark_engine.models.weights import recipes
+from spark_engine.models.weights.operands import Projection, projection
+from spark_engine.models.weights.recipes import Recipe, Weight
+from spark_engine.models.weights.stored_model import Model
+from spark_engine.op import DOMAIN
+from spark_engine.plugins import registry
+from spark_engine.tensors import DType, TensorSpec
+
+OPSET = 23
+
+
+class Writer:
+    """The growing graph of one family.
+
+    Attributes:
+        weights: every weight by its graph input's name, in order of first use.
+        states: (spec, unit) of every state, unit "slot" or "page".
+        rows: slots, starts, counts, which sequence ops take in this order.
+    """
+
+    def __init__(self, model: Model, family: str, limits: Limits, precision: Precision) -> None:
+        self.model, self.config = model, model.config
+        self.family, self.tile = family, TILE[family]
+        self.limits, self.precision = limits, precision
+        self.graph = gs.Graph(name=family, opset=OPSET)
+        self.weights: dict[str, Weight] = {}
+        self.states: list[tuple[TensorSpec, str]] = []
+        self._tensors: dict[str, gs.Variable] = {}
+        self._quantised: dict[object, list[gs.Variable]] = {}
+
+    @property
+    def activation(self) -> str:
+        """The `dtype` attribute of ops that make activations."""
+        return self.precision.activation.value
+
+    @property
+    def rows(self) -> list[gs.Variable]:
+        """slots, starts, counts."""
+        return [self[name] for name in ("slots", "starts", "counts")]
+
+    def __getitem__(self, name: str) -> gs.Variable:
+        """The tensor of that name. Raises GraphError when nothing has written it yet."""
+        if name not in self._tensors:
+            raise GraphError(f"the {self.family} graph has no tensor {name} yet")
+        return self._tensors[name]
+
+    def input(self, spec: TensorSpec) -> gs.Variable:
+        """A new graph input."""
+        tensor = self._new(spec)
+        self.graph.inputs.append(tensor)
+        return tensor
+
+    def state(self, spec: TensorSpec, unit: str) -> gs.Variable:
+        """A new state: a graph input, whose `.out` some op must write."""
+        self.states.append((spec, unit))
+        return self.input(spec)
+
+    def output(self, tensor: gs.Variable) -> None:
+        """Marks a graph output."""
+        self.graph.outputs.append(tensor)
+
+    def weight(self, name: str, recipe: Recipe) -> gs.Variable:
+        """The graph input of a weight; the same name must mean the same recipe."""
+        known = self.weights.get(name)
+        if known is None:
+            self.weights[name] = recipes.weight(name, recipe)
+            return self.input(self.weights[name].spec)
+        if known.recipe != recipe:
+            raise GraphError(f"weight {name} has two recipes")
+        return self[name]
+
+    def matrix(self, name: str, recipe: Recipe) -> gs.Variable:
+        """A weight stored unquantised, which activations are multiplied with or taken from.
+
+        Where activations are bf16 so is the matrix: kernels multiply what is alike.
+        """
+        narrow = self.precision.activation is DType.BF16
+        return self.weight(name, recipes.to_bf16(recipe) if narrow else recipe)
+
+    def stored_matrix(self, tensor: Tensor) -> gs.Variable:
+        """A matrix that no scheme changes, under its own name."""
+        return self.matrix(tensor.name, self.model.source(tensor.name))
+
+    def op(
+        self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any
+    ) -> list[gs.Variable]:
+        """One `spark` node. Raises GraphError when the op refuses its operands."""
+        specs = [TensorSpec(t.name, DType.of(t.dtype), tuple(t.shape)) for t in inputs]
+        found = registry.get(op)
+        defaults = {k: v for k, v in found.attrs.items() if v is not None}
+        typed = found.infer({**defaults, **attrs}, tuple(specs))
+        if len(typed) != len(outputs):
+            raise GraphError(f"{op} gives {len(typed)} outputs, not {len(outputs)}")
+        made = [
+            self._new(TensorSpec(name, spec.dtype, spec.shape))
+            for name, spec in zip(outputs, typed, strict=True)
+        ]
+        self._node(op, inputs, made, attrs, DOMAIN)
+        return made
+
+    def one(self, op: str, inputs: Sequence[gs.Variable], output: str, **attrs: Any) -> gs.Variable:
+        """`op` with a single output."""
+        return self.op(op, inputs, [output], **attrs)[0]
+
+    def add(self, a: gs.Variable, b: gs.Variable, output: str) -> gs.Variable:
+        """The residual addition, a standard Add."""
+        out = self._new(TensorSpec(output, DType.of(a.dtype), tuple(a.shape)))
+        self._node("Add", [a, b], [out], {}, None)
+        return out
+
+    def concat(self, parts: Sequence[gs.Variable], output: str) -> gs.Variable:
+        """Columns of unmerged projections side by side, a standard Concat."""
+        width = sum(p.shape[1] for p in parts)
+        spec = TensorSpec(output, DType.of(parts[0].dtype), (parts[0].shape[0], width))
+        out = self._new(spec)
+        self._node("Concat", parts, [out], {"axis": 1}, None)
+        return out
+
+    def project(
+        self, x: gs.Variable, linear: Linear, dtype: str | None = None, output: str = ""
+    ) -> gs.Variable:
+        """y = x · Wᵀ by the projection's scheme, its input quantised first where that asks for it.
+
+        y is named after the module unless `output` names it.
+        """
+        module = linear.module
+        output = output or f"{module}.y"
+        scheme = self.model.table[module]
+        if scheme is Scheme.PLAIN:
+            matrix = self.matrix(linear.weight, self.model.source(linear.weight))
+            return self.matmul(x, matrix, output, dtype)
+        p = projection(self.model, module, scheme)
+        scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]
+        operands = [*self._quantise(x, module, p), self.weight(linear.weight, p.weight)]
+        if scheme is Scheme.FP8:  # xq, w, x_scale, w_scale
+            operands = [operands[0], operands[2], operands[1]]
+        attrs = {"dtype": dtype or self.activation}
+        return self.one(_LINEAR[scheme], [*operands, *scales], output, **attrs)
+
+    def matmul(
+        self, x: gs.Variable, matrix: gs.Variable, output: str, dtype: str | None = None
+    ) -> gs.Variable:
+        """`linear` over an unquantised matrix."""
+        return self.one("linear", [x, matrix], output, dtype=dtype or self.activation)
+
+    def _quantise(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
+        """x as the scheme wants it: with its scales behind it, quantised once per scale value."""
+        if p.scheme is Scheme.NVFP4:
+            return [x]
+        value = None if p.input_scale is None else self.model.key_of(p.input_scale)
+        key = (x.name, p.scheme, value)
+        if key not in self._quantised:
+            self._quantised[key] = self._quantiser(x, module, p)
+        return self._quantised[key]
+
+    def _quantiser(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
+        base = f"{x.name}.{module.rsplit('.', 1)[-1]}"
+        if p.input_scale is None:
+            return self.op("fp8_block_quant", [x], [f"{base}.q", f"{base}.s"])
+        scale = self.weight(f"{module}.input_scale", p.input_scale)
+        if p.scheme is Scheme.FP8:
+            return [*self.op("fp8_quant", [x, scale], [f"{base}.q"]), scale]
+        return self.op("nvfp4_quant", [x, scale], [f"{base}.q", f"{base}.s"])
+
+    def _new(self, spec: TensorSpec) -> gs.Variable:
+        if spec.name in self._tensors:
+            raise GraphError(f"two tensors are named {spec.name}")
+        self._tensors[spec.name] = gs.Variable(spec.name, spec.dtype.numpy, list(spec.shape))
+        return self._tensors[spec.name]
+
+    def _node(
+        self,
+        op: str,
+        inputs: Sequence[gs.Variable],
+        outputs: Sequence[gs.Variable],
+        attrs: dict[str, Any],
+        domain: str | None,
+    ) -> None:
+        node = gs.Node(op, outputs[0].name, dict(attrs), list(inputs), list(outputs), domain=domain)
+        self.graph.nodes.append(node)
+
+
+def state_out(name: str) -> str:
+    """The name of a state's updated value."""
+    return name + STATE_OUT
+
+
+_LINEAR = {
+    Scheme.FP8: "fp8_linear",
+    Scheme.FP8_BLOCK: "fp8_block_linear",
+    Scheme.NVFP4: "nvfp4_linear",
+    Scheme.NVFP4_A4: "nvfp4_linear_a4",
+}

@@ -1,0 +1,90 @@
+"""A checkpoint opened and understood: config, quantisation table and tensors that fit each other.
+
+`open_model` reads a folder; `describe` needs the JSON files alone, and then weights have no
+values. Knows the order of the steps, and no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.expected_tensors import (
+    Expected,
+    check_tensors,
+    expected_tensors,
+    usual,
+)
+from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_table import quant_table
+from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
+from spark_engine.models.families.registry import family_of, read_config
+from spark_engine.models.synthetic import is_synthetic, open_synthetic
+from spark_engine.models.weights.stored_model import Model
+from spark_engine.tensors import TensorSpec
+
+_ROWS = 4096  # rows of a matrix compared at a time
+
+
+def open_model(path: Path | str) -> Model:
+    """Opens a checkpoint folder and checks all of it that headers and configs can tell.
+
+    Raises CheckpointError before any weight is read: see `open_checkpoint`, `read_config`,
+    `quant_table` and `check_tensors`.
+    """
+    checkpoint = open_synthetic(path) if is_synthetic(path) else open_checkpoint(path)
+    config = read_config(checkpoint.config, checkpoint.generation)
+    family = family_of(config)
+    rows = family.tensors(config)
+    table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
+    layout = Layout.detect(checkpoint.tensors, rows)
+    expected = expected_tensors(rows, config.dtype, table, layout)
+    ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
+    _check_tied(rows, layout, checkpoint)
+    found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
+    tensors = MappingProxyType(found)
+    return Model(config, table, layout, rows, expected, tensors, ignored, checkpoint)
+
+
+def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
+    """The model that the JSON files stand for, in the layout that exporters use.
+
+    Raises CheckpointError as `open_model` does for what the files alone can tell.
+    """
+    config = read_config(config_json)
+    family = family_of(config)
+    rows = family.tensors(config)
+    table = quant_table(rows, config_json, hf_quant or {})
+    layout = Layout.usual(config.nested, table.quantised)
+    expected = expected_tensors(rows, config.dtype, table, layout)
+    parts = [e.part for e in usual(expected)]
+    ignored = {part: parts.count(part) for part in family.ignored_prefixes}
+    found = {e.name: _as_spec(e) for e in usual(expected, "text")}
+    return Model(config, table, layout, rows, expected, MappingProxyType(found), ignored, None)
+
+
+def _as_spec(expected: Expected) -> TensorSpec:
+    return TensorSpec(expected.name, expected.dtypes[0], expected.shapes[0])
+
+
+def _check_tied(rows: Iterable[Row], layout: Layout, checkpoint: Checkpoint) -> None:
+    """A tied head that is stored as well must be the embedding, byte for byte."""
+    (embedding,) = of_kind(rows, Kind.EMBEDDING)
+    head = next(of_kind(rows, Kind.TIED_HEAD), None)
+    if head is None or layout.file_name(head.name) not in checkpoint.tensors:
+        return
+    name = layout.file_name(head.name)
+    a, b = checkpoint.read(name), checkpoint.read(layout.file_name(embedding.name))
+    same = a.dtype == b.dtype and all(
+        a[i : i + _ROWS].tobytes() == b[i : i + _ROWS].tobytes() for i in range(0, len(a), _ROWS)
+    )
+    if not same:
+        file = checkpoint.tensors[name].file
+        raise CheckpointError(
+            f"{file}: tensor {name} differs from {embedding.name}, though config.json says "
+            "tie_word_embeddings; set it to false if the head is its own"
+        )

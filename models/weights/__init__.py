@@ -1,0 +1,1 @@
+"""From stored tensors to the operands of ops: lazy recipes."""

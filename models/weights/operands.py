@@ -1,0 +1,168 @@
+"""From stored tensors to op operands: the recipes of one projection, and of stacked experts.
+
+Knows each scheme's tensors in each dialect and the operand conventions of docs/graph.md: global
+scales that multiply, repeated to one per row. Knows no graph.
+
+modelopt globals multiply, compressed-tensors globals divide (their reciprocals are stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.tensor_list import Experts, Linear
+from spark_engine.models.weights.recipes import (
+    Recipe,
+    cast,
+    codes,
+    concat0,
+    maximum,
+    multiply,
+    part_scale,
+    reciprocal,
+    repeat,
+    reshape,
+    stack,
+    whole_scale,
+)
+from spark_engine.models.weights.stored_model import Model
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear module: [N, K] weights and their scales.
+
+    Attributes:
+        scales: the weight's scales by suffix, in operand order.
+        input_scale: f32 [] by which the input is quantised; None where it is not, or not
+            statically.
+    """
+
+    scheme: Scheme
+    weight: Recipe
+    scales: Mapping[str, Recipe] = field(default_factory=dict)
+    input_scale: Recipe | None = None
+
+
+def projection(model: Model, module: str, scheme: Scheme) -> Projection:
+    """The recipes of one module, named without prefix.
+
+    fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
+    weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
+    """
+    return _READERS[scheme](model, module)
+
+
+def _plain(model: Model, module: str) -> Projection:
+    return Projection(Scheme.PLAIN, model.source(f"{module}.weight"))
+
+
+def _fp8(model: Model, module: str) -> Projection:
+    weight = codes(model.source(f"{module}.weight"))
+    scale = _per_row(model.source(f"{module}.weight_scale"), weight.shape[0])
+    read = _scalar(model, f"{module}.input_scale")
+    return Projection(Scheme.FP8, weight, {"weight_scale": scale}, read)
+
+
+def _fp8_block(model: Model, module: str) -> Projection:
+    suffix = SUFFIXES[model.table.dialect].block_scale
+    scale = cast(part_scale(model.source(f"{module}.{suffix}")))
+    weight = codes(model.source(f"{module}.weight"))
+    return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
+
+
+def _nvfp4(model: Model, module: str) -> Projection:
+    weight, scale, scale2, _ = _fp4_tensors(model, module, False)
+    scales = {"weight_scale": scale, "w_scale2": repeat(scale2, weight.shape[0])}
+    return Projection(Scheme.NVFP4, weight, scales)
+
+
+def _nvfp4_a4(model: Model, module: str) -> Projection:
+    weight, scale, scale2, read = _fp4_tensors(model, module, True)
+    alpha = repeat(multiply(read, scale2), weight.shape[0])
+    return Projection(Scheme.NVFP4_A4, weight, {"weight_scale": scale, "alpha": alpha}, read)
+
+
+def _fp4_tensors(
+    model: Model, module: str, reads_input: bool
+) -> tuple[Recipe, Recipe, Recipe, Recipe]:
+    """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
+    dialect = model.table.dialect
+    suffixes = SUFFIXES[dialect]
+
+    def multiplier(suffix: str) -> Recipe:
+        stored = _scalar(model, f"{module}.{suffix}")
+        return reciprocal(stored) if dialect is Dialect.COMPRESSED else stored
+
+    packed = model.source(f"{module}.{suffixes.fp4_weight}")
+    block = part_scale(model.source(f"{module}.weight_scale"))
+    scale2 = multiplier(suffixes.fp4_global)
+    return packed, block, scale2, multiplier(suffixes.fp4_input) if reads_input else scale2
+
+
+def _scalar(model: Model, name: str) -> Recipe:
+    return reshape(cast(whole_scale(model.source(name))), ())
+
+
+def _per_row(scale: Recipe, rows: int) -> Recipe:
+    """f32 [rows] from one scale for all, or from one for each row."""
+    if scale.shape in ((), (1,)) and rows != 1:
+        return repeat(cast(whole_scale(scale)), rows)
+    return reshape(cast(part_scale(scale)), (rows,))
+
+
+_READERS: Mapping[Scheme, Callable[[Model, str], Projection]] = {
+    Scheme.PLAIN: _plain,
+    Scheme.FP8: _fp8,
+    Scheme.FP8_BLOCK: _fp8_block,
+    Scheme.NVFP4: _nvfp4,
+    Scheme.NVFP4_A4: _nvfp4_a4,
+}
+MOE_FORMATS: Mapping[Scheme, str] = {s: s.value for s in Scheme} | {Scheme.PLAIN: "dense"}
+
+
+def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
+    """`grouped_moe`'s operands by name, in order.
+
+    Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
+    """
+    if model.layout.fused_experts:
+        return {"w13": model.source(experts.gate_up.name), "w2": model.source(experts.down.name)}
+    scheme, inner = model.table[experts.name], experts.down.columns
+    if scheme is Scheme.FP8_BLOCK and inner % 128:
+        raise CheckpointError(
+            f"{experts.name}: moe_intermediate_size is {inner}; with FP8 blocks it must be a "
+            "multiple of 128"
+        )
+    rows = [_expert(model, each, scheme) for each in experts.each]
+    return {name: stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _expert(
+    model: Model, linears: tuple[Linear, Linear, Linear], scheme: Scheme
+) -> dict[str, Recipe]:
+    """One expert's operands: gate and up rows joined as w13, down as w2."""
+    # W4A4's op wants the weight's own global scale beside the input's: read it as W4A16.
+    stored = Scheme.NVFP4 if scheme is Scheme.NVFP4_A4 else scheme
+    gate, up, down = (projection(model, linear.module, stored) for linear in linears)
+    out = {"w13": concat0([gate.weight, up.weight])}
+    for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
+        out[f"w13_{suffix}"] = concat0([gate.scales[name], up.scales[name]])
+    out["w2"] = down.weight
+    for name, suffix in zip(down.scales, ("scale", "scale2"), strict=False):
+        out[f"w2_{suffix}"] = down.scales[name]
+    if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
+        of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
+        # The input is quantised once for both; calibration gives both the same scale.
+        out["x_scale"] = maximum(of_gate, of_up)
+        out["h_scale"] = of_down
+    return out
+
+
+def _input_scale(model: Model, module: str, scheme: Scheme) -> Recipe:
+    scale = projection(model, module, scheme).input_scale
+    assert scale is not None
+    return scale

@@ -1,0 +1,253 @@
+"""Lazy weight recipes: small expression trees over the tensors of a checkpoint.
+
+A recipe knows its dtype and shape without reading anything; evaluating it touches its own
+sources only, and plain sources stay views of the file's memory map. The builder's rules that
+join weights (`concat0`, `append_expert`) work on recipes. Knows no graph and no tensor name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from spark_engine.errors import GraphError
+from spark_engine.models.weights import value_checks
+from spark_engine.tensors import Array, DType, TensorSpec
+
+ROUND = "to_bf16"  # the op of a recipe
+
+
+class Reads(Protocol):
+    """What a recipe is evaluated on (`checkpoint.Checkpoint`)."""
+
+    def read(self, name: str) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One node of an expression: `op` over `args`, or a leaf.
+
+    Attributes:
+        op: a key of the evaluator's table.
+        dtype, shape: of the result.
+        args: operands.
+        source: the tensor's name in the file, for the leaf "source".
+        values: the elements in order, for the leaf "constant".
+        function: what "transform" does; equal functions make equal recipes.
+    """
+
+    op: str
+    dtype: DType
+    shape: tuple[int, ...]
+    args: tuple[Recipe, ...] = ()
+    source: str = ""
+    values: tuple[float, ...] = ()
+    function: Callable[[Array], Array] | None = None
+
+    def sources(self) -> Iterator[str]:
+        """Names of the tensors that evaluating reads, in order, repeats included."""
+        if self.source:
+            yield self.source
+        for arg in self.args:
+            yield from arg.sources()
+
+    def evaluate(self, checkpoint: Reads) -> Array:
+        """The value: a view for a plain source, else a fresh C-contiguous array."""
+        if self.op in _JOINS:
+            out = np.empty(self.shape, self.dtype.numpy)
+            self._fill(checkpoint, out)
+            return out
+        value = _EVALUATE[self.op](
+            self, [arg.evaluate(checkpoint) for arg in self.args], checkpoint
+        )
+        if value.shape != self.shape or value.dtype != self.dtype.numpy:
+            got = f"{value.dtype} {value.shape}"
+            raise GraphError(f"recipe {self.op} gave {got}, not {self.dtype} {self.shape}")
+        return value
+
+    def _fill(self, checkpoint: Reads, out: Array) -> None:
+        """Evaluates into `out`; joins write their parts in place, one at a time."""
+        if self.op not in _JOINS:
+            out[...] = self.evaluate(checkpoint)
+            return
+        for arg, part in zip(self.args, _JOINS[self.op](self, out), strict=True):
+            arg._fill(checkpoint, part)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A graph input that is computed from the checkpoint once, at build."""
+
+    spec: TensorSpec
+    recipe: Recipe
+
+    def evaluate(self, checkpoint: Reads) -> Array:
+        """The array of `spec`'s dtype and shape."""
+        return self.recipe.evaluate(checkpoint)
+
+
+def weight(name: str, recipe: Recipe) -> Weight:
+    """A weight whose spec follows from its recipe."""
+    return Weight(TensorSpec(name, recipe.dtype, recipe.shape), recipe)
+
+
+def source(name: str, dtype: DType, shape: Sequence[int]) -> Recipe:
+    """A tensor of the file, untouched."""
+    return Recipe("source", dtype, tuple(shape), source=name)
+
+
+def constant(values: Array) -> Recipe:
+    """f32 values that are in no file (rotary frequencies, default scales)."""
+    wide = np.asarray(values, np.float32)
+    return Recipe("constant", DType.F32, wide.shape, values=tuple(map(float, wide.ravel())))
+
+
+def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
+    """The same values in another dtype; nothing where it is that already."""
+    return x if x.dtype is dtype else Recipe("cast", dtype, x.shape, (x,))
+
+
+def codes(x: Recipe) -> Recipe:
+    """FP8 codes of the file, refused where one is NaN (`value_checks.py`, as the two below)."""
+    return Recipe("codes", x.dtype, x.shape, (x,))
+
+
+def whole_scale(x: Recipe) -> Recipe:
+    """A tensor's own scale in the file, refused unless it is finite and above 0."""
+    return Recipe("whole_scale", x.dtype, x.shape, (x,))
+
+
+def part_scale(x: Recipe) -> Recipe:
+    """Scales of rows, blocks or groups in the file, refused unless finite and 0 or above."""
+    return Recipe("part_scale", x.dtype, x.shape, (x,))
+
+
+def to_bf16(x: Recipe) -> Recipe:
+    """An f16 or f32 matrix rounded to bf16 as it is read, joins part by part; bf16 as it is."""
+    if x.dtype is DType.BF16:
+        return x
+    if x.op in _JOINS:
+        return replace(x, dtype=DType.BF16, args=tuple(map(to_bf16, x.args)))
+    return Recipe(ROUND, DType.BF16, x.shape, (x,))
+
+
+def rounded(recipe: Recipe) -> Iterator[Recipe]:
+    """The sources that evaluating rounds to bf16, repeats included."""
+    if recipe.op == ROUND:
+        yield recipe.args[0]
+    for arg in recipe.args:
+        yield from rounded(arg)
+
+
+def one_plus(x: Recipe) -> Recipe:
+    """f32 1 + x, for the zero-centred norms."""
+    return Recipe("one_plus", DType.F32, x.shape, (x,))
+
+
+def reciprocal(x: Recipe) -> Recipe:
+    """f32 1 / x, for globals that divide."""
+    return Recipe("reciprocal", DType.F32, x.shape, (cast(x),))
+
+
+def multiply(a: Recipe, b: Recipe) -> Recipe:
+    """f32 a · b, of one shape."""
+    return Recipe("multiply", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
+
+
+def maximum(a: Recipe, b: Recipe) -> Recipe:
+    """f32 elementwise maximum, of one shape."""
+    return Recipe("maximum", DType.F32, _same([a, b]).shape, (cast(a), cast(b)))
+
+
+def reshape(x: Recipe, shape: Sequence[int]) -> Recipe:
+    """The same elements in another shape; nothing where it is that already."""
+    if int(np.prod(shape)) != int(np.prod(x.shape)):
+        raise GraphError(f"cannot reshape {x.shape} to {tuple(shape)}")
+    return x if x.shape == tuple(shape) else Recipe("reshape", x.dtype, tuple(shape), (x,))
+
+
+def repeat(x: Recipe, rows: int) -> Recipe:
+    """A single element repeated to [rows]."""
+    return Recipe("repeat", x.dtype, (rows,), (reshape(x, ()),))
+
+
+def concat0(parts: Sequence[Recipe]) -> Recipe:
+    """Concatenation along axis 0 of parts that agree in dtype and other dimensions."""
+    first = parts[0]
+    if any(p.dtype is not first.dtype or p.shape[1:] != first.shape[1:] for p in parts):
+        raise GraphError(f"cannot concatenate {[(str(p.dtype), p.shape) for p in parts]}")
+    rows = sum(p.shape[0] for p in parts)
+    return Recipe("concat0", first.dtype, (rows, *first.shape[1:]), tuple(parts))
+
+
+def stack(parts: Sequence[Recipe]) -> Recipe:
+    """Parts of one dtype and shape along a new axis 0."""
+    first = _same(parts)
+    return Recipe("stack", first.dtype, (len(parts), *first.shape), tuple(parts))
+
+
+def transform(x: Recipe, to: TensorSpec, function: Callable[[Array], Array]) -> Recipe:
+    """`function` of the whole value, which gives the dtype and shape of `to`."""
+    return Recipe("transform", to.dtype, to.dims, (x,), function=function)
+
+
+def append_expert(experts: Recipe, one: Recipe) -> Recipe:
+    """[E, ...] and one more [...] -> [E+1, ...]."""
+    if one.shape != experts.shape[1:] or one.dtype is not experts.dtype:
+        raise GraphError(
+            f"cannot append {one.dtype} {one.shape} to {experts.dtype} {experts.shape}"
+        )
+    return concat0([experts, reshape(one, (1, *one.shape))])
+
+
+def _same(parts: Sequence[Recipe]) -> Recipe:
+    first = parts[0]
+    if any(p.shape != first.shape or p.dtype is not first.dtype for p in parts):
+        raise GraphError(f"parts differ: {[(str(p.dtype), p.shape) for p in parts]}")
+    return first
+
+
+def _split0(recipe: Recipe, out: Array) -> list[Array]:
+    ends = np.cumsum([arg.shape[0] for arg in recipe.args])
+    return np.split(out, ends[:-1])
+
+
+_JOINS: Mapping[str, Callable[[Recipe, Array], Sequence[Array]]] = {
+    "concat0": _split0,
+    "stack": lambda recipe, out: [out[i : i + 1].reshape(out.shape[1:]) for i in range(len(out))],
+}
+
+
+def _checked(recipe: Recipe, value: Array) -> Array:
+    """The value itself, a view as before."""
+    _CHECKS[recipe.op](recipe.args[0].source, value)
+    return value
+
+
+def _transform(recipe: Recipe, value: Array) -> Array:
+    assert recipe.function is not None
+    return np.ascontiguousarray(recipe.function(value)).reshape(recipe.shape)
+
+
+_CHECKS = {
+    "codes": value_checks.check_codes,
+    "whole_scale": value_checks.check_whole,
+    "part_scale": value_checks.check_part,
+}
+_EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
+    "source": lambda r, a, c: c.read(r.source),
+    "constant": lambda r, a, c: np.array(r.values, np.float32).reshape(r.shape),
+    "cast": lambda r, a, c: a[0].astype(r.dtype.numpy),
+    "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
+    "reciprocal": lambda r, a, c: np.asarray(np.float32(1) / a[0].astype(np.float32)),
+    "multiply": lambda r, a, c: np.asarray(a[0].astype(np.float32) * a[1].astype(np.float32)),
+    "maximum": lambda r, a, c: np.asarray(np.maximum(a[0].astype(np.float32), a[1])),
+    "reshape": lambda r, a, c: a[0].reshape(r.shape),
+    "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
+    "transform": lambda r, a, c: _transform(r, a[0]),
+    ROUND: lambda r, a, c: value_checks.round_to_bf16(r.args[0].source, a[0]),
+    **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
+}

@@ -1,0 +1,77 @@
+"""A model as its checkpoint stores it: config, tensors, and how each projection is quantised.
+
+What the graph is written from. `models/open_model.py` makes it, of a folder or of the JSON files
+alone, and has checked that the parts fit each other. Knows no graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_engine.models.checkpoint.expected_tensors import Expected
+from spark_engine.models.checkpoint.files import Checkpoint
+from spark_engine.models.checkpoint.layout import Layout
+from spark_engine.models.checkpoint.quant_table import QuantTable
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row
+from spark_engine.models.config.model_config import ModelConfig
+from spark_engine.models.weights import recipes
+from spark_engine.tensors import TensorSpec
+
+_COPIES = (Kind.STACKED_EXPERTS, Kind.TIED_HEAD, Kind.CACHE_SCALE)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What lowering needs to know of a checkpoint.
+
+    Attributes:
+        rows: the network's list of tensors.
+        expected: what a file may hold of them, by the name in the file.
+        tensors: dtype and shape of each tensor that this one holds, likewise.
+        ignored: how many tensors of the file are of each part that is left out.
+        checkpoint: the open files, None where only the configs are there.
+    """
+
+    config: ModelConfig
+    table: QuantTable
+    layout: Layout
+    rows: tuple[Row, ...]
+    expected: Mapping[str, Expected]
+    tensors: Mapping[str, TensorSpec]
+    ignored: Mapping[str, int]
+    checkpoint: Checkpoint | None
+
+    def has(self, name: str) -> bool:
+        """True when the file holds the tensor that we name so (without prefix)."""
+        return self.layout.file_name(name) in self.tensors
+
+    def source(self, name: str) -> recipes.Recipe:
+        """The recipe that reads a tensor, named without prefix."""
+        spec = self.tensors[self.layout.file_name(name)]
+        return recipes.source(spec.name, spec.dtype, spec.dims)
+
+    def key_of(self, recipe: recipes.Recipe) -> object:
+        """Equal for small recipes of equal value; the recipe itself where nothing is read."""
+        if self.checkpoint is None:
+            return recipe
+        return recipe.evaluate(self.checkpoint).tobytes()
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the text network as mathematics counts them, scales left out."""
+        return sum(_elements(row) for row in self.rows)
+
+    def tensors_by_module(self) -> Counter[str]:
+        """How many of the file's tensors store each module of the quantisation table."""
+        rows = (self.expected[name].row for name in self.tensors if name in self.expected)
+        return Counter(r.table_key if isinstance(r, Linear) else r.module for r in rows)
+
+
+def _elements(row: Row) -> int:
+    """Parameters that a row adds to those of the other rows."""
+    if isinstance(row, Linear):
+        return row.rows * row.columns
+    return 0 if row.part != "text" or row.kind in _COPIES else math.prod(row.shape)

@@ -1,0 +1,62 @@
+"""Operands that several ops share, and the values that timed nodes get for them.
+
+Names, types and meanings are those of docs/graph.md. Knows no op.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.operand import Operand, Role, TimedLaunch, When
+from spark_engine.tensors import Array
+
+Rng = np.random.Generator
+Dims = tuple[int, ...]
+
+
+def _slots(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    return launch.slot_of_rows()
+
+
+def _starts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    if launch.tile == 1:
+        start = max(0, min(launch.context, launch.room - 1))
+        return np.full(launch.rows, start, np.int32)
+    return np.asarray(np.arange(launch.rows) % launch.per_sequence * launch.tile, np.int32)
+
+
+def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    return np.full(dims, launch.tile, np.int32)
+
+
+def _tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    return np.asarray(rng.integers(0, 1000, dims), np.int32)
+
+
+def _pages(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    slot, at = np.indices(dims)
+    table = (slot * launch.pages + at) % max(1, launch.pool)
+    return np.asarray(np.where(at < launch.pages, table, -1), np.int32)
+
+
+SLOTS = Operand("slots", Role.STEP, "i32[rows]", fill=_slots)
+STARTS = Operand("starts", Role.STEP, "i32[rows]", fill=_starts)
+COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
+ROWS = (SLOTS, STARTS, COUNTS)
+TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=_tokens)
+LAST_TOKENS = Operand("last_tokens", Role.STATE, "i32[S+1]")
+PAGE_TABLE = Operand("page_table", Role.TABLE, "i32[S+1,MP]", fill=_pages)
+
+
+def x(spec: str = "A[tokens,K]", note: str = "", name: str = "x") -> Operand:
+    """The activations that an op works on."""
+    return Operand(name, Role.ACTIVATION, spec, note=note)
+
+
+def weight(name: str, spec: str, note: str = "") -> Operand:
+    """A weight that no merge joins."""
+    return Operand(name, Role.WEIGHT, spec, note=note)
+
+
+# Of what quantises: one static scale for each of its n copies.
+SCALES = Operand("scales", Role.SCALE, "f32[n]", When("quant", ("fp8", "nvfp4")))

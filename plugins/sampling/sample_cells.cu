@@ -1,0 +1,158 @@
+// First pass of sampling (sample.cu): one read of the logits and what is kept of each cell of 256
+// ids. Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a
+// warp. A source of its own: the second pass is compiled once for all numbers of rows.
+//
+// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp).
+#include "sampling/sample_row.cuh"
+
+struct Cell {
+  u32 raw, key;       // greatest raw and greatest penalised logit, ordered
+  float sum, weight;  // Σ e^(x - greatest) of the raw ones; Σ e^((z - greatest) / heat)
+};
+
+// A warp's cell of any row. `bad` is set where a logit is not finite (it then counts as 0).
+DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
+  float x[8];
+  load8(r.logits, cell, x);
+  float top = minus_infinity();
+  bad = false;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool there = id8(cell, i) < WIDTH;
+    bad |= there && !is_finite(x[i]);
+    x[i] = there ? clean(x[i]) : minus_infinity();
+    top = fmaxf(top, x[i]);
+  }
+  bad = __any_sync(~0u, bad);
+  Cell s;
+  s.raw = __reduce_max_sync(~0u, ordered_key(top));
+  const float peak = key_value(s.raw);
+  s.sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) s.sum += power(x[i] - peak);
+  s.sum = warp_sum(s.sum);
+  values8(r, cell, x);
+  s.key = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    if (id8(cell, i) < VOCAB) s.key = max(s.key, ordered_key(x[i]));
+  s.key = __reduce_max_sync(~0u, s.key);
+  s.weight = 0;
+  if (heat > 0.0f && s.key) {
+    const Scale scale = scale_of(key_value(s.key), heat, 0.0f);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s.weight += scale.share(x[i]);
+    s.weight = warp_sum(s.weight);
+  }
+  return s;
+}
+
+DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32* keys, float* sums,
+                 float* weights) {
+  raw_keys[at] = s.raw, keys[at] = s.key, sums[at] = bad ? -s.sum : s.sum;
+  if (heat > 0.0f) weights[at] = s.weight;
+}
+
+// Bit c: cell first + c wants `summarise`: a logit that is not finite, an id that is never chosen,
+// a bias, or, in a row with penalties, an id that was seen. Elsewhere raw and penalised are the
+// same.
+DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
+  u32 hard = 0;
+#pragma unroll
+  for (int c = 0; c < PER; ++c) {
+    u32 size = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) size = max(size, __float_as_uint(x[c][i]) & 0x7fffffffu);
+    if (size > 0x7f7fffffu || (first + c + 1) * CELL > VOCAB) hard |= 1u << c;
+  }
+  if (r.penalised)
+#pragma unroll 2
+    for (int c = 0; c < PER; ++c) {
+      int token_counts[8];
+      load8(r.token_counts, first + c, token_counts);
+#pragma unroll
+      for (int i = 1; i < 8; ++i) token_counts[0] |= token_counts[i];
+      if (token_counts[0]) hard |= 1u << c;
+    }
+  for (int i = 0; i < r.biases; ++i) {
+    const int c = r.bias_ids[i] / CELL - first;
+    if (c >= 0 && c < PER) hard |= 1u << c;
+  }
+  return __reduce_or_sync(~0u, hard);
+}
+
+// Of PER cells, those that need neither cleaning nor bias nor penalties: side by side, at some
+// eight instructions a logit. Lane c stores cell c, if it is not `hard`.
+DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 at, u32* raw_keys,
+                           u32* keys, float* sums, float* weights) {
+  Cell s[PER];
+#pragma unroll
+  for (int c = 0; c < PER; ++c) {
+    float top = x[c][0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) top = fmaxf(top, x[c][i]);
+    s[c].raw = __reduce_max_sync(~0u, ordered_key(top));
+  }
+#pragma unroll
+  for (int c = 0; c < PER; ++c) {
+    const float peak = key_value(s[c].raw);
+    const Scale scale = scale_of(peak, heat, 0.0f);
+    s[c].sum = s[c].weight = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s[c].sum += power(x[c][i] - peak);
+    if (heat > 0.0f)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) s[c].weight += scale.share(x[c][i]);
+  }
+#pragma unroll
+  for (int d = 16; d; d >>= 1)
+#pragma unroll
+    for (int c = 0; c < PER; ++c) s[c].sum += __shfl_xor_sync(~0u, s[c].sum, d);
+  if (heat > 0.0f)
+#pragma unroll
+    for (int c = 0; c < PER; ++c) s[c].weight = warp_sum(s[c].weight);
+  Cell mine = s[0];
+#pragma unroll
+  for (int c = 1; c < PER; ++c) {
+    const bool its = lane_id() == c;
+    mine.raw = its ? s[c].raw : mine.raw;
+    mine.sum = its ? s[c].sum : mine.sum;
+    mine.weight = its ? s[c].weight : mine.weight;
+  }
+  mine.key = mine.raw;
+  const u32 c = lane_id();
+  if (c < PER && !(hard >> c & 1)) keep(mine, false, heat, at + c, raw_keys, keys, sums, weights);
+}
+
+// A warp reads PER cells; blockIdx = (part of the row, row).
+extern "C" __global__ void __launch_bounds__(256, 4)
+    sample_cells(const float* logits, const int* token_counts, const float* sampling_f,
+                 const int* sampling_i, const int* bias_ids, const float* bias_values,
+                 const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
+  __shared__ int found_ids[BIASES];
+  __shared__ float found_values[BIASES];
+  __shared__ int found;
+  constexpr int BLOCK = 8 * PER;
+  wait_for_previous();
+  launch_dependents();
+  const int row = blockIdx.y, slot = slots[row];
+  const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
+  float x[PER][8];
+#pragma unroll
+  for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
+  if (slot < 0) return;
+  Row r = row_of(logits, token_counts, sampling_f, row, slot);
+  const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
+  find_biases(r, bias_ids, bias_values, slot, begin * CELL, (begin + BLOCK) * CELL, found_ids,
+              found_values, &found);
+  const u64 at = (u64)row * CELLS + first;
+  const u32 hard = hard_cells(r, first, x);
+  summarise_easy(x, hard, heat, at, raw_keys, keys, sums, weights);
+#pragma unroll 1
+  for (int c = 0; c < PER && first + c < CELLS; ++c) {
+    if (!(hard >> c & 1)) continue;
+    bool bad;
+    const Cell s = summarise(r, first + c, heat, bad);
+    if (lane_id() == 0) keep(s, bad, heat, at + c, raw_keys, keys, sums, weights);
+  }
+}

@@ -1,0 +1,47 @@
+"""A log that cannot be made to grow by those who send requests: one line a second of a kind.
+
+Knows logging only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+EVERY_S = 1.0
+MOST_KINDS = 1000  # remembered; beyond, all are forgotten and may speak again
+
+
+class OnePerKind(logging.Filter):
+    """Lets one record of a kind pass every `EVERY_S` seconds, with the number of those between.
+
+    Of a kind are records of one logger, level and format, whatever is filled in; of a text that
+    was made elsewhere (asyncio's hold addresses) the first line counts. `clock` is in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}  # when, how many since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        kind = (record.name, record.levelno, str(record.msg).partition("\n")[0])
+        now = self._clock()
+        last, missed = self._seen.get(kind, (-EVERY_S, 0))
+        if now - last < EVERY_S:
+            self._seen[kind] = (last, missed + 1)
+            return False
+        if len(self._seen) >= MOST_KINDS:
+            self._seen.clear()
+        self._seen[kind] = (now, 0)
+        if missed:
+            record.msg, record.args = f"{record.getMessage()} ({missed} more like this)", ()
+        return True
+
+
+def limit_log() -> None:
+    """Puts the filter before every handler of the root logger."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OnePerKind())

@@ -1,0 +1,66 @@
+"""From the engine's events to text: detokenising, end ids, stop strings, one stream at a time.
+
+Knows one choice of one request. Knows no HTTP and no chat form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.text.stops import StopMatcher
+from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one event adds. `text` may lag behind `token` and come with a later piece."""
+
+    text: str
+    token: Event | None = None  # the event, if it brought a token
+    finish: FinishReason | None = None
+    stop: str | None = None  # the stop string that ended it
+
+
+class TextStream:
+    """The text of one choice. Without a tokenizer it is always empty.
+
+    `eos` are the model's end ids. The id that ended the answer is counted and reported, but is
+    not part of the text; nor is a stop string. Stop strings count from `min_tokens` on.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        eos: tuple[int, ...],
+        skip_special: bool = True,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
+        self._stop_ids: Collection[int] = params.stop_ids(eos)
+        self._stops = StopMatcher(params.stop)
+        self._min_tokens = params.min_tokens
+        self.tokens = 0
+        self.finish: FinishReason | None = None
+
+    def push(self, event: Event) -> Piece:
+        """Takes the next event. When the piece has a `stop`, the engine is to be told."""
+        token = event if event.token is not None else None
+        self.tokens += token is not None
+        text = self._text(event)
+        self.finish = event.finish
+        if self._stops.matched is not None:
+            self.finish = FinishReason.STOP
+        elif event.finish is not None:
+            text += self._stops.flush()
+        return Piece(text, token, self.finish, self._stops.matched)
+
+    def _text(self, event: Event) -> str:
+        if self._detokenizer is None:
+            return ""
+        ended = event.finish is FinishReason.STOP and event.token in self._stop_ids
+        text = "" if event.token is None or ended else self._detokenizer.push([event.token])
+        if event.finish is not None:
+            text += self._detokenizer.flush()
+        return text if self.tokens < self._min_tokens else self._stops.push(text)

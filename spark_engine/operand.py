@@ -1,0 +1,186 @@
+"""What an op says of its operands and results: meaning, type, and what their values look like.
+
+Everything that asks what an operand is (the verifier, merging, timing, spark-check, the tests, the
+table of docs/graph.md) asks this declaration. Knows no op.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.kernel import Attr, Attrs
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+class Role(enum.Enum):
+    """Who writes an operand, and when."""
+
+    ACTIVATION = "made by another node of the same launch"
+    WEIGHT = "the same in every launch"
+    SCALE = "positive factors: weights, or of each token"
+    STEP = "written by the host before each launch"
+    TABLE = "written by the host when a sequence comes, goes or gets a page"
+    STATE = "kept from launch to launch, updated in place"
+
+
+DTYPES: Mapping[str, tuple[DType, ...]] = {
+    "A": (DType.F32, DType.BF16),  # an engine's activation dtype
+    "W": (DType.F32, DType.F16, DType.BF16),  # a matrix as the checkpoint has it
+    "KV": (DType.F32, DType.BF16, DType.U8),  # KV pages: activations or e4m3 codes
+    "f8": (DType.F8E4M3,),
+    **{d.value: (d,) for d in DType},
+}
+NARROW = ("A", "W", "KV")  # f32 on the CPU, bf16 on a GPU
+UNITS = {"tokens": "token", "rows": "row", "S+1": "slot", "P+1": "page"}  # by a first dimension
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on a node's attributes: one of `values`, or without any, not 0."""
+
+    attr: str
+    values: tuple[Attr, ...] = ()
+
+    def holds(self, attrs: Attrs) -> bool:
+        """Whether it is so. An attribute that is not given counts as 0."""
+        given = attrs.get(self.attr, 0)
+        return given in self.values if self.values else bool(given)
+
+    def __str__(self) -> str:
+        return f"{self.attr} is {' or '.join(map(str, self.values))}" if self.values else self.attr
+
+
+@dataclass(frozen=True)
+class TimedLaunch:
+    """The sequences of a launch that is timed: decode rows of `context` tokens, or prefills.
+
+    Attributes:
+        specs: of the node's operands by name.
+        rows, tile: rows of the launch and tokens of each.
+        slots: that the states have, without the one for scratch.
+        pages: of one sequence; page_size: tokens of a page; pool: pages there are.
+        context: tokens behind each decode row, or of each prefill.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    rows: int
+    tile: int
+    slots: int
+    pages: int
+    page_size: int
+    pool: int
+    context: int
+
+    @property
+    def room(self) -> int:
+        """Positions that a sequence's pages hold."""
+        return self.pages * self.page_size
+
+    @property
+    def per_sequence(self) -> int:
+        """Rows that one sequence has in the launch."""
+        return 1 if self.tile == 1 else max(1, min(self.context, self.room) // self.tile)
+
+    def slot_of_rows(self) -> Array:
+        """i32 [rows]; sequences share a slot only where there are too few."""
+        return np.asarray(np.arange(self.rows) // self.per_sequence % self.slots, np.int32)
+
+
+# (launch, the operand's shape, generator) -> its values, or a pattern of them to be repeated
+Fill = Callable[[TimedLaunch, tuple[int, ...], np.random.Generator], Array]
+
+
+@dataclass(frozen=True)
+class Completes:
+    """A state that holds the rest of another: spark-check shows the two as one.
+
+    Attributes:
+        state: the other's name.
+        whole: (its entry of a slot in float64, this one's, tokens so far) -> what an engine that
+            keeps nothing apart has there, in float64.
+    """
+
+    state: str
+    whole: Callable[[Array, Array, int], Array]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an op.
+
+    Attributes:
+        name: its formal name in the body; of a step, table or state also the engine's.
+        role: who writes it.
+        spec: dtype and shape as docs/graph.md writes them, "A[tokens,K]"; dtypes that may be are
+            joined by "/". The first dimension tells the unit: tokens, rows, S+1 slots, P+1 pages.
+        when: nodes with such attributes have it; None: all.
+        optional: nodes may lack it whatever their attributes; only a last operand.
+        joins: nodes over one input merge into one by joining it along its first dimension, one
+            entry of which serves so many columns of the result; 0: it must be the same in all.
+        completes: of a state, the other one that it holds the rest of.
+        fill: its values when a node is timed; None: by role and dtype.
+        note: of its meaning, for the table in docs/graph.md.
+    """
+
+    name: str
+    role: Role
+    spec: str
+    when: When | None = None
+    optional: bool = False
+    joins: int = 0
+    completes: Completes | None = None
+    fill: Fill | None = None
+    note: str = ""
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Those it may have."""
+        return tuple(d for name in self._dtype.split("/") for d in DTYPES[name])
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Its dimensions by name or formula."""
+        inside = self.spec.partition("[")[2].rstrip("]")
+        return tuple(inside.split(",")) if inside else ()
+
+    @property
+    def unit(self) -> str | None:
+        """What the first dimension counts: token, row, slot, page; None: anything else."""
+        return UNITS.get(self.dims[0]) if self.dims else None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether what is f32 on the CPU is bf16 on a GPU."""
+        return self._dtype in NARROW
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is the same in every launch."""
+        return self.role in (Role.WEIGHT, Role.SCALE) and self.unit is None
+
+    @property
+    def _dtype(self) -> str:
+        return self.spec.partition("[")[0]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of an op.
+
+    Attributes:
+        name: its formal name in the body. A last one ending in `*` repeats 0..n times.
+        spec: as an operand's; of one that repeats, a list for the table in docs/graph.md.
+        when: nodes with such attributes have it; None: all.
+        updates: the state that it may share memory with.
+        note: of its meaning, for the table in docs/graph.md.
+    """
+
+    name: str
+    spec: str = ""
+    when: When | None = None
+    updates: str = ""
+    note: str = ""

@@ -1,0 +1,17 @@
+"""What the builder's tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines for a GPU hold empty kernels: all but the machine code is as it is."""
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder.native import nvrtc, program
+
+    nothing = nvrtc.Cubin(b"nothing", {})
+    monkeypatch.setattr(
+        program, "compile_jobs", lambda jobs, *_: {(j.source, j.defines): nothing for j in jobs}
+    )

@@ -1,0 +1,214 @@
+"""Quantisation configs in every dialect, their quirks, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.quant_schemes import Dialect, Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable, quant_table
+from spark_engine.models.checkpoint.tensor_list import Row, linears
+from spark_engine.models.families.registry import family_of, read_config
+from spark_engine.models.open_model import describe
+from tests.checkpoint_files import FORMATS, quantisation_configs, scheme_of
+from tests.checkpoints import text_config
+from tests.models import nvidia_configs
+
+Json = dict[str, Any]
+DENSE, MOE = (describe(text_config(moe)).rows for moe in (False, True))
+PACKED: Json = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+EIGHT: Json = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+
+
+def _table(row: Json, rows: tuple[Row, ...] = DENSE, hf: Json | None = None) -> QuantTable:
+    return quant_table(rows, {"quantization_config": row} if row else {}, hf or {})
+
+
+def _compressed(groups: list[Json], **more: Any) -> Json:
+    named = {f"group_{i}": g for i, g in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named} | more
+
+
+def _group(weights: Json, inputs: Json | None, *targets: str) -> Json:
+    return {
+        "weights": weights,
+        "input_activations": inputs,
+        "targets": list(targets) or ["Linear"],
+    }
+
+
+@pytest.mark.parametrize("model", nvidia_configs.MODELS)
+@pytest.mark.parametrize("files", ["both", "config", "hf"])
+def test_published_tables(model: str, files: str) -> None:
+    config_json, hf = nvidia_configs.pair(model)
+    config = read_config(config_json)
+    rows = family_of(config).tensors(config)
+    if files == "hf":
+        config_json = {k: v for k, v in config_json.items() if k != "quantization_config"}
+    table = quant_table(rows, config_json, {} if files == "config" else hf)
+    mlp = "mlp.experts" if config.moe else "mlp.down_proj"
+    assert table["layers.0.linear_attn.in_proj_z"] is Scheme.FP8
+    assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
+    assert table["layers.3.self_attn.k_proj"] is Scheme.FP8
+    assert table[f"layers.3.{mlp}"] is Scheme.NVFP4  # not W4A4, whatever group_1 lists
+    assert table["lm_head"] is Scheme.NVFP4
+    assert table.kv_fp8 == (files != "config" or model == "27B")
+
+
+def test_groups_stand_in_for_missing_layers() -> None:
+    config_json, _ = copy.deepcopy(nvidia_configs.pair("27B"))
+    del config_json["quantization_config"]["quantized_layers"]
+    table = describe(config_json).table
+    assert table["layers.0.mlp.up_proj"] is Scheme.NVFP4
+    assert table["layers.3.self_attn.o_proj"] is Scheme.FP8
+    assert table["layers.0.linear_attn.in_proj_b"] is Scheme.PLAIN
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_dialect_and_spelling(format: str, prefix: str) -> None:
+    names = [linear.module for linear in linears(MOE)]
+    spelled = [n if n == "lm_head" else prefix + n for n in names]
+    row, hf = quantisation_configs(format, spelled)
+    table = _table(row, MOE, hf)
+    for name in names:
+        key = name.split(".experts.")[0] + ".experts" if ".experts." in name else name
+        assert table[key].value == scheme_of(name, format), name
+
+
+def test_plain() -> None:
+    table = _table({})
+    assert not table.quantised and not table.kv_fp8
+    assert table.summary() == {"plain": 4 * 3 + 3 * 5 + 4 + 1}
+
+
+def test_wildcards_and_parents_exclude() -> None:
+    row = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    row["ignore"] = ["*.in_proj_[ab]", "model.layers.1*", "model.layers.2.mlp", "lm_head"]
+    table = _table(row)
+    assert table["layers.0.linear_attn.in_proj_a"] is Scheme.PLAIN
+    assert table["layers.0.linear_attn.in_proj_qkv"] is Scheme.FP8
+    assert table["layers.1.mlp.up_proj"] is Scheme.PLAIN
+    assert table["layers.2.mlp.up_proj"] is Scheme.PLAIN
+    assert table["layers.2.linear_attn.out_proj"] is Scheme.FP8
+    assert table["lm_head"] is Scheme.PLAIN
+
+
+def test_compressed_groups_by_name_pattern_and_class() -> None:
+    dynamic = PACKED | {"dynamic": "local"}
+    groups = [
+        _group(PACKED, dynamic),
+        _group(EIGHT, EIGHT, "re:.*self_attn.*"),
+        _group(PACKED, None, "model.layers.3.self_attn.q_proj"),
+    ]
+    kv = {"num_bits": 8, "type": "float", "dynamic": False}
+    ignore = ["re:.*lm_head", "model.layers.0.mlp.up_proj"]
+    table = _table(_compressed(groups, ignore=ignore, kv_cache_scheme=kv))
+    assert table["layers.0.mlp.gate_proj"] is Scheme.NVFP4_A4
+    assert table["layers.0.mlp.up_proj"] is Scheme.PLAIN
+    assert table["layers.3.self_attn.k_proj"] is Scheme.FP8
+    assert table["layers.3.self_attn.q_proj"] is Scheme.NVFP4
+    assert table["lm_head"] is Scheme.PLAIN
+    assert table.kv_fp8 and table.dialect is Dialect.COMPRESSED
+
+
+def test_compressed_block_fp8() -> None:
+    weights = EIGHT | {"strategy": "block", "block_structure": [128, 128]}
+    inputs = EIGHT | {"strategy": "group", "group_size": 128, "dynamic": True}
+    table = _table(_compressed([_group(weights, inputs)]))
+    assert table["layers.0.mlp.up_proj"] is Scheme.FP8_BLOCK
+
+
+REFUSED: list[tuple[Json, str]] = [
+    *(({"quant_method": m}, m) for m in ("awq", "gptq", "bitsandbytes", "mxfp4", "torchao")),
+    ({"bits": 4}, "quant_method is None"),
+    *(
+        ({"quant_method": "modelopt", "quant_algo": a}, a)
+        for a in ("INT8_SQ", "W4A8_AWQ", "NVFP4_AWQ", "MXFP8", "FP8_PB_WO")
+    ),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size is 32"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "neither quantized_layers"),
+    (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"},
+        "kv_cache_quant_algo is 'INT8'",
+    ),
+    ({"quant_method": "fp8"}, "weight_block_size is None"),
+    ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"\[64, 64\]"),
+    (
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
+        "activation_scheme is 'static'",
+    ),
+    (_compressed([]), "no config_groups"),
+    (_compressed([_group({"num_bits": 4, "type": "int", "group_size": 128}, None)]), "'int'"),
+    (_compressed([_group(PACKED | {"group_size": 32}, None)]), "'group_size': 32"),
+    (_compressed([_group(EIGHT, EIGHT | {"dynamic": True, "strategy": "token"})]), "'token'"),
+    (_compressed([_group(EIGHT, None)]), "input_activations None"),
+    (_compressed([_group(PACKED, None)], sparsity_config={"x": 1}), "sparsity_config"),
+    (
+        _compressed([_group(PACKED, None)], kv_cache_scheme={"num_bits": 4, "type": "float"}),
+        "kv_cache_scheme",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "words"), REFUSED, ids=[w for _, w in REFUSED])
+def test_unsupported_is_named(row: Json, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words) as caught:
+        _table(row)
+    text = str(caught.value)
+    assert "quantization_config" in text
+    assert any(w in text for w in ("supported", "groups of 16", "give a dense", "export"))
+
+
+@pytest.mark.parametrize("key", ["exclude_modules", "ignore"])
+def test_excluded_and_listed_is_plain(key: str) -> None:
+    names = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
+    layers = {f"model.layers.3.{n}": {"quant_algo": "FP8"} for n in names}
+    row = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    row[key] = ["model.layers.3.self_attn.q_proj", "*.down_proj"]
+    table = _table(row)
+    assert table["layers.3.self_attn.k_proj"] is Scheme.FP8
+    assert table["layers.3.self_attn.q_proj"] is Scheme.PLAIN
+    assert table["layers.3.mlp.down_proj"] is Scheme.PLAIN
+
+
+def test_files_that_contradict_each_other() -> None:
+    _, hf = quantisation_configs("fp8", ["model.layers.0.mlp.up_proj"])
+    row, _ = quantisation_configs("nvfp4", ["model.layers.0.mlp.up_proj"])
+    with pytest.raises(CheckpointError, match="is fp8 in hf_quant_config.json but nvfp4 in config"):
+        _table(row, hf=hf)
+
+
+@pytest.mark.parametrize("where", ["config", "hf"])
+def test_either_file_may_ask_for_an_fp8_cache(where: str) -> None:
+    row, hf = quantisation_configs("fp8", [])
+    assert not _table(row, hf=hf).kv_fp8
+    if where == "hf":
+        hf = {**hf, "quantization": {**hf["quantization"], "kv_cache_quant_algo": "FP8"}}
+    else:
+        row = {**row, "kv_cache_quant_algo": "FP8"}
+    assert _table(row, hf=hf).kv_fp8
+
+
+def test_experts_in_two_quantised_formats() -> None:
+    layers = {
+        f"model.layers.1.mlp.experts.{e}.{p}_proj": {"quant_algo": "FP8"}
+        for e in range(8)
+        for p in ("gate", "up", "down")
+    }
+    layers["model.layers.1.mlp.experts.3.up_proj"] = {"quant_algo": "W4A16_NVFP4"}
+    row = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with pytest.raises(CheckpointError, match=r"experts.3.up_proj is nvfp4, but other .* are fp8"):
+        _table(row, MOE)
+
+
+def test_experts_that_differ() -> None:
+    row = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    row["ignore"] = ["model.layers.1.mlp.experts.3.up_proj"]
+    with pytest.raises(
+        CheckpointError, match=r"layers.1.mlp.experts.3.up_proj is plain, but other"
+    ):
+        _table(row, MOE)

@@ -1,0 +1,148 @@
+"""From folder to executors: what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.engine_file import read_manifest
+from spark_engine.errors import CapacityError, EngineError
+from spark_engine.host_memory import available_memory
+from spark_engine.progress import Advance
+from spark_engine.runtime.engine import load as module
+from spark_engine.runtime.engine.load import check_capacity, load
+from tests.checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("load")
+    checkpoint = write_checkpoint(folder / "checkpoint", {"num_hidden_layers": 4}).path
+    options = Options(decode=(1, 2), prefill=(64,), max_seqs=2, max_context=128)
+    build(checkpoint, folder / "engine", options, lambda text: None)
+    return folder / "engine"
+
+
+def test_every_bucket_is_opened(engine: Path) -> None:
+    loaded = load(engine, threads=1)
+    assert loaded.rows("decode") == (1, 2) and loaded.rows("prefill") == (1,)
+    assert loaded.limits.max_seqs == 2 and loaded.eos == (1,)
+    assert loaded.folder and loaded.folder.path == engine
+
+
+def test_one_more_payload_is_opened_beside_the_buckets(engine: Path) -> None:
+    loaded = load(engine, threads=1)
+    assert loaded.folder and loaded.opener
+    file = loaded.folder.engine(loaded.folder.manifest.buckets[0])
+    more = loaded.opener(file.header, file.payload, loaded.folder.path, 1)
+    assert more.specs == loaded.executors[file.header.family, file.header.rows].specs
+    more.close()
+
+
+def test_the_stages_of_loading_are_told(engine: Path) -> None:
+    stages: list[str] = []
+    load(engine, threads=1, mark=stages.append)
+    assert stages == ["files", "buckets"]
+
+
+def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
+    manifest = read_manifest(engine)
+    need = manifest.memory.total + (3 << 30)
+    check_capacity(manifest, 3 << 30, need)
+    check_capacity(manifest, 3 << 30, None)
+    with pytest.raises(CapacityError, match=r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"):
+        check_capacity(manifest, 3 << 30, need - 1)
+    other = replace(manifest, card="h200")
+    remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
+    with pytest.raises(CapacityError, match=remedy):
+        check_capacity(other, 3 << 30, need - 1)
+
+
+def test_memory_is_checked_before_anything_is_opened(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: 1000)
+    monkeypatch.setattr(module, "open_folder", None)
+    with pytest.raises(CapacityError):
+        load(engine)
+
+
+def test_an_engine_for_another_machine_is_refused(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("sm_90a",))
+    with pytest.raises(EngineError, match="built for 'cpu'.*sm_90a"):
+        load(engine)
+
+
+@pytest.mark.parametrize(("driver", "words"), [(True, "`cuda`: pip"), (False, "NVIDIA's driver")])
+def test_without_the_extra_a_gpus_engine_names_the_extra(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, words: str
+) -> None:
+    manifest = replace(read_manifest(engine), target="sm_121a", executor="native")
+    monkeypatch.setattr(module, "read_manifest", lambda path: manifest)
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu",))
+    monkeypatch.setattr(module, "driver_present", lambda: driver)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(EngineError) as refused:
+        load(engine)
+    said = str(refused.value)
+    assert "sm_121a" in said and "pip install 'spark-engine[cuda]'" in said and words in said
+    assert "--target" not in said
+
+
+def test_a_changed_byte_is_refused(engine: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in engine.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    load(copy, threads=1)
+    weights = copy / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
+        load(copy)
+
+
+def test_an_unknown_executor_is_refused(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXECUTORS", {"native": None})
+    with pytest.raises(EngineError, match="executor 'ort'; this version has native"):
+        load(engine)
+
+
+def test_a_bucket_under_another_ones_name_is_refused(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.open_folder
+
+    def swapped(path: Path, target: str, deferred: Collection[str], advance: Advance) -> object:
+        folder = real(path, target, deferred, advance)
+        first, second, *rest = folder.manifest.buckets
+        buckets = (replace(first, file=second.file), second, *rest)
+        return replace(folder, manifest=replace(folder.manifest, buckets=buckets))
+
+    monkeypatch.setattr(module, "open_folder", swapped)
+    with pytest.raises(EngineError, match="not what the manifest says"):
+        load(engine)
+
+
+def test_available_memory_is_the_smaller_of_machine_and_group(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 4000 kB\nMemAvailable:  3000 kB\n")
+    group = tmp_path / "group"
+    assert available_memory(meminfo, group) == 3000 * 1024
+    group.mkdir()
+    (group / "memory.current").write_text("1000000\n")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\nactive_file 100000\n")
+    (group / "memory.max").write_text("max\n")
+    assert available_memory(meminfo, group) == 3000 * 1024
+    (group / "memory.max").write_text("2000000\n")
+    assert available_memory(meminfo, group) == 1_300_000
+    assert available_memory(tmp_path / "none", tmp_path / "none") is None

@@ -1,0 +1,50 @@
+"""The pool of units: what is taken, returned, held, and lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.pool import Pool
+
+
+def test_units_are_handed_out_once_and_come_back() -> None:
+    pool = Pool("page", 4)
+    first, rest = pool.take(), pool.take(3)
+    assert sorted(first + rest) == [0, 1, 2, 3] and pool.free == 0
+    pool.give(rest)
+    assert pool.free == 3
+    assert sorted(pool.take(3)) == sorted(rest)
+
+
+def test_taking_more_than_there_is_takes_nothing() -> None:
+    pool = Pool("page", 2)
+    with pytest.raises(InternalError, match="3 page taken, 2 of 2 free"):
+        pool.take(3)
+    assert pool.free == 2
+
+
+@pytest.mark.parametrize("unit", [-1, 5, 0])
+def test_a_unit_that_was_not_taken_cannot_be_returned(unit: int) -> None:
+    with pytest.raises(InternalError, match=f"page {unit} returned"):
+        Pool("page", 5).give([unit])
+
+
+def test_a_unit_cannot_be_returned_twice() -> None:
+    pool = Pool("page", 5)
+    taken = pool.take(2)
+    with pytest.raises(InternalError, match="returned"):
+        pool.give([taken[0], taken[0]])
+
+
+def test_check_finds_leaks_and_double_holders() -> None:
+    pool = Pool("page", 3)
+    a, b = pool.take(2)
+    pool.check([a, b])
+    with pytest.raises(InternalError, match="a leak"):
+        pool.check([a])
+    with pytest.raises(InternalError, match="held twice"):
+        pool.check([a, b, b])
+    pool.give([b])
+    with pytest.raises(InternalError, match="held twice, or held and free"):
+        pool.check([a, b])

@@ -1,0 +1,103 @@
+"""Which requests an engine takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Request, SamplingParams, capacity
+
+LIMITS = Limits(max_seqs=2, max_context=100, pages=10, vocab=50, page_size=16, bias_slots=4)
+EOS = (1, 2)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": 1e-9},
+        {"temperature": "1"},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"top_k": -2},
+        {"top_k": 1.5},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition": 0.0},
+        {"repetition": math.inf},
+        {"presence": 2.1},
+        {"frequency": -2.1},
+        {"max_tokens": 0},
+        {"max_tokens": True},
+        {"max_tokens": 3, "min_tokens": 4},
+        {"min_tokens": -1},
+        {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"stop": ("x",) * 17},
+        {"stop": ("",)},
+        {"logit_bias": {1: 101.0}},
+        {"logit_bias": {1: math.nan}},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused_by_name(bad: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(bad))):
+        SamplingParams(**bad)
+
+
+def test_values_on_the_edges_are_taken() -> None:
+    SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition=10, presence=-2)
+    SamplingParams(max_tokens=1, seed=-(2**63), logprobs=20, stop=("x",) * 16, min_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"stop_token_ids": (50,)},
+        {"stop_token_ids": (-1,)},
+        {"logit_bias": {50: 1.0}},
+        {"logit_bias": {i: 1.0 for i in range(5)}},
+        {"logit_bias": {10: 1.0, 11: 1.0, 12: 1.0}, "min_tokens": 1},
+    ],
+    ids=str,
+)
+def test_ids_and_counts_over_the_engines_limits_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=next(iter(bad))):
+        Request((3,), SamplingParams(**bad)).check(LIMITS, EOS)
+
+
+def test_suppressed_ids_share_the_bias_table_with_the_bias() -> None:
+    bias = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
+
+
+@pytest.mark.parametrize("prompt", [(), (50,), (-1,), (1, 2.0, 3), tuple(range(49)) * 3], ids=len)
+def test_prompts_that_can_never_run_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        Request(prompt).check(LIMITS, EOS)
+
+
+def test_a_prompt_may_fill_all_but_one_position() -> None:
+    assert capacity(LIMITS) == 100
+    Request((3,) * 99).check(LIMITS, EOS)
+    with pytest.raises(RequestError, match="100 tokens.*at most 99"):
+        Request((3,) * 100).check(LIMITS, EOS)
+
+
+def test_few_pages_bind_before_the_context() -> None:
+    limits = Limits(max_seqs=2, max_context=100, pages=2, vocab=50, page_size=16)
+    Request((3,) * 31).check(limits, EOS)
+    with pytest.raises(RequestError, match="2 pages of 16"):
+        Request((3,) * 32).check(limits, EOS)
+
+
+def test_what_ends_a_request() -> None:
+    assert SamplingParams(stop_token_ids=(9,)).stop_ids(EOS) == {1, 2, 9}
+    assert SamplingParams(stop_token_ids=(9,), ignore_eos=True).stop_ids(EOS) == {9}

@@ -1,0 +1,325 @@
+"""The scheduler's rules one by one; the traces test them together."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_engine.errors import CapacityError, InternalError
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
+from spark_engine.runtime.engine.scheduler import (
+    LATENCY,
+    THROUGHPUT,
+    PrefillPolicy,
+    Scheduler,
+    Sizes,
+)
+from spark_engine.runtime.engine.sequence import Sequence
+
+
+def make(policy: PrefillPolicy = THROUGHPUT, **changes: object) -> Scheduler:
+    sizes: dict[str, object] = {
+        **{"slots": 4, "pages": 20, "page_size": 64, "decode": (1, 2, 4), "prefill": (1, 4)},
+        **{"tile": 64, "slot_bytes": 100, "page_bytes": 10, "swap_bytes": 1000, "max_waiting": 9},
+    }
+    return Scheduler(Sizes(**{**sizes, **changes}), policy)  # type: ignore[arg-type]
+
+
+class Clients:
+    """Submits sequences and plays the loop: every sampled token is 0."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._next = 0
+
+    def add(self, prompt: int, limit: int = 1000, priority: int = 0) -> Sequence:
+        request = Request((0,) * prompt, SamplingParams(), priority)
+        seq = Sequence(self._next, request, limit, frozenset(), seed=0)
+        self._next += 1
+        self.scheduler.add(seq)
+        return seq
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule(in_flight=0)
+        self.collect(plan)
+        return plan
+
+    def collect(self, plan: StepPlan) -> None:
+        self.scheduler.collected(plan.step)
+        for batch in plan.batches:
+            for row in batch.rows:
+                if row.emit and row.seq.status is not Status.FINISHED:
+                    row.seq.tokens.append(0)
+                    if len(row.seq.tokens) == row.seq.limit:
+                        self.scheduler.finish(row.seq, FinishReason.LENGTH)
+        self.scheduler.check()
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, list[tuple[int, int, int, bool]]]]:
+    """[(family, bucket, [(sequence, start, count, emit)])]"""
+    return [
+        (x.family, x.bucket, [(r.seq.id, r.start, r.count, r.emit) for r in x.rows])
+        for x in plan.batches
+    ]
+
+
+def test_a_prompt_is_cut_on_its_own_grid_and_then_decodes() -> None:
+    clients = Clients(make(prefill=(1, 2)))
+    clients.add(150)
+    tiles = [[(0, 0, 64, False), (0, 64, 64, False)], [(0, 128, 22, True)]]
+    assert shape(clients.step()) == [("prefill", 2, tiles[0])]
+    assert shape(clients.step()) == [("prefill", 1, tiles[1])]
+    assert shape(clients.step()) == [("decode", 1, [(0, 150, 1, True)])]
+    assert shape(clients.step()) == [("decode", 1, [(0, 151, 1, True)])]
+
+
+def test_several_prompts_share_a_prefill_launch() -> None:
+    clients = Clients(make())
+    clients.add(65), clients.add(3), clients.add(200)
+    rows = [(0, 0, 64, False), (0, 64, 1, True), (1, 0, 3, True), (2, 0, 64, False)]
+    assert shape(clients.step()) == [("prefill", 4, rows)]
+
+
+def test_decode_and_prefill_share_a_step_and_decode_is_never_dropped() -> None:
+    clients = Clients(make())
+    clients.add(1)
+    clients.step()
+    clients.add(64 * 9)
+    for start in (0, 256, 512):
+        decode, prefill = shape(clients.step())
+        assert decode[0] == "decode" and decode[2][0][0] == 0
+        assert prefill[2][0][1] == start
+
+
+def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
+    clients = Clients(make())
+    for i in range(4):
+        clients.add(1, limit=3 + i)
+    clients.step()
+    # limits 3, 4, 5, 6: after the first token of each, 1, 2, 3 and 4 more are decoded
+    assert [shape(clients.step())[0][1] for _ in range(4)] == [4, 4, 2, 1]
+    assert clients.step().batches == []
+
+
+def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
+    clients = Clients(make(LATENCY))
+    clients.add(1)
+    clients.step()
+    clients.add(64 * 3)
+    prefills = [
+        [len(x.rows) for x in clients.step().batches if x.family == "prefill"] for _ in range(12)
+    ]
+    assert prefills == [[], [], [], [1]] * 3
+
+
+def test_latency_policy_takes_the_largest_bucket_when_nobody_decodes() -> None:
+    clients = Clients(make(LATENCY))
+    clients.add(64 * 6)
+    assert [len(clients.step().batches[0].rows) for _ in range(2)] == [4, 2]
+
+
+def test_the_queue_is_priority_then_arrival_and_its_head_is_not_passed_over() -> None:
+    clients = Clients(make(slots=1, pages=4))
+    clients.add(10, limit=12)
+    clients.step()
+    big, small = clients.add(200), clients.add(5)
+    urgent = clients.add(5, limit=7, priority=1)
+    assert clients.scheduler.waiting == [urgent, big, small]
+    order: list[int] = []
+    for _ in range(12):
+        order += [s.id for s in clients.step().admitted]
+    assert order == [urgent.id, 0, big.id]  # 0 was preempted, and comes back before the others
+
+
+def test_a_full_queue_refuses_with_its_size() -> None:
+    clients = Clients(make(max_waiting=2))
+    clients.add(1), clients.add(1)
+    with pytest.raises(CapacityError, match="2 requests wait already"):
+        clients.add(1)
+    clients.step()  # both are admitted
+    clients.add(1)
+
+
+def test_preempted_sequences_do_not_count_as_queued() -> None:
+    clients = Clients(make(slots=1, max_waiting=1))
+    clients.add(10)
+    clients.step()
+    clients.add(10, priority=1)
+    clients.step()
+    assert [s.status for s in clients.scheduler.waiting] == [Status.SWAPPED]
+    clients.add(10)
+
+
+def test_the_last_in_order_yields_its_pages() -> None:
+    clients = Clients(make(pages=4))
+    first, second = clients.add(63), clients.add(62)
+    for _ in range(64):
+        clients.step()
+    third = clients.add(1, priority=-1)
+    assert clients.scheduler.pages.free == 0
+    plan = clients.step()
+    while not plan.preempted:
+        plan = clients.step()
+    assert plan.preempted == [second] and second.status is Status.SWAPPED
+    assert [move.seq for move in plan.saves] == [second] and len(plan.saves[0].pages) == 2
+    assert first.status is Status.RUNNING and third.status is Status.WAITING
+
+
+def test_over_the_swap_budget_a_sequence_restarts_with_all_its_tokens() -> None:
+    clients = Clients(make(slots=1, swap_bytes=109))  # a slot and one page take 110
+    seq = clients.add(10)
+    for _ in range(5):
+        clients.step()
+    clients.add(5, limit=6, priority=1)
+    assert clients.step().preempted == [seq]
+    assert seq.status is Status.WAITING and (seq.launched, seq.prefill_end) == (0, 15)
+    assert shape(clients.step())[0] == ("prefill", 1, [(0, 0, 15, True)])
+
+
+def test_a_step_in_flight_forbids_preemption_and_asks_to_drain() -> None:
+    clients = Clients(make(slots=1))
+    low = clients.add(10)
+    clients.step()
+    running = clients.scheduler.schedule(in_flight=0)
+    clients.add(5, priority=1)
+    plan = clients.scheduler.schedule(in_flight=1)
+    assert plan.drain and not plan.preempted and low.status is Status.RUNNING
+    clients.collect(running), clients.collect(plan)
+    assert clients.scheduler.schedule(in_flight=0).preempted == [low]
+
+
+def test_what_a_finished_sequence_held_returns_after_the_last_launched_step() -> None:
+    clients = Clients(make())
+    scheduler = clients.scheduler
+    seq = clients.add(10)
+    clients.step()
+    first, second = scheduler.schedule(0), scheduler.schedule(1)
+    scheduler.collected(first.step)
+    scheduler.finish(seq, FinishReason.STOP)
+    assert (scheduler.slots.free, scheduler.pages.free) == (3, 19)
+    scheduler.check()
+    scheduler.collected(second.step)
+    assert (scheduler.slots.free, scheduler.pages.free) == (4, 20)
+
+
+def test_a_preemption_that_would_not_help_does_not_happen() -> None:
+    clients = Clients(make(pages=6))
+    equal, low = clients.add(64 * 3), clients.add(10)
+    clients.step()
+    urgent_but_huge = clients.add(64 * 5)
+    assert not clients.step().preempted
+    assert urgent_but_huge.status is Status.WAITING
+    assert equal.status is low.status is Status.RUNNING
+
+
+def test_no_more_sequences_run_than_one_decode_launch_holds() -> None:
+    clients = Clients(make(slots=8, decode=(1, 3)))
+    for _ in range(5):
+        clients.add(1)
+    clients.step()
+    assert shape(clients.step())[0][:2] == ("decode", 3)
+    assert len(clients.scheduler.running) == 3
+
+
+def test_a_page_is_spare_beside_others_and_none_is_wanted_alone() -> None:
+    clients = Clients(make(pages=4))
+    second = clients.add(64 * 3)
+    assert clients.step().admitted == [second] and len(second.pages) == 4, "alone it may take all"
+    clients = Clients(make(pages=4))
+    clients.add(10)
+    clients.step()
+    second = clients.add(64 * 2)  # three pages, of three
+    assert not clients.step().admitted
+    clients.scheduler.finish(second, FinishReason.CANCELLED)
+    third = clients.add(64)  # two pages, of three
+    assert clients.step().admitted == [third]
+
+
+@pytest.mark.parametrize(("prompt", "limit", "pages"), [(63, 99, 1), (64, 99, 2), (64, 65, 1)])
+def test_pages_reach_to_the_first_decode_row_if_there_is_one(
+    prompt: int, limit: int, pages: int
+) -> None:
+    clients = Clients(make())
+    seq = clients.add(prompt, limit=limit)
+    clients.scheduler.schedule(in_flight=0)
+    assert len(seq.pages) == pages
+
+
+def test_min_tokens_forbids_the_end_of_exactly_so_many() -> None:
+    seq = Sequence(0, Request((0,) * 3, SamplingParams(min_tokens=2)), 9, frozenset({7}), seed=0)
+    assert [seq.forbids_stop(position) for position in (3, 4, 5)] == [True, True, False]
+
+
+def test_a_page_that_is_not_there_waits_for_the_step_in_flight() -> None:
+    clients = Clients(make(pages=3))
+    first, last = clients.add(63), clients.add(62)
+    clients.step(), clients.step()  # `first` has taken the spare page
+    clients.step()
+    assert clients.scheduler.pages.free == 0
+    plan = clients.scheduler.schedule(in_flight=1)
+    assert plan.drain and not plan.preempted and last.status is Status.RUNNING
+    assert [row.seq for batch in plan.batches for row in batch.rows] == [first]
+    clients.collect(plan)
+    assert clients.step().preempted == [last]
+
+
+def test_who_has_yielded_gets_no_page() -> None:
+    clients = Clients(make(pages=4))
+    first, second, last = (clients.add(63) for _ in range(3))
+    clients.step(), clients.step()
+    plan = clients.step()  # two want a page, and one is there
+    assert plan.preempted == [last] and clients.scheduler.running == [first, second]
+    assert last.pages == [] and [s for s, _ in plan.grown] == [first, second]
+
+
+def test_equals_do_not_preempt_each_other() -> None:
+    clients = Clients(make(slots=1))
+    first, second = clients.add(10), clients.add(10)
+    for _ in range(3):
+        assert not clients.step().preempted
+    assert clients.scheduler.running == [first] and clients.scheduler.waiting == [second]
+
+
+def test_nobody_is_preempted_for_what_the_step_in_flight_gives_back() -> None:
+    clients = Clients(make(slots=2))
+    ending, going = clients.add(10), clients.add(10)
+    clients.step()
+    first = clients.scheduler.schedule(in_flight=0)
+    clients.scheduler.finish(ending, FinishReason.STOP)
+    urgent = clients.add(5, priority=1)
+    plan = clients.scheduler.schedule(in_flight=1)
+    assert not plan.drain and not plan.admitted
+    clients.collect(first), clients.collect(plan)
+    assert clients.step().admitted == [urgent] and going.status is Status.RUNNING
+
+
+def preempted(swap_bytes: int) -> tuple[Clients, Sequence]:
+    """A sequence of one page that has yielded to an urgent one."""
+    clients = Clients(make(slots=1, swap_bytes=swap_bytes))
+    seq = clients.add(10)
+    clients.step()
+    clients.add(5, limit=6, priority=1)
+    assert clients.step().preempted == [seq]
+    return clients, seq
+
+
+def test_a_snapshot_may_take_the_whole_swap_budget_and_gives_it_back() -> None:
+    clients, seq = preempted(110)  # a slot and a page
+    assert seq.status is Status.SWAPPED and clients.scheduler.swap_used == 110
+    assert clients.step().restores[0].seq is seq
+    assert clients.scheduler.swap_used == 0
+
+
+def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
+    clients, seq = preempted(1000)
+    clients.scheduler.finish(seq, FinishReason.CANCELLED)
+    assert clients.scheduler.swap_used == 0 and seq.snapshot is None
+    clients.scheduler.check()
+
+
+def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
+    clients, _ = preempted(1000)
+    for wrong in (109, 111):
+        clients.scheduler.swap_used = wrong
+        with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
+            clients.scheduler.check()

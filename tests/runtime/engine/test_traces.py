@@ -1,0 +1,261 @@
+"""Generated traces on the fake executor: every sequence's tokens equal its solo run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.request import (
+    Event,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Status,
+    capacity,
+)
+from spark_engine.runtime.engine.scheduler import LATENCY, THROUGHPUT, PrefillPolicy
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.executors.memory import Snapshot
+from tests.runtime.fake import VOCAB, build_fake, poison_free
+
+POISON_RATE = 199  # about every 199th answer is non-finite
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, the step before which it comes, and after how many more it is cancelled."""
+
+    request: Request
+    step: int
+    cancel_after: int | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One engine and what happens to it."""
+
+    limits: Limits
+    decode: tuple[int, ...]
+    prefill: tuple[int, ...]
+    options: EngineOptions
+    arrivals: tuple[Arrival, ...]
+
+
+@st.composite
+def params(draw: st.DrawFn) -> SamplingParams:
+    most, least = draw(st.sampled_from(((1, 0), (2, 1), (11, 9), (40, 3), (90, 0), (None, 9))))
+    return SamplingParams(
+        temperature=draw(st.sampled_from((0.0, 0.7, 1.0))),
+        top_k=draw(st.sampled_from((-1, 0, 5))),
+        repetition=draw(st.sampled_from((1.0, 1.1))),
+        max_tokens=most,
+        min_tokens=least,
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.sampled_from(((), (5,), (5, 11, 30)))),
+        logit_bias=draw(st.sampled_from(({}, {9: 1.5}))),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        logprobs=draw(st.sampled_from((None, 0, 3))),
+    )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, most: int) -> Arrival:
+    length = min(draw(st.one_of(st.integers(1, 70), st.integers(1, 300))), most)
+    first, stride = draw(st.integers(0, VOCAB - 1)), draw(st.integers(0, 7))
+    prompt = tuple((first + i * stride + i // 5) % VOCAB for i in range(length))
+    priority = draw(st.sampled_from((0, 0, 0, 1, 2)))
+    cancel = draw(st.one_of(st.none(), st.none(), st.integers(0, 20)))
+    return Arrival(Request(prompt, draw(params()), priority), draw(st.integers(0, 30)), cancel)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    page = draw(st.sampled_from((8, 16, 64)))
+    limits = Limits(
+        max_seqs=draw(st.integers(1, 7)),
+        max_context=draw(st.sampled_from((70, 128, 340))),
+        pages=draw(st.integers(2, 30 if page < 64 else 12)),
+        vocab=VOCAB,
+        page_size=page,
+        bias_slots=8,
+        top_logprobs=3,
+    )
+    options = EngineOptions(
+        policy=draw(st.sampled_from((THROUGHPUT, LATENCY, PrefillPolicy(2, 2)))),
+        depth=draw(st.integers(0, 1)),
+        swap_bytes=draw(st.sampled_from((0, 3000, 1 << 30))),
+    )
+    return Trace(
+        limits,
+        draw(st.sampled_from(((1, 2, 4, 8), (3, 7), (2,)))),
+        draw(st.sampled_from(((1,), (1, 2, 4), (3,)))),
+        options,
+        tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
+    )
+
+
+class Watch:
+    """Runs an engine step by step and checks what must hold after each."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.events: dict[int, list[Event]] = {}
+        self._plan: StepPlan | None = None
+        self._due: set[Sequence] = set()
+        self._stuck = 0
+        self._mark: object = None
+        inner = engine.scheduler.schedule
+
+        def schedule(in_flight: int) -> StepPlan:
+            self._due = {s for s in engine.scheduler.running if s.decodable}
+            self._plan = inner(in_flight)
+            return self._plan
+
+        engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+
+    def submit(self, request: Request) -> int:
+        number = self.engine.submit(request)
+        self.events[number] = []
+        return number
+
+    def step(self) -> None:
+        self._plan = None
+        for event in self.engine.step():
+            assert not (self.events[event.request_id] and self.events[event.request_id][-1].finish)
+            self.events[event.request_id].append(event)
+        self.engine.scheduler.check()
+        self._check_snapshots()
+        self._check_progress()
+        if self._plan:
+            self._check_plan(self._plan)
+        poison_free(self.engine)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        buckets = {"decode": self.engine.loaded.rows("decode")}
+        buckets["prefill"] = self.engine.loaded.rows("prefill")
+        assert len({batch.family for batch in plan.batches}) == len(plan.batches) <= 2
+        for batch in plan.batches:
+            fitting = [b for b in buckets[batch.family] if b >= len(batch.rows)]
+            assert batch.rows and batch.bucket == fitting[0]
+        rows = {batch.family: batch.rows for batch in plan.batches}
+        decoded = {row.seq for row in rows.get("decode", ())}
+        assert len(decoded) == len(rows.get("decode", ()))
+        assert plan.drain or self._due - set(plan.preempted) <= decoded
+        for row in rows.get("prefill", ()):
+            assert row.start % 64 == 0 and row.seq not in decoded
+            assert row.count == 64 or row.emit
+        assert not (plan.preempted and self.engine.options.depth == 0 and plan.drain)
+
+    def _check_snapshots(self) -> None:
+        scheduler = self.engine.scheduler
+        held = [s for s in scheduler.waiting if s.status is Status.SWAPPED]
+        for seq in held:
+            assert isinstance(seq.snapshot, Snapshot)
+            assert seq.snapshot.nbytes == seq.swap_bytes
+        assert scheduler.swap_used <= self.engine.options.swap_bytes
+        assert all(s.snapshot is None for s in scheduler.running)
+
+    def _check_progress(self) -> None:
+        """The most urgent live sequence never waits longer than the pacing allows."""
+        live = [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
+        head = min(live, key=lambda s: s.rank, default=None)
+        mark = head and (head.id, head.launched, len(head.tokens))
+        self._stuck = self._stuck + 1 if head and mark == self._mark else 0
+        self._mark = mark
+        assert self._stuck <= self.engine.options.policy.interval + 3
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [e.token for e in events if e.token is not None]
+
+
+def solo(engine: Engine, request: Request) -> list[Event]:
+    """The request alone in an engine that others used before it."""
+    number, events = engine.submit(request), []
+    while not engine.idle:
+        events += engine.step()
+    assert all(e.request_id == number for e in events)
+    return events
+
+
+def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
+    loaded = build_fake(trace.limits, trace.decode, trace.prefill, poison_rate=POISON_RATE)
+    watch = Watch(Engine(loaded, trace.options))
+    arrived: dict[int, Arrival] = {}
+    cancels: dict[int, int] = {}
+    queue = sorted(trace.arrivals, key=lambda a: a.step)
+    for now in range(20_000):
+        while queue and queue[0].step <= now:
+            arrival = queue.pop(0)
+            number = watch.submit(arrival.request)
+            arrived[number] = arrival
+            if arrival.cancel_after is not None:
+                cancels[number] = now + arrival.cancel_after
+        for number in [n for n, at in cancels.items() if at == now]:
+            watch.engine.cancel(number, FinishReason.CANCELLED)
+        watch.step()
+        if watch.engine.idle and not queue:
+            return watch, arrived
+    raise AssertionError("the trace does not end")
+
+
+def check_trace(trace: Trace) -> None:
+    watch, arrived = replay(trace)
+    watch.engine.check_idle()
+    alone = Engine(
+        build_fake(trace.limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE),
+        EngineOptions(swap_bytes=0),
+    )
+    for number, arrival in arrived.items():
+        events, expected = watch.events[number], solo(alone, arrival.request)
+        assert events[-1].finish and not any(e.finish for e in events[:-1])
+        if events[-1].finish is FinishReason.CANCELLED:
+            assert arrival.cancel_after is not None
+            assert tokens_of(events) == tokens_of(expected)[: len(tokens_of(events))]
+        else:
+            strip = [(e.token, e.logprob, e.top, e.finish, e.message) for e in events]
+            assert strip == [(e.token, e.logprob, e.top, e.finish, e.message) for e in expected]
+
+
+@settings(
+    max_examples=3 * settings().max_examples,  # 300; 3,000 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(traces())
+def test_traces_equal_solo_runs(trace: Trace) -> None:
+    check_trace(trace)
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 6_000, 1 << 30])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_page_pressure_preempts_and_loses_nothing(swap_bytes: int, depth: int) -> None:
+    """Sixteen long sequences over pages for four; the kinds of preemption are seen."""
+    limits = Limits(8, 340, 40, VOCAB, page_size=16, bias_slots=8, top_logprobs=3)
+    arrivals = tuple(
+        Arrival(
+            Request(
+                tuple((i * 7 + j) % VOCAB for j in range(60 + 9 * i)),
+                SamplingParams(max_tokens=90, ignore_eos=True, seed=i),
+                priority=i // 12,
+            ),
+            step=3 * i,
+            cancel_after=None,
+        )
+        for i in range(16)
+    )
+    options = EngineOptions(depth=depth, swap_bytes=swap_bytes)
+    trace = Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals)
+    check_trace(trace)
+    watch, _ = replay(trace)
+    stats = watch.engine.stats()
+    assert (stats["preempted_swap"] != 0) == (swap_bytes > 0)
+    assert (stats["preempted_recompute"] != 0) == (swap_bytes < 1 << 30)

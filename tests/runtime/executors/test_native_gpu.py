@@ -1,0 +1,162 @@
+"""What only a real GPU can say of opening native engines: memory that comes back, room for blocks.
+
+Items 4, 5, 11 and 14 of the hazards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
+from spark_engine.device import Gpu  # noqa: E402
+from spark_engine.errors import EngineError  # noqa: E402
+from spark_engine.kernel import TARGETS  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine  # noqa: E402
+from spark_engine.runtime.engine.load import load  # noqa: E402
+from spark_engine.runtime.engine.request import Request, SamplingParams  # noqa: E402
+from spark_engine.runtime.executors.native import NativeExecutor  # noqa: E402
+from spark_engine.runtime.executors.program import Program  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
+
+HERE = device.architecture()
+MIB = 1 << 20
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine with launches whose blocks wait for one another."""
+    assert HERE is not None
+    base = tmp_path_factory.mktemp("native")
+    config = {"linear_num_value_heads": 8, "intermediate_size": 4096}
+    write_checkpoint(base / "checkpoint", format="modelopt_mixed", config_kwargs=config)
+    sizes: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4}
+    options = Options(target=HERE, max_context=256, timing=False, **sizes)
+    build(base / "checkpoint", base / "engine", options, lambda text: None)
+    return base / "engine"
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """Keeps the context, so that what an engine leaves behind is still seen."""
+    opened = Gpu()
+    yield opened
+    opened.close()
+
+
+def generate(engine: Engine) -> list[int]:
+    """A few greedy tokens."""
+    engine.submit(Request((1, 2, 3), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)))
+    tokens = []
+    while not engine.idle:
+        tokens += [event.token for event in engine.step() if event.token is not None]
+    return tokens
+
+
+def test_a_second_engine_is_refused_and_the_first_goes_on(folder: Path) -> None:
+    first = Engine.open(folder)
+    wanted = generate(first)
+    with pytest.raises(EngineError, match="has an engine open on the GPU"):
+        Engine.open(folder)
+    assert generate(first) == wanted
+    first.close()
+    again = Engine.open(folder)
+    assert generate(again) == wanted
+    again.close()
+
+
+def test_memory_comes_back(folder: Path, gpu: Gpu) -> None:
+    free = []
+    for _ in range(3):  # what the driver makes once in a context is there after the first
+        engine = Engine.open(folder)
+        generate(engine)
+        engine.close()
+        free.append(gpu.free_bytes)
+    assert abs(free[1] - free[2]) <= MIB, free
+
+
+def test_memory_comes_back_when_a_bucket_is_refused(
+    folder: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = NativeExecutor._capture, 0
+
+    def refuse_the_last(self: NativeExecutor, payload: bytes) -> Any:
+        nonlocal count
+        count += 1
+        if count % 3 == 0:
+            raise EngineError("refused")
+        return real(self, payload)
+
+    monkeypatch.setattr(NativeExecutor, "_capture", refuse_the_last)
+    free = []
+    for _ in range(3):
+        with pytest.raises(EngineError, match="refused"):
+            load(folder)
+        free.append(gpu.free_bytes)
+    assert abs(free[1] - free[2]) <= MIB, free
+
+
+def test_the_plan_is_what_the_device_gives(folder: Path, gpu: Gpu) -> None:
+    load(folder).close()
+    before = gpu.free_bytes
+    loaded = load(folder)
+    assert loaded.folder
+    planned, taken = loaded.folder.manifest.memory.total, before - gpu.free_bytes
+    loaded.close()
+    # Beside it: pages of 2 MiB begun, cubins, graphs.
+    assert planned - 2 * MIB <= taken <= planned + 128 * MIB, (planned, taken)
+
+
+def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu) -> None:
+    assert HERE is not None
+    loaded = load(folder)
+    assert loaded.folder and loaded.opener
+    sms, seen = attribute(gpu._device, "MULTIPROCESSOR_COUNT"), 0
+    for bucket in loaded.folder.manifest.buckets:
+        file = loaded.folder.engine(bucket)
+        program = Program.read(file.payload)
+        for number, record in enumerate(program.launches):
+            if not record.resident:
+                continue
+            seen += 1
+            kernel = program.kernels[record.kernel]
+            (function,) = gpu.load(kernel.cubin, [kernel.symbol], kernel.shared).values()
+            room = gpu.resident_blocks(function, record.shape)
+            assert room % sms == 0 and math.prod(record.shape.grid) <= TARGETS[HERE].sms <= room
+            if seen == 1:
+                wide = widened(file.payload, number, room + 1)
+                with pytest.raises(
+                    EngineError, match=f"launches {room + 1} blocks.*runs {room} at"
+                ):
+                    loaded.opener(file.header, wide, folder, 1)
+    assert seen, "no launch waits"
+    loaded.close()
+
+
+def widened(payload: bytes, number: int, blocks: int) -> bytes:
+    """The payload with another grid of one launch."""
+    length = int.from_bytes(payload[:8], "little")
+    body = json.loads(payload[8 : 8 + length])
+    body["launches"][number]["grid"] = [blocks, 1, 1]
+    text = json.dumps(body).encode()
+    return len(text).to_bytes(8, "little") + text + payload[8 + length :]
+
+
+def test_the_card_says_whose_memory_it_has_and_whether_mps_runs(gpu: Gpu) -> None:
+    assert attribute(gpu._device, "MPS_ENABLED") in (0, 1) and not gpu.shared_by_mps
+    if not attribute(gpu._device, "INTEGRATED"):
+        assert abs(gpu.free_bytes - int(values(driver.cuMemGetInfo())[0])) <= MIB

@@ -1,0 +1,372 @@
+"""Opening a native engine on a GPU of numpy: what is refused, what is planned, what is given back.
+
+Items 5, 10, 11 and 14 of the hazards: blocks that wait for one another, records that reach beyond
+their memory, leaks, and a memory plan that counts every byte.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.device_buffers import Block, Buffers  # noqa: E402
+from spark_engine.engine_file import EngineHeader, open_folder  # noqa: E402
+from spark_engine.errors import CapacityError, EngineError, ExecutorError  # noqa: E402
+from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.engine.load import Loaded, load  # noqa: E402
+from spark_engine.runtime.executors import (  # noqa: E402
+    device_memory,
+    native,
+    upload,
+)
+from spark_engine.runtime.executors.memory import EngineMemory  # noqa: E402
+from spark_engine.tensors import DType, TensorSpec  # noqa: E402
+from tests.runtime import native_folder as toy  # noqa: E402
+from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGpu]]:
+    """The GPUs that will be made, and were: the first of the list is the next."""
+    made: list[FakeGpu] = []
+
+    def next_gpu() -> FakeGpu:
+        made.append(made.pop(0) if made and not made[0].made else FakeGpu(toy.KERNELS))
+        return made[-1]
+
+    monkeypatch.setattr(native, "Gpu", next_gpu)
+    monkeypatch.setattr(device_memory, "STAGE", 1 << 16)  # so that no test fills MiB
+    monkeypatch.setattr(upload, "PIECE", 1 << 10)
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
+    yield made
+    assert all(gpu.held == NOTHING for gpu in made), "something was not given back"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    toy.write(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+def step(loaded: Loaded) -> None:
+    """One step of every bucket, waited for, over both sets of buffers."""
+    specs = {key: executor.specs for key, executor in loaded.executors.items()}
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 2, loaded.store, loaded.sink)
+    memory.flush()
+    for turn in range(2):
+        for (family, rows), executor in loaded.executors.items():
+            executor.launch(memory.buffers(family, rows, turn))()
+            executor.run(memory.buffers(family, rows, turn))
+
+
+# --- Item 11: what is given back ---------------------------------------------------------------
+
+
+def test_everything_is_given_back_at_the_end(gpus: list[FakeGpu], folder: Path) -> None:
+    loaded = load(folder)
+    step(loaded)
+    (gpu,) = gpus
+    assert gpu.held["pinned"] > 10 and gpu.held["events"] > 2 and gpu.held["graphs"] == 2
+    loaded.close()
+    loaded.close()
+    assert gpu.held == NOTHING
+
+
+def test_everything_is_given_back_wherever_opening_fails(gpus: list[FakeGpu], folder: Path) -> None:
+    count = 0
+    while True:
+        gpus.insert(0, FakeGpu(toy.KERNELS, fails=count))
+        try:
+            loaded = load(folder)
+        except ExecutorError as error:
+            assert f"call {count} failed" in str(error)
+            assert gpus[-1].held == NOTHING, error
+            count += 1
+        else:
+            break
+    assert count > 50
+    loaded.close()
+
+
+@pytest.mark.parametrize("broken", toy.ROWS)
+def test_everything_is_given_back_when_a_buckets_file_is_refused(
+    gpus: list[FakeGpu], folder: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    real = module._open
+
+    def refuse(*args: Any) -> Any:
+        if args[1].rows == broken:
+            raise EngineError("refused before the executor is asked")
+        return real(*args)
+
+    monkeypatch.setattr(module, "_open", refuse)
+    with pytest.raises(EngineError, match="refused before"):
+        load(folder)
+    assert gpus[0].held == NOTHING
+
+
+def test_a_step_is_not_waited_for_after_the_end(gpus: list[FakeGpu], folder: Path) -> None:
+    """Its staging memory is gone."""
+    loaded = load(folder)
+    specs = {key: executor.specs for key, executor in loaded.executors.items()}
+    memory = EngineMemory(loaded.states, loaded.tables, specs, 1, loaded.store, loaded.sink)
+    wait = loaded.executors["decode", 2].launch(memory.buffers("decode", 2, 0))
+    loaded.close()
+    with pytest.raises(ExecutorError, match="was closed"):
+        wait()
+
+
+# --- Item 5: blocks that wait for one another --------------------------------------------------
+
+
+def test_a_second_engine_of_the_process_is_refused_while_one_is_open(
+    gpus: list[FakeGpu], folder: Path
+) -> None:
+    first = load(folder)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"has an engine open.*close that one.*another proc"):
+            load(folder)
+    assert len(gpus) == 1, "refused before it took a context"
+    first.close()
+    load(folder).close()
+
+
+def test_a_failed_opening_does_not_stand_in_the_way(gpus: list[FakeGpu], folder: Path) -> None:
+    gpus.append(FakeGpu(toy.KERNELS, fails=0))
+    with pytest.raises(ExecutorError):
+        load(folder)
+    load(folder).close()
+
+
+def test_mps_is_refused(gpus: list[FakeGpu], folder: Path) -> None:
+    gpus.append(FakeGpu(toy.KERNELS))
+    gpus[0].shared_by_mps = True
+    with pytest.raises(EngineError, match=r"NVIDIA MPS.*run without MPS"):
+        load(folder)
+    assert gpus[0].calls == []
+
+
+@pytest.mark.parametrize(("sms", "each"), [(130, 1), (65, 2), (0, 1)])
+def test_a_gpu_without_room_for_all_blocks_of_a_launch_is_refused(
+    gpus: list[FakeGpu], folder: Path, sms: int, each: int
+) -> None:
+    gpus.append(FakeGpu(toy.KERNELS))
+    gpus[0].multiprocessors, gpus[0].per_multiprocessor = sms, each
+    numbers = (
+        f"fix-up of the decode 2 .*131 blocks of meet .*{sms} multiproc.* runs {sms * each} at"
+        " once: .* built for, h200, .*rebuild"
+    )
+    with pytest.raises(EngineError, match=numbers):
+        load(folder)
+    assert not any(call in gpus[0].calls for call in ("replay", "capture"))
+
+
+@pytest.mark.parametrize(("sms", "each"), [(131, 1), (66, 2), (132, 1)])
+def test_blocks_that_wait_for_none_may_be_more_than_fit(
+    gpus: list[FakeGpu], folder: Path, sms: int, each: int
+) -> None:
+    gpus.append(FakeGpu(toy.KERNELS))
+    gpus[0].multiprocessors, gpus[0].per_multiprocessor = sms, each
+    load(folder).close()
+
+
+# --- Item 14: the plan counts every byte -------------------------------------------------------
+
+
+def test_what_is_allocated_is_what_was_planned(gpus: list[FakeGpu], folder: Path) -> None:
+    loaded = load(folder)
+    step(loaded)
+    assert loaded.folder
+    planned, (gpu,) = loaded.folder.manifest.memory, gpus
+    assert (
+        gpu.taken == planned.total == sum(v for k, v in planned.to_json().items() if k != "total")
+    )
+    wide = 4 * 2048 * max(toy.ROWS)
+    assert wide < planned.buffers < 1.5 * wide, "the buckets' logits lie in one place"
+    loaded.close()
+
+
+def test_the_plan_is_held_against_what_is_free(gpus: list[FakeGpu], folder: Path) -> None:
+    planned = open_folder(folder, toy.TARGET).manifest.memory.total
+    for free in (planned, planned - 1):
+        gpus.insert(0, FakeGpu(toy.KERNELS))
+        gpus[0].free_bytes = free
+        if free == planned:
+            load(folder).close()
+        else:
+            with pytest.raises(CapacityError, match="buffers .*--kv-tokens, --max-context or"):
+                load(folder)
+            assert gpus[-1].taken == 0
+
+
+def test_another_payload_with_wider_outputs_has_them_apart(
+    gpus: list[FakeGpu], folder: Path
+) -> None:
+    loaded = load(folder)
+    assert loaded.opener
+    before, layers = gpus[0].taken, TensorSpec("layers", DType.F32, (4, 9, 2048))
+    wider = replace(toy.header(4), outputs=(*toy.header(4).outputs, layers))
+    more = loaded.opener(wider, toy.encode(toy.body(4)), folder, 1)
+    own = Buffers.of(wider, toy.names_of_tables())
+    assert gpus[0].taken - before == own.own_bytes + own.wide.nbytes
+    more.close()
+    assert gpus[0].held["graphs"] == 2, "the others are open still"
+    loaded.close()
+
+
+def test_fields_lie_on_boundaries_and_do_not_meet() -> None:
+    specs = [TensorSpec(f"t{i}", DType.U8, (n,)) for i, n in enumerate((1, 256, 257, 0, 5))]
+    block = Block.of(specs)
+    assert [f.offset for f in block.fields] == [0, 256, 512, 1024, 1024] and block.nbytes == 1280
+
+
+# --- Item 10: records and headers that cannot be ------------------------------------------------
+
+
+def refusal(folder: Path, **kwargs: Callable[[int], Any]) -> str:
+    """What loading says of a folder whose larger bucket is changed."""
+    toy.write(folder, **kwargs)
+    with pytest.raises(EngineError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def changed(path: tuple[Any, ...], value: object) -> Callable[[int], dict[str, Any]]:
+    """Bodies of which that of 4 rows has another value at the path."""
+
+    def make(rows: int) -> dict[str, Any]:
+        made = copy.deepcopy(toy.body(rows))
+        at: Any = made
+        for part in path[:-1]:
+            at = at[part]
+        if rows == 4:
+            at[path[-1]] = value
+        return made
+
+    return make
+
+
+ARGS = ("launches", 0, "args")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ((*ARGS, 2), ["arena", 512, 513], "512:1025 of 1024 bytes of the arena memory"),
+        ((*ARGS, 2), ["arena", -256, 8], "-256:-248 of 1024"),
+        ((*ARGS, 2), ["arena", 512, -8], "512:504 of 1024"),
+        ((*ARGS, 2), ["arena", 1 << 70, 8], "of 1024 bytes|out of range"),
+        ((*ARGS, 2), ["arena", True, 8], "is no operand"),
+        ((*ARGS, 4), ["zeroed", 256, 512], "256:768 of 512 bytes of the zeroed memory"),
+        ((*ARGS, 0), ["weight", "v"], "'v'"),
+        ((*ARGS, 0), ["weight", 7], "is no operand"),
+        ((*ARGS, 0), ["state", "w"], "'w'"),
+        ((*ARGS, 0), ["disk", "w"], "is no operand"),
+        ((*ARGS, 1), ["i32", 1 << 31], "is no i32"),
+        ((*ARGS, 1), ["f32", 1e39], "is no operand"),
+        (("launches", 0, "kernel"), 2, "number 2 of 2"),
+        (("launches", 0, "kernel"), -1, ">= 0"),
+        (("launches", 0, "grid"), [0, 1, 1], ">= 1"),
+        (("launches", 0, "shared"), 1 << 40, "<= 1048576"),
+        (("kernels", 0, "cubin"), 1, "number 1 of 1"),
+        (("cubins",), [6], "bytes of payload are spoken of"),
+        (("cubins",), [4], "bytes of payload are spoken of"),
+        (("arena_bytes",), 1025, "wants 1025 bytes of scratch memory, the engine has 1024"),
+        (("zeroed_bytes",), 513, "wants 513 bytes of zeroed memory, the engine has 512"),
+    ],
+)
+def test_a_record_that_cannot_be_is_refused_before_anything_runs(
+    gpus: list[FakeGpu], tmp_path: Path, path: tuple[Any, ...], value: object, words: str
+) -> None:
+    said = refusal(tmp_path / "toy", bodies=changed(path, value))
+    assert "decode 4 bucket" in said and re.search(words, said), said
+
+
+JUNK = (None, True, -1, 0.5, 1 << 40, 10**30, "", "junk", [], [[]], {}, [None], [1, 2], [1] * 9)
+REMOVED = object()
+ROOT = toy.body(4)
+PLACES = [("launches",), ("kernels",), ("cubins",), ("arena_bytes",), ("zeroed_bytes",)]
+PLACES += [("launches", 0, key) for key in ROOT["launches"][0]]
+PLACES += [("kernels", 0, key) for key in ROOT["kernels"][0]]
+PLACES += [("launches", 0, key, 1) for key in ("grid", "block", "cluster")]
+PLACES += [(*ARGS, i) for i in range(6)] + [(*ARGS, i, j) for i in range(6) for j in (0, 1)]
+# Places where any value of the right type is as good as another.
+FREE = {("launches", 0, "node"): str, ("kernels", 0, "symbol"): str}
+FREE |= {("launches", 0, key): bool for key in ("pdl", "resident")}
+FREE |= {(*ARGS, i, 1): int for i in (1, 3, 5)}
+FREE |= {("launches",): list, ("launches", 0, "args"): list, ("launches", 0, "kernel"): bool}
+
+
+@settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
+@given(where=st.sampled_from(PLACES), value=st.sampled_from([REMOVED, *JUNK]))
+def test_records_of_junk_are_refused(
+    gpus: list[FakeGpu], folder: Path, where: tuple[Any, ...], value: object
+) -> None:
+    row = copy.deepcopy(ROOT)
+    at: Any = row
+    for key in where[:-1]:
+        at = at[key]
+    if value is REMOVED:
+        del at[where[-1]]
+    else:
+        at[where[-1]] = value
+    gpus.insert(0, FakeGpu(defaultdict(lambda: lambda gpu, *args: None)))
+    engine = native.NativeEngine(
+        open_folder(folder, toy.TARGET), lambda free: None, lambda at: None
+    )
+    try:
+        engine.open(toy.header(4), toy.encode(row), folder, 1)
+    except EngineError as error:
+        assert "rebuild" in str(error)
+    else:
+        lacks_an_argument = value is REMOVED and where[:-1] == ARGS
+        known = lacks_an_argument or value == toy_value(where)
+        assert known or type(value) is FREE.get(where), (where, value)
+    finally:
+        engine.close()
+
+
+def toy_value(where: tuple[Any, ...]) -> object:
+    """What stands there in a good payload."""
+    at: Any = ROOT
+    for key in where:
+        at = at[key]
+    return at
+
+
+def other(**kwargs: Any) -> Callable[[int], EngineHeader]:
+    """Headers of which that of 4 rows differs."""
+    return lambda rows: replace(toy.header(rows), **kwargs) if rows == 4 else toy.header(rows)
+
+
+SEEN = toy.header(4).states[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tile": 2}, "not what the manifest says"),
+        ({"states": (replace(SEEN, shape=(4, 9999)),)}, "9999.*the manifest"),
+        ({"states": (replace(SEEN, name="heard"),)}, "heard.*the manifest None"),
+        ({"outputs": (TensorSpec("logits", DType.F32, (4, 4096)),)}, "has buffers of"),
+        ({"inputs": (TensorSpec("token_ids", DType.I32, (9999,)),)}, "has buffers of"),
+        ({"inputs": (*toy.header(4).inputs[:5], replace(toy.header(4).inputs[5], shape=(9, 9)))},
+         "page_table.*the manifest"),
+    ],
+)  # fmt: skip
+def test_a_header_of_other_tensors_is_refused(
+    gpus: list[FakeGpu], tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    said = refusal(tmp_path / "toy", headers=other(**change))
+    assert re.search(words, said, re.DOTALL) and "rebuild" in said, said

@@ -1,0 +1,68 @@
+"""What an engine on the CPU takes is what its plan says: measured, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.engine_file import read_manifest
+from spark_engine.manifest import Memory
+from spark_engine.runtime.engine.load import _opened_at_once
+from tests.house import ROOT
+
+CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
+# Few pages, so that the plan is mostly what sessions hold.
+FEW = Options(target="cpu", decode=(8,), prefill=(64,), max_seqs=8, max_context=256, kv_tokens=2048)
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+
+def kib(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+os.cpu_count = lambda: 1  # one bucket is opened at a time, as where there is no more room
+start, before = kib("VmHWM"), kib("RssAnon")
+engine = Engine.open(Path(sys.argv[1]))
+held = kib("RssAnon") - before
+for length in (100, 3, 3, 3, 3, 3, 3, 3):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    engine.submit(Request(tuple(range(3, 3 + length)), params))
+while not engine.idle:
+    engine.step()
+print(json.dumps({"held": held << 10, "most": kib("VmHWM") - start << 10}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
+def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path) -> None:
+    build(CHECKPOINT, tmp_path / "tiny", FEW, lambda text: None)
+    memory = read_manifest(tmp_path / "tiny").memory
+    env = {**os.environ, "PYTHONPATH": ""}
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "tiny")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    planned = memory.buffers + memory.kv + memory.states + memory.tables
+    assert 0.5 * memory.buffers < found["held"] <= 1.1 * planned, (found, memory)
+    assert found["most"] <= memory.total, (found, memory)
+
+
+@pytest.mark.parametrize(
+    ("free", "lanes"), [(None, 8), (100, 1), (140, 1), (141, 2), (250, 4), (9999, 8), (0, 1)]
+)
+def test_buckets_are_opened_at_once_as_far_as_memory_goes(
+    free: int | None, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    memory = Memory(weights=20, kv=10, states=10, tables=1, arena=40, buffers=10)  # 91
+    assert _opened_at_once(memory, 10, free) == lanes

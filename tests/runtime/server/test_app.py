@@ -1,0 +1,99 @@
+"""The HTTP face without an engine: keys and the sizes of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from spark_engine.runtime.server import app as module
+from spark_engine.runtime.server.app import Endpoints, create_app
+from tests.runtime.fake_client import FakeClient, service
+
+KEY = "Secret-clé"
+
+
+def _client(key: str | None = None) -> httpx.AsyncClient:
+    served = service(FakeClient(), None)
+    transport = httpx.ASGITransport(create_app(Endpoints(served), served, key))
+    return httpx.AsyncClient(transport=transport, base_url="http://x")
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (f"Bearer {KEY}", 200),
+        (f"bearer {KEY}", 200),
+        (f"BEARER  {KEY} ", 200),
+        (f"Bearer {KEY[:-1]}", 401),
+        (f"Bearer {KEY}x", 401),
+        (f"Bearer {KEY.lower()}", 401),
+        (f"Bearer {KEY.upper()}", 401),
+        (f"Basic {KEY}", 401),
+        (f"Bearer{KEY}", 401),
+        (KEY, 401),
+        ("Bearer ", 401),
+        ("Bearer", 401),
+        ("", 401),
+        (None, 401),
+    ],
+)
+def test_only_the_whole_key_opens(given: str | None, status: int) -> None:
+    async def ask() -> int:
+        headers = {} if given is None else {"Authorization": given.encode()}
+        async with _client(KEY) as client:
+            assert (await client.get("/health", headers=headers)).status_code == 200
+            return (await client.get("/v1/models", headers=headers)).status_code
+
+    assert asyncio.run(ask()) == status
+
+
+async def _parts(count: int, size: int, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b" " * size
+    if gate is not None:
+        await gate.wait()
+
+
+def test_a_body_over_the_limit_is_refused_before_or_while_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_BODY", 1000)
+
+    async def ask(content: Any, **headers: str) -> tuple[int, str]:
+        async with _client() as client:
+            answer = await client.post("/v1/completions", content=content, headers=headers)
+            return answer.status_code, answer.json()["error"]["message"]
+
+    assert asyncio.run(ask(b" " * 1000)) == (400, asyncio.run(ask(b""))[1])
+    assert asyncio.run(ask(_parts(3, 400)))[0] == 413
+    for declared in ("1001", "9" * 5000):  # nothing of it has to come
+        assert asyncio.run(ask(_parts(0, 0), **{"Content-Length": declared}))[0] == 413
+
+
+def test_large_bodies_share_their_memory_and_small_ones_always_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SMALL_BODY", 100)
+    monkeypatch.setattr(module, "LARGE_BODIES", 1000)
+
+    async def ask() -> list[int]:
+        gate = asyncio.Event()
+        async with _client() as client:
+            first = asyncio.ensure_future(
+                client.post("/v1/completions", content=_parts(10, 90, gate))
+            )
+            await asyncio.sleep(0.05)
+            found = [
+                (await client.post("/v1/completions", content=b" " * size)).status_code
+                for size in (100, 250, 350)  # 800 of 1000 are taken
+            ]
+            gate.set()
+            await first
+            found.append((await client.post("/v1/completions", content=b" " * 900)).status_code)
+            return found
+
+    assert asyncio.run(ask()) == [400, 400, 503, 400]

@@ -1,0 +1,231 @@
+"""uvicorn with our connections: deadlines, room for another, who gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import uvicorn
+
+from spark_engine.runtime.server import connections
+from spark_engine.runtime.server.connections import Connection, Connections
+
+READ_S = 0.3
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+SLOW = GET.replace(b"/ ", b"/slow ")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the body; /slow takes longer over its answer than a request may."""
+    more = scope["path"] != "/early"  # which answers before the body came
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        more = message.get("more_body", False)
+    await asyncio.sleep(2 * READ_S if scope["path"] == "/slow" else 0)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+class Server:
+    """A server in this event loop, for as long as `use` runs."""
+
+    def __init__(self, most: int) -> None:
+        self.connections = Connections(most, READ_S)
+        self.port = 0
+        self._streams: list[Streams] = []
+
+    def run(self, use: Callable[[Server], Awaitable[None]]) -> None:
+        asyncio.run(self._run(use))
+
+    async def open(self, data: bytes = b"") -> Streams:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._streams.append((reader, writer))
+        writer.write(data)
+        await writer.drain()
+        return reader, writer
+
+    async def ask(self, data: bytes = GET) -> bytes:
+        reader, _ = await self.open(data)
+        return await answer(reader)
+
+    async def _run(self, use: Callable[[Server], Awaitable[None]]) -> None:
+        protocol = cast(Any, partial(Connection, self.connections))
+        config = uvicorn.Config(
+            _app, port=0, http=protocol, lifespan="off", log_config=None, log_level="critical"
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = suppress  # type: ignore[method-assign,assignment]
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        self.port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            await use(self)
+        finally:
+            for _, writer in self._streams:
+                writer.close()
+            server.should_exit = server.force_exit = True
+            await serving
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    """One answer, headers and all."""
+    return await asyncio.wait_for(reader.readuntil(b"hello"), 5)
+
+
+async def _end(reader: asyncio.StreamReader) -> bytes:
+    """All that comes until the server closes."""
+    with suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(), 5)
+    return b""
+
+
+HALVES = [
+    (b"", "head"),
+    (b"GET / HTTP/1.1\r\nhost: x\r\n", "head"),
+    (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc", "body"),
+    (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", "body"),
+]
+
+
+@pytest.mark.parametrize(("data", "part"), HALVES)
+def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
+    async def use(server: Server) -> None:
+        start = time.monotonic()
+        reader, _ = await server.open(data)
+        head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
+        assert READ_S * 0.9 < time.monotonic() - start < READ_S + 1
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
+        assert not server.connections.inside and not server.connections.waiting
+
+    Server(10).run(use)
+
+
+def test_half_a_request_behind_a_whole_one_is_closed_too() -> None:
+    async def use(server: Server) -> None:
+        reader, _ = await server.open(GET + HALVES[2][0][:-3])
+        assert (await answer(reader)).startswith(b"HTTP/1.1 200 ")
+        assert b"request's body did not come" in await _end(reader)
+        assert not server.connections.inside
+
+    Server(10).run(use)
+
+
+def test_an_answer_before_the_body_is_the_only_one() -> None:
+    """What is sent unasked on a silent connection would be taken for the next request's answer."""
+
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(b"POST /early HTTP/1.1\r\nhost: x\r\n")
+        writer.write(b"content-length: 3\r\n\r\n")
+        await answer(reader)
+        writer.write(b"abc")
+        assert b"408" not in await _end(reader)
+        assert not server.connections.inside
+
+    Server(10).run(use)
+
+
+def test_a_drip_does_not_move_the_deadline() -> None:
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(b"GET / HTTP/1.1\r\n")
+        start = time.monotonic()
+        ended = asyncio.ensure_future(_end(reader))
+        while not ended.done():
+            assert time.monotonic() - start < READ_S + 1
+            writer.write(b"a")
+            await asyncio.sleep(0.02)
+
+    Server(10).run(use)
+
+
+def test_the_body_has_a_time_of_its_own() -> None:
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(b"POST / HTTP/1.1\r\nhost: x\r\n")
+        await asyncio.sleep(0.7 * READ_S)
+        writer.write(b"content-length: 2\r\n\r\na")
+        await asyncio.sleep(0.7 * READ_S)
+        writer.write(b"b")
+        assert b"200 OK" in await answer(reader)
+
+    Server(10).run(use)
+
+
+def test_a_long_answer_and_an_idle_client_are_left_alone() -> None:
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(SLOW)
+        assert b"200 OK" in await answer(reader)
+        await asyncio.sleep(2 * READ_S)  # between requests uvicorn's own limit holds
+        writer.write(GET[:10])
+        await asyncio.sleep(0.02)
+        writer.write(GET[10:])
+        assert b"200 OK" in await answer(reader)
+        writer.write(GET[:10])  # half of the third
+        assert b"HTTP/1.1 408 " in await _end(reader)
+
+    Server(10).run(use)
+
+
+def test_the_longest_silent_gives_way() -> None:
+    async def use(server: Server) -> None:
+        idle = [await server.open() for _ in range(4)]
+        await asyncio.sleep(0.02)
+        idle[0][1].write(GET[:10])  # heard last
+        await asyncio.sleep(0.02)
+        assert b"200 OK" in await server.ask()
+        ended = [asyncio.ensure_future(_end(reader)) for reader, _ in idle]
+        await asyncio.sleep(0.02)
+        assert [e.done() for e in ended] == [False, True, False, False]
+        assert len(server.connections.inside) == 4
+
+    Server(4).run(use)
+
+
+def test_what_is_being_answered_never_gives_way() -> None:
+    async def use(server: Server) -> None:
+        busy = [await server.open(SLOW) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        reader, _ = await server.open(GET)
+        refused = await _end(reader)
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"all 4 connections" in refused
+        for reader, _ in busy:
+            assert b"200 OK" in await answer(reader)
+        assert b"200 OK" in await server.ask()
+
+    Server(4).run(use)
+
+
+def test_what_is_closed_leaves_nothing_behind() -> None:
+    async def use(server: Server) -> None:
+        for data in (b"", GET[:10], b"nonsense\r\n\r\n", SLOW):
+            _, writer = await server.open(data)
+            await asyncio.sleep(0.02)
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert not server.connections.inside and not server.connections.waiting
+
+    Server(10).run(use)
+
+
+def test_the_descriptors_are_raised_and_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(64, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    assert connections.raise_descriptor_limit() == 4096 and limits[-1] == (4096, 4096)
+    assert connections.raise_descriptor_limit() == 4096 and len(limits) == 2
+    limits.append((1024, resource.RLIM_INFINITY))
+    assert connections.raise_descriptor_limit() == 1 << 20
+    monkeypatch.setattr(os, "listdir", lambda _: ["0"] * 30)
+    assert connections.room_for_connections(64) == 64 - 30 - connections.SPARE
+    assert connections.room_for_connections(32) == 1

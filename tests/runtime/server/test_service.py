@@ -1,0 +1,248 @@
+"""What is refused before it costs anything, what runs beside the event loop, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.server import service as module
+from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.protocol import BadField
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.runtime import small_tokenizer
+from tests.runtime.fake_client import FakeClient, service
+
+USER = [{"role": "user", "content": "hi"}]
+ANSWER = (Event(0, 40), Event(0, 41, finish=FinishReason.LENGTH))
+
+
+class Counting(Tokenizer):
+    """Remembers how long the texts were, and takes `delay` seconds over each."""
+
+    lengths: list[int]
+    delay = 0.0
+
+    def encode(self, text: str) -> list[int]:
+        self.lengths.append(len(text))
+        time.sleep(self.delay)
+        return super().encode(text)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Counting:
+    found = Counting.load(small_tokenizer.write(tmp_path))
+    assert isinstance(found, Counting)
+    found.lengths = []
+    return found
+
+
+def _body(**fields: Any) -> bytes:
+    return json.dumps({"max_tokens": 2, **fields}).encode()
+
+
+def test_a_priority_needs_the_servers_leave(tokenizer: Counting) -> None:
+    async def ask(allowed: bool, priority: int) -> int:
+        client = FakeClient()
+        taken = service(client, tokenizer, allow_priority=allowed)
+        await taken.complete(_body(prompt="a", priority=priority))
+        return client.submitted[0].priority
+
+    assert asyncio.run(ask(False, 0)) == 0
+    for priority in (7, -7, 2**31 - 1):
+        assert asyncio.run(ask(True, priority)) == priority
+        with pytest.raises(BadField, match=f"priority is {priority};.*--allow-priority") as caught:
+            asyncio.run(ask(False, priority))
+        assert caught.value.param == "priority"
+    for priority in (10**20 - 1, -(10**20), 2**31):
+        for allowed in (False, True):
+            with pytest.raises(BadField, match=f"priority is {priority}; it must be from"):
+                asyncio.run(ask(allowed, priority))
+
+
+@pytest.mark.parametrize(("count", "n"), [(200_000, 512), (513, 1), (257, 2)])
+def test_too_many_answers_are_refused_before_a_prompt_is_read(
+    tokenizer: Counting, count: int, n: int
+) -> None:
+    body = _body(prompt=["a"] * count, n=n)
+    with pytest.raises(BadField, match=f"{count} prompts with n = {n} are {count * n} answers"):
+        asyncio.run(service(FakeClient(), tokenizer).complete(body))
+    assert tokenizer.lengths == []
+
+
+def test_as_many_answers_as_may_be_are_taken(tokenizer: Counting) -> None:
+    client = FakeClient()
+    client.max_queue = 508  # and four slots
+    asyncio.run(service(client, tokenizer).complete(_body(prompt=["a"] * 256, n=2, seed=5)))
+    assert len(client.submitted) == 512 and len(tokenizer.lengths) == 256
+    assert [r.params.seed for r in client.submitted[:4]] == [5, 6, 5, 6]
+    assert client.submitted[0].prompt is client.submitted[1].prompt  # n choices share it
+
+
+def test_more_answers_than_the_server_ever_holds_are_refused_for_good(tokenizer: Counting) -> None:
+    """A 503 with `retry` would never come true."""
+    with pytest.raises(BadField, match="9 answers; at most 8 may be wanted"):
+        asyncio.run(service(FakeClient(), tokenizer).complete(_body(prompt=["a"] * 9)))
+
+
+def test_a_text_that_is_only_counted_is_bounded_too(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer)
+    with pytest.raises(BadField, match="at most 4194304 are tokenised"):
+        asyncio.run(served.tokenize(_body(prompt="a" * (4 * 2**20 + 1))))
+    assert tokenizer.lengths == []
+
+
+def test_a_prompt_that_cannot_fit_is_refused_unread(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    longest = max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
+    surely = 64 * longest * 4 + 1  # bytes; NFC may make one of four
+    for text in ("a" * surely, "é" * (surely // 2 + 1), "\ud800" * surely):
+        data = json.dumps({"prompt": text}, ensure_ascii=False).encode(errors="surrogatepass")
+        with pytest.raises(BadField) as caught:
+            asyncio.run(served.complete(data))
+        assert text[0] == "\ud800" or caught.value.code == "context_length_exceeded"
+    messages = [{"role": "user", "content": "a" * surely}]
+    with pytest.raises(BadField, match="bytes; this engine holds 64"):
+        asyncio.run(served.chat(_body(messages=messages)))
+    with pytest.raises(BadField, match="65 messages; this engine holds 64"):
+        asyncio.run(served.chat(_body(messages=USER * 65)))
+    assert tokenizer.lengths == []
+    with pytest.raises(BadField, match=r"first 512 of 2000 characters .* over 64 tokens"):
+        asyncio.run(served.complete(_body(prompt="a.b!" * 500)))
+    assert tokenizer.lengths == [512]  # the head alone
+    with pytest.raises(BadField, match="tokens; this engine holds 64"):
+        asyncio.run(served.complete(_body(prompt="a.b!" * 50)))
+
+
+def test_reading_prompts_does_not_hold_up_the_loop(tokenizer: Counting) -> None:
+    client = FakeClient(ANSWER)
+    served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    tokenizer.delay = 0.3
+
+    async def longest_gap() -> float:
+        jobs = [
+            served.complete(_body(prompt="a")),
+            served.chat(_body(messages=USER)),
+            served.tokenize(_body(prompt="a")),
+        ]
+        waiting = asyncio.gather(*jobs)
+        longest, last = 0.0, time.monotonic()
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        await waiting
+        return longest
+
+    assert asyncio.run(longest_gap()) < 0.2
+    assert len(client.submitted) == 2
+
+
+def test_a_large_body_is_checked_beside_the_loop(
+    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def watched(body: Any) -> None:
+        places.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(module, "check", watched)
+    served = service(FakeClient(ANSWER), tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    for padding in ("", "a" * module.LARGE):
+        asyncio.run(served.complete(_body(prompt="a", unknown=padding)))
+        asyncio.run(served.chat(_body(messages=USER, unknown=padding)))
+    assert places == [True, True, False, False]
+
+
+def test_the_time_of_a_request_counts_its_tokenising(tokenizer: Counting) -> None:
+    client, template = FakeClient(ANSWER), ChatTemplate(small_tokenizer.TEMPLATE)
+    served = service(client, tokenizer, template=template, timeout_s=0.05)
+    tokenizer.delay = 0.5
+    jobs = [
+        (served.complete, _body(prompt="a")),
+        (served.chat, _body(messages=USER)),
+        (served.tokenize, _body(prompt="a")),
+    ]
+
+    async def ask() -> None:
+        for start, body in jobs:
+            begin = time.monotonic()
+            with pytest.raises(TimedOut, match="more than 0.05 s; send a shorter prompt or"):
+                await start(body)
+            assert time.monotonic() - begin < 0.4
+
+    asyncio.run(ask())
+    assert client.submitted == []
+
+
+def test_prompts_that_are_being_read_count_as_waiting(tokenizer: Counting) -> None:
+    client = FakeClient(ANSWER)
+    served = service(client, tokenizer)
+    tokenizer.delay = 0.05
+    client.in_flight = 6  # of 4 that run and 4 that wait
+
+    async def ask() -> list[Any]:
+        jobs = [served.complete(_body(prompt="a")) for _ in range(5)]
+        waiting = asyncio.gather(*jobs, return_exceptions=True)
+        await asyncio.sleep(0.02)
+        assert served.open == 6 + 2
+        found = await waiting
+        assert served.open == 6
+        return found
+
+    found = asyncio.run(ask())
+    assert sum(isinstance(answer, Busy) for answer in found) == 3
+    assert "admission_rejections_total" in (text := served.metrics.render().decode())
+    assert 'spark:admission_rejections_total{model_name="fake"} 3.0' in text
+
+
+def test_a_caller_that_leaves_keeps_its_thread_counted(tokenizer: Counting) -> None:
+    served = service(FakeClient(), tokenizer)
+    tokenizer.delay = 0.2
+
+    async def leave() -> None:
+        job = asyncio.ensure_future(served.complete(_body(prompt="a")))
+        await asyncio.sleep(0.05)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        assert served.open == 1
+        await asyncio.sleep(0.3)
+        assert served.open == 0
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize("name", ["ChatForm", "TextForm", "TextStream"])
+def test_a_form_that_raises_leaves_no_request_behind(
+    tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no form")
+
+    monkeypatch.setattr(module, name, broken)
+    client = FakeClient()
+    served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
+    job = served.chat(_body(messages=USER, n=2)) if name == "ChatForm" else None
+    with pytest.raises(RuntimeError, match="no form"):
+        asyncio.run(job or served.complete(_body(prompt="a", n=2)))
+    assert client.submitted == []
+
+
+def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
+    async def usage(**fields: Any) -> Any:
+        served = service(FakeClient(ANSWER), tokenizer)
+        return (await served.answer(await served.complete(_body(**fields))))["usage"]
+
+    length = len(tokenizer.encode("a bear"))
+    one, three = asyncio.run(usage(prompt="a bear")), asyncio.run(usage(prompt="a bear", n=3))
+    assert one == {"prompt_tokens": length, "completion_tokens": 2, "total_tokens": length + 2}
+    assert three == {"prompt_tokens": length, "completion_tokens": 6, "total_tokens": length + 6}
+    two = asyncio.run(usage(prompt=["a bear", "a"], n=2))
+    assert two["prompt_tokens"] == length + len(tokenizer.encode("a"))

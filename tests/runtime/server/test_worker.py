@@ -1,0 +1,127 @@
+"""The engine process's loop: idle it answers, and when a step raises everyone is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CapacityError, ExecutorError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server.ipc import (
+    Cancel,
+    Command,
+    EngineInfo,
+    Ping,
+    Ready,
+    Refused,
+    StepReport,
+    Submit,
+    decode_report,
+    encode,
+)
+from spark_engine.runtime.server.worker import Worker
+from tests.runtime.fake_engine import FakeEngine
+
+INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
+
+
+class Broken(FakeEngine):
+    """Takes requests; its step raises, and so does `fail` where told."""
+
+    def __init__(self, fails_too: bool) -> None:
+        self._live: dict[int, Any] = {}
+        self._ends: list[Event] = []
+        self._steps = 0
+        self._fails_too = fails_too
+
+    def add(self, request_id: int, request: Request) -> None:
+        self._live[request_id] = request
+
+    def step(self) -> list[Event]:
+        raise ExecutorError("the device is gone")
+
+    def fail(self, message: str) -> list[Event]:
+        if self._fails_too:
+            raise RuntimeError("nor can this be done")
+        return super().fail(message)
+
+
+class Idle(FakeEngine):
+    """Has nothing to do."""
+
+    def __init__(self) -> None:
+        self._live, self._ends, self._steps = {}, [], 0
+
+    def step(self) -> list[Event]:
+        raise AssertionError("there is nothing to step")
+
+
+class Closed(Exception):
+    """Nothing more will come."""
+
+
+class Socket:
+    """Commands on the way in, by default two requests; reports on the way out."""
+
+    def __init__(self, *commands: Command) -> None:
+        commands = commands or tuple(Submit(number, Request((1,))) for number in (70, 80))
+        self.waiting = [encode(command) for command in commands]
+        self.sent: list[Any] = []
+
+    def poll(self, timeout: int | None) -> bool:
+        if timeout is None and not self.waiting:
+            raise Closed  # the real one would sleep for ever
+        return bool(self.waiting)
+
+    def recv(self) -> bytes:
+        return self.waiting.pop(0)
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(decode_report(data))
+
+
+@pytest.mark.parametrize("fails_too", [False, True])
+def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
+    socket: Any = Socket()
+    with pytest.raises(ExecutorError, match="the device is gone"):
+        Worker(socket, INFO, Broken(fails_too)).run()
+    assert isinstance(socket.sent[0], Ready)
+    if fails_too:
+        assert len(socket.sent) == 1
+        return
+    batch = socket.sent[1]
+    assert isinstance(batch, StepReport)
+    words = "ExecutorError: the device is gone"
+    ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
+    assert batch.events == ends
+
+
+class Full(Idle):
+    """Takes no request."""
+
+    def add(self, request_id: int, request: Request) -> None:
+        raise CapacityError("the queue is full")
+
+
+def test_a_request_that_the_engine_cannot_queue_is_sent_back_by_its_id() -> None:
+    socket: Any = Socket()
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Full()).run()
+    assert socket.sent[1:3] == [Refused(number, "the queue is full") for number in (70, 80)]
+
+
+def test_an_idle_worker_answers_pings() -> None:
+    socket: Any = Socket(Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert [type(report) for report in socket.sent] == [Ready, StepReport]
+    assert socket.sent[1].events == [] and socket.sent[1].stats.steps == 0
+
+
+def test_a_cancel_of_what_has_ended_is_ignored() -> None:
+    socket: Any = Socket(Cancel(70), Ping())
+    with pytest.raises(Closed):
+        Worker(socket, INFO, Idle()).run()
+    assert isinstance(socket.sent[-1], StepReport)

@@ -1,0 +1,99 @@
+"""The text of one choice: end ids, stop strings over token edges, what comes late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.text.text_stream import Piece, TextStream
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.runtime import small_tokenizer
+
+END = 3
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
+
+
+def _feed(stream: TextStream, ids: list[int], last: FinishReason) -> list[Piece]:
+    """Pieces up to the one that ends the stream."""
+    pieces: list[Piece] = []
+    for i, token in enumerate(ids):
+        finish = last if i + 1 == len(ids) else None
+        pieces.append(stream.push(Event(0, token, finish=finish)))
+        if pieces[-1].finish:
+            break
+    return pieces
+
+
+def _text(pieces: list[Piece]) -> str:
+    return "".join(p.text for p in pieces)
+
+
+@given(
+    text=st.text("ab<É🙂 ", min_size=1, max_size=30),
+    stop=st.text("ab<É🙂 ", min_size=1, max_size=3),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_stop_string_ends_the_text_wherever_tokens_are_cut(
+    tokenizer: Tokenizer, text: str, stop: str
+) -> None:
+    stream = TextStream(tokenizer, SamplingParams(stop=(stop,)), (END,))
+    pieces = _feed(stream, tokenizer.encode(text), LENGTH)
+    assert _text(pieces) == text.partition(stop)[0]
+    assert pieces[-1].finish is (STOP if stop in text else LENGTH)
+    assert pieces[-1].stop == (stop if stop in text else None)
+    assert stream.tokens == len(pieces)
+
+
+def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("hello")
+    end = tokenizer.encode("!")[0]
+    for params, eos in (
+        (SamplingParams(), (end,)),
+        (SamplingParams(stop_token_ids=(end,), ignore_eos=True), (END,)),
+    ):
+        stream = TextStream(tokenizer, params, eos)
+        pieces = _feed(stream, [*ids, end], STOP)
+        assert (_text(pieces), stream.tokens) == ("hello", len(ids) + 1)
+        assert pieces[-1].token is not None and pieces[-1].token.token == end
+    shown = TextStream(tokenizer, SamplingParams(ignore_eos=True), (end,))
+    assert _text(_feed(shown, [*ids, end], LENGTH)) == "hello!"
+
+
+def test_stop_strings_count_from_min_tokens_on(tokenizer: Tokenizer) -> None:
+    ids = [i for char in "a.b.c.d" for i in tokenizer.encode(char)]
+    stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=5), (END,))
+    assert _text(_feed(stream, ids, LENGTH)) == "a.b.c"
+
+
+def test_half_a_character_and_a_held_stop_come_at_the_end(tokenizer: Tokenizer) -> None:
+    first = tokenizer.encode("🙃")[:1]
+    assert tokenizer.token_bytes(first[0]) != "🙃".encode(), "the token is the whole character"
+    stream = TextStream(tokenizer, SamplingParams(), (END,))
+    assert stream.push(Event(0, first[0])).text == ""
+    assert stream.push(Event(0, finish=FinishReason.CANCELLED)).text == "\ufffd"
+    held = TextStream(tokenizer, SamplingParams(stop=("hello!",)), (END,))
+    assert held.push(Event(0, tokenizer.encode("h")[0])).text == ""
+    assert held.push(Event(0, finish=FinishReason.CANCELLED)).text == "h"
+
+
+def test_without_a_tokenizer_there_are_tokens_only() -> None:
+    stream = TextStream(None, SamplingParams(stop=("x",)), (END,))
+    pieces = _feed(stream, [5, 6, END], STOP)
+    assert (_text(pieces), stream.tokens, pieces[-1].finish) == ("", 3, STOP)
+
+
+def test_a_stop_string_that_the_last_of_min_tokens_completes_ends_the_text(
+    tokenizer: Tokenizer,
+) -> None:
+    ids = [i for char in "ab.cd" for i in tokenizer.encode(char)]
+    assert len(ids) == 5
+    for least, text in ((3, "ab"), (4, "ab.cd")):
+        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=least), (END,))
+        assert _text(_feed(stream, ids, LENGTH)) == text

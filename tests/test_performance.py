@@ -1,0 +1,54 @@
+"""The pages of figures are those that the recorded rows make; so are their columns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house import ROOT
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks import performance  # noqa: E402
+
+
+@pytest.mark.parametrize("page", performance.PAGES, ids=lambda page: page.name)
+def test_the_page_is_current(page: Path) -> None:
+    text = page.read_text()
+    assert performance.filled(text) == text, "run python -m benchmarks.performance"
+
+
+def test_every_table_has_its_place() -> None:
+    pages = "".join(page.read_text() for page in performance.PAGES)
+    for name in performance.TABLES:
+        assert pages.count(f"<!-- {name} -->") == pages.count(f"<!-- end {name} -->") == 1
+
+
+def test_every_baseline_is_a_column() -> None:
+    header = performance.decode().split("\n")[2]
+    assert header.endswith("| vLLM 0.23 | vLLM 0.26 | vLLM 0.33 |")
+    rows = performance.baselines()
+    assert rows["0.23"]["qwen36-27b", 128]["step_ms"] == 34.127
+    assert rows["0.33"]["qwen36-35b-a3b", 128]["step_ms"] == 15.586
+    assert ("qwen36-27b", 1) not in rows["0.33"], "it was not measured"
+
+
+def test_a_row_of_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "model": "qwen36-27b",
+        "npl": 8,
+        "gdn_state": "f32",
+        "step_ms": 6.0,
+        "decode_tok_s": 1333.3,
+    }
+    row |= {"floor_ms": 4.7, "ring_floor_ms": 4.5, "floor_parts_ms": {"gdn": 0.5, "norm": 0.1}}
+    theirs = {"0.1": {("qwen36-27b", 8): {"step_ms": 12.345}}, "0.2": {}}
+    cells = performance._decode_cells(row, {8: 6.2}, theirs)
+    assert cells == [8, "6.00", "1,333", "4.50", "75%", 6.2, "12.35", "–"]
+    assert performance._floors(row) == pytest.approx({"gdn": 0.3, "norm": 0.1})
+    (tmp_path / "r.json").write_text(json.dumps({"rows": [row, row | {"gdn_state": "bf16"}]}))
+    assert performance.rows_of(tmp_path / "r.json") == {("qwen36-27b", 8): row}
+    assert performance.filled("a\n<!-- short -->\nold\n<!-- end short -->\nb").count("old") == 0
