@@ -23,7 +23,7 @@ from tests.mutants.run import Copy
 
 FOLDER = ROOT / "tests/toys"
 LIMITS = {"op": 6, "mode": 4, "family": 5, "executor": 5, "architecture": 3}
-TIMEOUT = 60.0  # seconds for the tests of one toy
+TIMEOUT = 120.0  # seconds for the tests of one toy
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ from spark_engine.tensors import DType
 
 CPU = "cpu"
 # Each target's executor, by the module of the builder that has its build half.
-TARGETS = {CPU: "executors.ort", **dict.fromkeys(kernel.TARGETS, "native.backend")}
+TARGETS = {
+    CPU: "executors.ort",
+    **dict.fromkeys(kernel.TARGETS, "native.backend"),
+}
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
