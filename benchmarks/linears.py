@@ -106,21 +106,21 @@ def activations(op: str, m: int, k: int) -> Array:
 def weights(op: str, n: int, k: int) -> list[Array]:
     """Random weights and scales as the kernel sees them."""
     rng = np.random.default_rng(n + k)
-    units = padded(k, FORMS[op].slab)
-    code = np.frombuffer(rng.bytes(n * units * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
+    wide = padded(k, FORMS[op].slab)
+    code = np.frombuffer(rng.bytes(n * wide * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
     if op == "linear":
-        return [code.view(BF16).reshape(n, units)]
+        return [code.view(BF16).reshape(n, wide)]
     scale = rng.uniform(0.5, 2, n).astype(np.float32)
     if op == "fp8_linear":
         return [
-            code.view(DType.F8E4M3.numpy).reshape(n, units),
+            code.view(DType.F8E4M3.numpy).reshape(n, wide),
             np.asarray(0.01, np.float32),
             scale,
         ]
     # A byte's low half is the high part of some scale's exponent: near 1, whatever the rest.
-    blocks = rng.integers(0, 16, (n, units // 16), dtype=np.uint8) << 4
+    blocks = rng.integers(0, 16, (n, wide // 16), dtype=np.uint8) << 4
     return [
-        code.reshape(n, units // 2),
+        code.reshape(n, wide // 2),
         blocks | rng.integers(9, 12, blocks.shape, np.uint8),
         scale,
     ]

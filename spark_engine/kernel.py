@@ -168,6 +168,7 @@ class Scalar:
 
 
 Arg = Pointer | Scalar
+NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
 @dataclass(frozen=True)

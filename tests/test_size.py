@@ -11,7 +11,7 @@ import pytest
 
 from tests.house import ROOMS, ROOT, files
 
-# In total: 7,700 lines are kernels (forms for few rows, many and prefill, for two GPUs), 9,800 the
+# In total: 7,700 lines are kernels (forms for few tokens, many, prefill, for two GPUs), 9,800 the
 # ops with their declarations, references and cases, 6,500 the serving runtime, 4,600 the builder.
 FILE, FUNCTION, TOTAL = 400, 80, 37_500
 TRAINING = "training/"  # of the embedded model: outside the package, and not counted

@@ -1,15 +1,15 @@
 // Decode attention over paged keys and values, one launch: norm, RoPE, append, attend, merge
-// (split-KV).
+// (split-KV, as FlashDecoding).
 //
-// Work: a row of length n is cut into equal chunks, whose size depends on n alone; a unit is (row,
-// chunk, kv head). The grid is what is resident; each block lists the units itself from `starts`
-// and strides over them. The block of a row's last chunk appends the new key and value.
-// Block: warps with 16-token tiles of their own, each in a ring of its own filled by cp.async, so
-// the loop over tokens needs no block barrier. A and B are swapped: S^T = K·Q^T has tokens as the
-// 16 rows and the group's heads as the 8 columns; P turns by movmatrix; O^T += V^T·P.
-// Merge: the warps of a block through shared memory, the blocks of a (row, kv head) by the last to
-// arrive, by eights in the order of the chunks: a row's bits depend on its own length alone.
-// 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
+// Work: a row of length n is cut into equal chunks, whose size depends on n alone; a work item is
+// (row, chunk, kv head). The grid is what is resident; each block lists the items itself from
+// `starts` and strides over them. The block of a row's last chunk appends the new key and value.
+// Block: each warp has its own 16-token tiles in a ring of its own, filled by cp.async, so the loop
+// over tokens needs no block barrier. A and B are swapped: S^T = K·Q^T has tokens as the 16 rows
+// and the heads of a GQA group as the 8 columns; P is transposed by movmatrix; O^T += V^T·P.
+// Merge: a block's warps through shared memory, the blocks of a (row, kv head) by the last to
+// arrive, by eights in the order of the chunks: a row's result depends on its own length alone.
+// Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
 // log/paged_decode.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
 // has about), BLOCKS (of a multiprocessor), SHARED (bytes).
@@ -63,8 +63,8 @@ DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* 
   __syncthreads();
 }
 
-DEVICE Unit unit_at(int index, const Row* list, int rows) {
-  Unit u;
+DEVICE WorkItem item_at(int index, const Row* list, int rows) {
+  WorkItem u;
   int at = index / KV_HEADS, low = 0, high = rows;
   while (high - low > 1) {
     int middle = (low + high) / 2;
@@ -79,7 +79,8 @@ DEVICE Unit unit_at(int index, const Row* list, int rows) {
   return u;
 }
 
-// One warp's walk over its tiles of a unit: tile i begins at position begin + 16·(warp + i·WARPS).
+// One warp's walk over its tiles of a work item: tile i begins at position begin + 16·(warp +
+// i·WARPS).
 struct Walk {
   const u8 *keys, *values;
   const int* pages;
@@ -116,8 +117,8 @@ struct Walk {
   }
 };
 
-// The walk of this warp over unit `u`, its first tiles on their way.
-DEVICE Walk walk_of(Block& b, const Unit& u, const u8* keys, const u8* values, const int* pages,
+// The walk of this warp over work item `u`; its first tiles are asked for.
+DEVICE Walk walk_of(Block& b, const WorkItem& u, const u8* keys, const u8* values, const int* pages,
                     int warp, int lane) {
   int first = u.begin + 16 * warp;
   int tiles = first < u.end ? (u.end - first + 16 * WARPS - 1) / (16 * WARPS) : 0;
@@ -176,14 +177,15 @@ DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
 }
 
 template <int STEPS>
-DEVICE void attend(Softmax& x, u32 tile, const u32 (&q)[STEPS][2], int seen, float unit, int lane) {
+DEVICE void attend(Softmax& x, u32 tile, const u32 (&q)[STEPS][2], int seen, float log2_scale,
+                   int lane) {
   float s[2][4] = {};
   scores(s, tile, q, lane);
   int g = lane >> 2;
   float v[4], higher[2];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    v[i] = g + (i >> 1) * 8 < seen ? (s[0][i] + s[1][i]) * unit : minus_infinity();
+    v[i] = g + (i >> 1) * 8 < seen ? (s[0][i] + s[1][i]) * log2_scale : minus_infinity();
   }
 #pragma unroll
   for (int j = 0; j < 2; j++) {
@@ -209,7 +211,7 @@ DEVICE void attend(Softmax& x, u32 tile, const u32 (&q)[STEPS][2], int seen, flo
   weigh(x.o, tile + TILE, p0, p1, lane);
 }
 
-// What the heads' preparation reads that no launch writes; fetched early, its latency is hidden.
+// What `prepare` reads that no launch writes: loaded early, its latency is hidden.
 struct Constants {
   float q_norm[VEC], k_norm[VEC];
   Turn turn;
@@ -224,18 +226,18 @@ DEVICE Constants load_constants(const float* q_norm, const float* k_norm, const 
 }
 
 // Queries of the group into shared memory; in a row's last chunk also the append.
-DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& constants,
+DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants& constants,
                     const float* kv_scale, u8* keys, u8* values, const int* table, int warp,
                     int lane) {
   const u16* token = qkv + (i64)u.row * WIDTH;
-  int items = GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
+  int items = GQA_GROUP + (u.end == u.length ? 2 : 0), at = u.length - 1;
   RawHead raws[MINE];
 #pragma unroll
   for (int i = 0; i < MINE; i++) {
     int item = warp + i * WARPS;
-    int from = item < GROUP    ? (u.head * GROUP + item) * 2 * D
-               : item == GROUP ? Q_END + u.head * D
-                               : K_END + u.head * D;
+    int from = item < GQA_GROUP    ? (u.head * GQA_GROUP + item) * 2 * D
+               : item == GQA_GROUP ? Q_END + u.head * D
+                                   : K_END + u.head * D;
     if (i == 0 || item < items) raws[i] = load_raw(token + from, lane);  // in bounds; no spill
   }
   int page = table[at / PAGE];
@@ -244,15 +246,15 @@ DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& co
     int item = warp + i * WARPS;
     if (item >= items) break;
     Head h = widened(raws[i]);
-    if (item <= GROUP) {
-      if (item < GROUP) normalise(h, constants.q_norm);
+    if (item <= GQA_GROUP) {
+      if (item < GQA_GROUP) normalise(h, constants.q_norm);
       else normalise(h, constants.k_norm);
       rotate(h, constants.turn, lane);
     }
-    if (item < GROUP) {
+    if (item < GQA_GROUP) {
       put_query(b.queries[item], h, lane);
     } else {
-      int which = item - GROUP;
+      int which = item - GQA_GROUP;
       Stored s = encode(h, KV_FP8 ? kv_scale[which] : 1.0f);
       put(b.fresh[which], s, lane);
       put((which ? values : keys) + page_offset(page, u.head, at), s, lane);
@@ -263,7 +265,7 @@ DEVICE void prepare(Block& b, const Unit& u, const u16* qkv, const Constants& co
 template <int STEPS>
 DEVICE void load_queries(u32 (&q)[STEPS][2], const Block& b, int lane) {
   int g = lane >> 2, t = lane & 3;
-  bool real = g < GROUP;
+  bool real = g < GQA_GROUP;
 #pragma unroll
   for (int s = 0; s < STEPS; s++) {
     const u16* from = &b.queries[real ? g : 0][16 * s + 2 * t];
@@ -306,18 +308,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_rows(b, slots, starts, counts, rows, warp, lane);
-  int units = b.rows[rows].before * KV_HEADS;
+  int items = b.rows[rows].before * KV_HEADS;
   int index = blockIdx.x;
-  Unit u = {};
+  WorkItem u = {};
   Walk walk = {};
   // Earlier positions are older than the previous launch: fetched before waiting for it.
-  if (index < units) {
-    u = unit_at(index, b.rows, rows);
+  if (index < items) {
+    u = item_at(index, b.rows, rows);
     walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
   wait_for_previous();
   launch_dependents();
-  while (index < units) {
+  while (index < items) {
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);
       prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
@@ -325,14 +327,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     u32 q[D / 16][2];
     load_queries(q, b, lane);
-    float unit = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
+    float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     Softmax x = {};
     x.top[0] = x.top[1] = minus_infinity();
     for (int i = 0; i < walk.tiles; i++) {
       wait_copies<STAGES - 1>();
       __syncwarp();
       walk.patch(i, b.arena[warp], &b.fresh[0][0]);
-      attend(x, walk.ring + (i % STAGES) * 2 * TILE, q, u.end - walk.position(i), unit, lane);
+      attend(x, walk.ring + (i % STAGES) * 2 * TILE, q, u.end - walk.position(i), log2_scale, lane);
       __syncwarp();
       if (i + STAGES < walk.tiles) walk.load(i + STAGES);
       commit_copies();
@@ -341,18 +343,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
     spill(b, x, warp, lane);
     __syncthreads();
-    Unit done = unit_at(index, b.rows, rows);  // again: cheaper than registers through the loop
+    WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
-    merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GROUP * 2);
+    merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
     __syncthreads();
     index += gridDim.x;
-    if (index < units) {  // the next unit's tiles travel while this one's chunks are merged
-      u = unit_at(index, b.rows, rows);
+    if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
+      u = item_at(index, b.rows, rows);
       walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
     }
     if (done.chunks > 1) {
-      merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GROUP * 2, arrivals);
+      merge_row(b, done, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
+                arrivals);
     }
   }
 }

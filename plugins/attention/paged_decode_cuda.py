@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal
 
 from spark_engine.kernel import (
+    NULL,
     Arg,
     Attrs,
     Cuda,
@@ -25,6 +26,8 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins.attention.paged_attention_nodes import Sizes, sizes_of
+from spark_engine.plugins.common.quantised import QUANTS
+from spark_engine.plugins.common.row_quant_cuda import quantised_outputs
 from spark_engine.tensors import DType
 
 DIMS = (32, 64, 128, 256)
@@ -37,11 +40,9 @@ SHAPES = ((128, 8), (256, 8), (512, 12), (1024, 12), (1024, 6), (1024, 3))
 SMALL = ((128, 4), (256, 4), (512, 4), (1024, 4))  # for less shared memory than Hopper has
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
-QUANTS = ("none", "fp8", "fp8_block", "nvfp4")  # QUANT of the kernel
 COPIES = 2  # quantised copies that one launch writes at most
 OPERANDS = 11  # before the scales
 ROW = 16  # bytes of `struct Row`
-NULL = Scalar("i64", 0)
 
 
 def sizes(attrs: Attrs, specs: Specs) -> Sizes:
@@ -128,7 +129,7 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
     blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
     longest = specs[7].dims[1] * s.page
-    units = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
+    items = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
     quant = str(attrs.get("quant", "none"))
     numbers = {
         "WARPS": warps,
@@ -143,14 +144,14 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     }
     launch = Launch(
         "paged_decode",
-        (min(units, target.sms * blocks), 1, 1),
+        (min(items, target.sms * blocks), 1, 1),
         (32 * warps, 1, 1),
         _args(attrs, specs, rows),
         shared=shared + ROW * rows,
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
         pdl=True,
     )
-    sums = units * s.group
+    sums = items * s.group
     counters = rows * s.kv_heads * (FAN + 1)
     scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
     return Plan((launch,), scratch)
@@ -159,7 +160,7 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
 def _args(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
     if "quant" in attrs:
         pages, y = pointers("output", 0, 1), Pointer("output", 2) if attrs["keep"] else NULL
-        copies = _copies(attrs)
+        copies = quantised_outputs(attrs, 2 + int(attrs["keep"]), COPIES)
     else:
         pages, y, copies = pointers("output", 1, 2), Pointer("output", 0), (NULL,) * 2 * COPIES
     return (
@@ -175,21 +176,9 @@ def _args(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
     )
 
 
-def _copies(attrs: Attrs) -> tuple[Arg, ...]:
-    """(codes, scales) of each copy; null where there are none."""
-    parts = (0, 1, 2, 2)[QUANTS.index(str(attrs["quant"]))]
-    first = 2 + int(attrs["keep"])
-    args: list[Arg] = []
-    for copy in range(COPIES):
-        for part in range(2):
-            there = copy < int(attrs["n"]) and part < parts
-            args.append(Pointer("output", first + copy * parts + part) if there else NULL)
-    return tuple(args)
-
-
 def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> float:
-    """Rows of a typical length: a warp's own way, or all bytes and what each round of units costs
-    beside them; merges. Fitted to measurements behind a launch that fills the GPU."""
+    """Rows of a typical length: a warp's own way, or all bytes and the cost of each round of work
+    items; merges. Fitted to measurements behind a launch that fills the GPU."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     length = min(specs[7].dims[1] * s.page, TYPICAL)
     chunks = max(1, (length + chunk // 2) // chunk)

@@ -1,17 +1,16 @@
 // What the paged attention kernels share: a head's norm and rotation, how a page stores a value,
-// and how tiles of pages become operands of the matrix unit.
+// and how tiles of pages become mma operands.
 //
+// A warp holds a head as VEC consecutive dimensions a lane. Products run in bf16 over bf16 pages
+// and in f16 over e4m3 pages: a code is exact in f16, and so is nearly every softmax weight. Tiles
+// lie in shared memory as rows of tokens whose 16-byte chunks are XOR-ed with the row, so that
+// eight rows of one column lie in eight bank groups.
 // Macros: HEADS, KV_HEADS, HEAD_DIM, HALF (rotary pairs), PAGE (tokens, a power of two), KV_FP8
-// (pages hold e4m3 codes of value / scale, else bf16), EPS. A warp holds a head as VEC consecutive
-// dimensions a lane. Products run in bf16 over bf16 pages and in f16 over e4m3 ones: a code is
-// exact in f16, and so is nearly every weight of a softmax.
-//
-// Tiles lie in shared memory as rows of tokens whose 16-byte chunks are XOR-ed with the row, so
-// that eight rows of one column lie in eight bank groups.
+// (pages hold e4m3 codes of value / scale, else bf16), EPS.
 #pragma once
 #include "common/numeric.cuh"
 
-constexpr int D = HEAD_DIM, VEC = D / 32, GROUP = HEADS / KV_HEADS;
+constexpr int D = HEAD_DIM, VEC = D / 32, GQA_GROUP = HEADS / KV_HEADS;
 constexpr int ROW = D * (KV_FP8 ? 1 : 2);  // bytes of one token of one kv head
 constexpr int Q_END = 2 * HEADS * D, K_END = Q_END + KV_HEADS * D, WIDTH = K_END + KV_HEADS * D;
 static_assert(D % 32 == 0 && HALF % VEC == 0 && 2 * HALF <= D, "rotary pairs split across lanes");

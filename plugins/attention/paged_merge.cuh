@@ -1,11 +1,11 @@
-// The epilogue of decode attention (paged_decode.cu alone): how partial sums come together, and
-// what becomes of the result: sums over a block's warps, over groups of FAN chunks, over a row's
-// groups; the gate; quantised copies.
+// Epilogue of paged_decode.cu: the merge of split-KV partial sums (over a block's warps, over
+// groups of FAN chunks, over a row's groups), then the gate and the quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
-// group (a row) merges it: at most FAN parts are read at once, so that no block reads a long row's
-// partial sums one after the other. Macros: paged_decode.cu's, and FUSED (0: o is stored; 1: y = o
-// * sigmoid(gate), if KEEP, and its copies), KEEP, QUANT, COPIES.
+// group, and at a row, merges it: at most FAN parts are read at once, so no block reads all partial
+// sums of a long row one after the other.
+// Macros: paged_decode.cu's, FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its
+// copies), KEEP, QUANT, COPIES.
 #pragma once
 #include "attention/paged_kv.cuh"
 #include "common/quad_quant.cuh"
@@ -14,12 +14,12 @@ constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
 constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
 constexpr int PITCH = D + 8;             // elements of a query row: rows in distinct banks
 constexpr int WIDE = D + 4;              // floats of an accumulator row, likewise
-constexpr int COLUMNS = 8;               // heads of a group, padded for the matrix unit
+constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
 constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
-constexpr int QUADS = GROUP * (D / 4);  // pieces of four dimensions of a group's heads
+constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
 constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 ? 2 : 1;  // pieces merged at once
-constexpr int MINE = (GROUP + 2 + WARPS - 1) / WARPS;
-static_assert(GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
+constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
+static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
 constexpr int ARENA = RING > MERGE ? RING : MERGE;  // of one warp: its ring, then its sums
 
@@ -38,7 +38,7 @@ struct Block {
 };
 static_assert(sizeof(Block) <= SHARED, "SHARED is the size of Block");
 
-struct Unit {
+struct WorkItem {
   int row, chunk, chunks, head, slot, length, begin, end;
 };
 
@@ -51,16 +51,16 @@ struct Out {
 };
 
 // The gates of piece i, fetched while the piece before is summed up.
-DEVICE uint2 gate_of(const Unit& u, const u16* qkv, int i) {
-  int head = u.head * GROUP + i / (D / 4);
+DEVICE uint2 gate_of(const WorkItem& u, const u16* qkv, int i) {
+  int head = u.head * GQA_GROUP + i / (D / 4);
   const u16* from = qkv + (i64)u.row * WIDTH + head * 2 * D + D + i % (D / 4) * 4;
   return FUSED && i < QUADS ? *reinterpret_cast<const uint2*>(from) : uint2{};
 }
 
 // Four dimensions of one head's o = x * scale. All lanes of a warp call together.
-DEVICE void store_output(const Out& out, const Unit& u, int i, float4 x, float scale, uint2 g,
+DEVICE void store_output(const Out& out, const WorkItem& u, int i, float4 x, float scale, uint2 g,
                          bool live) {
-  int column = (u.head * GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
+  int column = (u.head * GQA_GROUP + i / (D / 4)) * D + i % (D / 4) * 4;
   uint2 bits = make_uint2(pack_bf16(x.x * scale, x.y * scale), pack_bf16(x.z * scale, x.w * scale));
   if constexpr (FUSED) {
     float y[4] = {low_bf16(bits.x) * fast_sigmoid(low_bf16(g.x)),
@@ -85,12 +85,12 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
 }
 
 // The block's sums over its warps, to the result where the row has one chunk, else to the scratch.
-DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, uint2 gate,
+DEVICE void merge_warps(Block& b, const WorkItem& u, float scale, const Out& out, uint2 gate,
                         float4* sums, float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens
   for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
     uint2 next = u.chunks == 1 ? gate_of(u, out.qkv, i + THREADS) : uint2{};
-    int column = min(i / (D / 4), GROUP - 1), d = i % (D / 4) * 4;
+    int column = min(i / (D / 4), GQA_GROUP - 1), d = i % (D / 4) * 4;
     float top = minus_infinity(), total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, b.tally[w][column].x);
@@ -115,7 +115,7 @@ DEVICE void merge_warps(Block& b, const Unit& u, float scale, const Out& out, ui
 
 // `count` parts that lie `step` chunks apart, in their order: to the result (`last`), else to the
 // group's place, which is the first part's. A tally's second half is the group's.
-DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const Out& out,
+DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, const Out& out,
                         float4* sums, float2* tallies, bool last) {
   const i64 apart = (i64)step * KV_HEADS;
   const int half = step > 1;
@@ -130,7 +130,7 @@ DEVICE void merge_parts(const Unit& u, int count, int step, float scale, const O
     for (int c = 0; c < FAN; c++) {
       tally[c] = make_float2(minus_infinity(), 0.0f), part[c] = float4{};
       if (c < count) {
-        tally[c] = __ldcg(&tallies[(c * apart * GROUP + column) * 2 + half]);
+        tally[c] = __ldcg(&tallies[(c * apart * GQA_GROUP + column) * 2 + half]);
         part[c] = __ldcg(&sums[c * apart * QUADS + at]);
       }
     }
@@ -166,16 +166,16 @@ DEVICE bool arrive_last(Block& b, int* counter, int expected) {
   return b.last;
 }
 
-// What remains after a unit of several chunks is summed up. `sums`, `tallies`: of the row's first
+// The merge after a work item of a row of several chunks. `sums`, `tallies`: of the row's first
 // chunk; counters of a (row, kv head): one of its groups, then one for each group.
-DEVICE void merge_row(Block& b, const Unit& u, float scale, const Out& out, float4* sums,
+DEVICE void merge_row(Block& b, const WorkItem& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
   int count = min(FAN, u.chunks - group * FAN);
   int* counters = arrivals + (u.row * KV_HEADS + u.head) * (FAN + 1);
   if (!arrive_last(b, counters + 1 + group, count)) return;
   const i64 first = (i64)group * FAN * KV_HEADS;
-  merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GROUP * 2,
+  merge_parts(u, count, 1, scale, out, sums + first * QUADS, tallies + first * GQA_GROUP * 2,
               groups == 1);
   if (groups == 1 || !arrive_last(b, counters, groups)) return;
   merge_parts(u, groups, FAN, scale, out, sums, tallies, true);

@@ -1,9 +1,11 @@
 // Prefill attention over paged keys and values: `paged_append` (norm, RoPE, append; queries to
-// scratch), then `paged_prefill`, an online softmax over tiles of the pages (FlashAttention-2).
+// scratch memory), then `paged_prefill`, an online softmax over tiles of the pages
+// (FlashAttention-2).
 //
 // A block has the 64 queries of one tile of one query head, 16 a warp; keys and values come in
 // tiles of 32 tokens, two stages deep, by cp.async. Causal by absolute position; a warp skips tiles
-// that none of its queries sees (benchmarks/log/paged_prefill.md). Macros: those of paged_kv.cuh.
+// that none of its queries sees (benchmarks/log/paged_prefill.md).
+// Macros: those of paged_kv.cuh.
 #include "attention/paged_kv.cuh"
 
 constexpr int QUERIES = 64, KEYS = 32, THREADS = 128;
@@ -141,7 +143,7 @@ DEVICE void weigh(float (&o)[D / 8][4], const float (&p)[KEYS / 8][4], u32 value
 }
 
 // One tile of keys. `ahead`: position of row g minus that of the tile's first key.
-DEVICE void attend(Softmax& x, u32 queries, u32 tile, int ahead, float unit, int lane) {
+DEVICE void attend(Softmax& x, u32 queries, u32 tile, int ahead, float log2_scale, int lane) {
   float s[KEYS / 8][4] = {};
   scores(s, queries, tile, lane);
   int t = lane & 3;
@@ -151,7 +153,7 @@ DEVICE void attend(Softmax& x, u32 queries, u32 tile, int ahead, float unit, int
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       bool seen = 8 * n + 2 * t + (i & 1) <= ahead + (i >> 1) * 8;
-      s[n][i] = seen ? s[n][i] * unit : minus_infinity();
+      s[n][i] = seen ? s[n][i] * log2_scale : minus_infinity();
       higher[i >> 1] = fmaxf(higher[i >> 1], s[n][i]);
     }
   }
@@ -209,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     copy_async(q_tile + swizzled<Q_ROW>(r, c), first + (i64)r * HEADS * D + c * 8,
                r < count ? 16 : 0);
   }
-  Source source{keys, values, page_table + (i64)max(slot, 0) * most_pages, head / GROUP,
+  Source source{keys, values, page_table + (i64)max(slot, 0) * most_pages, head / GQA_GROUP,
                 start + count};
   int tiles = count > 0 ? (source.end + KEYS - 1) / KEYS : 0;
   if (tiles > 0) load_tile(source, ring, 0, pages_at(source, 0));
@@ -217,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int2 ids = pages_at(source, KEYS);
   Softmax x = {};
   x.top[0] = x.top[1] = minus_infinity();
-  float unit = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
+  float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
   int mine = start + 16 * warp;  // position of this warp's first query
   for (int i = 0; i < tiles; i++) {
     if (i + 1 < tiles) load_tile(source, ring + ((i + 1) & 1) * 2 * KV_TILE, (i + 1) * KEYS, ids);
@@ -227,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     if (i * KEYS <= mine + 15) {
       attend(x, q_tile + 16 * warp * Q_ROW, ring + (i & 1) * 2 * KV_TILE,
-             mine + (lane >> 2) - i * KEYS, unit, lane);
+             mine + (lane >> 2) - i * KEYS, log2_scale, lane);
     }
     __syncthreads();
   }

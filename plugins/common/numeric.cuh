@@ -56,7 +56,7 @@ DEVICE u32 e4m3x2_to_f16x2(u16 pair) {
 DEVICE float from_e4m3(u8 code) { return from_f16((u16)e4m3x2_to_f16x2(code)); }
 
 // ---- e2m1: codes 0..7 are 0 .5 1 1.5 2 3 4 6, bit 3 the sign; a negative value gets it even where
-// it rounds to zero. The ladder is written out for every target: sm_90 has no such conversion.
+// it rounds to zero. By comparisons on every target: sm_90 has no such conversion.
 DEVICE u32 to_e2m1(float x) {
   float a = fabsf(x);
   u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) +
@@ -65,6 +65,18 @@ DEVICE u32 to_e2m1(float x) {
 }
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
+
+// ---- floats as unsigned integers of the same order; -0 counts as 0 -----------------------------
+DEVICE u32 ordered_key(float x) {
+  const u32 bits = __float_as_uint(x + 0.0f);
+  return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
+}
+DEVICE float key_value(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+// A NaN comes last, but before 0, which is no float's key.
+DEVICE u32 ordered_key_nan_last(float x) {
+  const u32 key = ordered_key(x);
+  return x != x ? 1u : key;
+}
 
 // ---- sums and maxima ---------------------------------------------------------------------------
 DEVICE float warp_sum(float x) {

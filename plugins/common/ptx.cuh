@@ -14,10 +14,10 @@ typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
 
-// ---- launches that overlap ---------------------------------------------------------------------
+// ---- programmatic dependent launch (PDL) -------------------------------------------------------
 // Returns once the previous launch is over and its writes are seen.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Lets the next launch begin; it may not rely on anything written after.
+// Lets the next launch begin; it may not rely on what is written after this.
 DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- addresses ---------------------------------------------------------------------------------
@@ -30,15 +30,15 @@ DEVICE bool elect_one() {
 }
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE u32 shared_address(u32 address) { return address; }
-// Below, a `Place` in shared memory is a pointer or its 32-bit address.
+// Below, an `Address` in shared memory is a pointer or its 32-bit form.
 
-// ---- global loads that do not stay: weights stream once ----------------------------------------
+// ---- global loads of what is read once (weights) -----------------------------------------------
 DEVICE u64 evict_first_policy() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// Memory that nobody writes meanwhile.
+// Non-coherent: for memory that no launch writes.
 DEVICE uint4 load_once(const void* p, u64 policy) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0,%1,%2,%3}, [%4], %5;"
@@ -46,7 +46,7 @@ DEVICE uint4 load_once(const void* p, u64 policy) {
       : "l"(p), "l"(policy));
   return v;
 }
-// The same of no policy, fetched where it stands and not later.
+// The same without a policy; volatile: the compiler does not move it.
 DEVICE uint4 load_once(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -59,7 +59,7 @@ DEVICE u32 load_once4(const void* p) {
   asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
-// A word, or zero; where it stands, so that many are under way at once.
+// A word, or zero. Volatile: the compiler does not move it, so that many are in flight at once.
 DEVICE u32 load_if(bool there, const u32* p) {
   u32 v;
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u32 %0, [%1]; }"
@@ -69,16 +69,16 @@ DEVICE u32 load_if(bool there, const u32* p) {
 }
 
 // ---- loads from shared memory ------------------------------------------------------------------
-template <class Place>
-DEVICE uint4 load_shared16(Place from) {
+template <class Address>
+DEVICE uint4 load_shared16(Address from) {
   uint4 v;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(shared_address(from)));
   return v;
 }
-template <class Place>
-DEVICE uint2 load_shared8(Place from) {
+template <class Address>
+DEVICE uint2 load_shared8(Address from) {
   uint2 v;
   asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
                : "=r"(v.x), "=r"(v.y)
@@ -87,16 +87,16 @@ DEVICE uint2 load_shared8(Place from) {
 }
 
 // ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros, 0 reads nothing ------
-template <class Place>
-DEVICE void copy_async(Place to, const void* from, u32 bytes = 16) {
+template <class Address>
+DEVICE void copy_async(Address to, const void* from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes)
                : "memory");
 }
 // 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum
 // with a uniform register ptxas 13.0 makes an illegal instruction.
-template <class Place>
-DEVICE void copy_async_hinted(Place to, const void* from, u64 policy) {
+template <class Address>
+DEVICE void copy_async_hinted(Address to, const void* from, u64 policy) {
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
       "l"(from), "l"(policy)
@@ -109,34 +109,34 @@ DEVICE void wait_copies() {
 }
 
 // ---- mbarrier ----------------------------------------------------------------------------------
-template <class Place>
-DEVICE void barrier_init(Place bar, u32 arrivals) {
+template <class Address>
+DEVICE void barrier_init(Address bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals));
 }
 // Makes initialised mbarriers visible to TMA bulk copies; a block barrier must follow.
 DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Arrives and announces `bytes` that bulk copies will bring.
-template <class Place>
-DEVICE void barrier_expect(Place bar, u32 bytes) {
+// Arrives and expects `bytes` of TMA bulk copies.
+template <class Address>
+DEVICE void barrier_expect(Address bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                "r"(bytes)
                : "memory");
 }
-template <class Place>
-DEVICE void barrier_arrive(Place bar) {
+template <class Address>
+DEVICE void barrier_arrive(Address bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 // This thread's arrival once its copies (copy_async) so far are done.
-template <class Place>
-DEVICE void barrier_arrive_after_copies(Place bar) {
+template <class Address>
+DEVICE void barrier_arrive_after_copies(Address bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar))
                : "memory");
 }
 // Until the phase of this parity is over.
-template <class Place>
-DEVICE void barrier_wait(Place bar, u32 parity) {
+template <class Address>
+DEVICE void barrier_wait(Address bar, u32 parity) {
   u32 done = 0;
   while (!done)
     asm volatile(
@@ -146,11 +146,11 @@ DEVICE void barrier_wait(Place bar, u32 parity) {
         : "r"(shared_address(bar)), "r"(parity)
         : "memory");
 }
-// The same, but the compiler sees no loop. Which of the two a kernel has moves its registers,
-// either way (sm_90a: with this one fp8_linear takes 20 more in a form of 8 rows, nvfp4_linear 1
-// fewer in one); each has the one it was measured with.
-template <class Place>
-DEVICE void barrier_wait_whole(Place bar, u32 parity) {
+// The same with the loop inside the asm, unseen by the compiler. Which of the two a kernel uses
+// changes its registers either way (sm_90a: with this one fp8_linear takes 20 more at BLOCK_M 8,
+// nvfp4_linear 1 fewer); each uses the one it was measured with.
+template <class Address>
+DEVICE void barrier_wait_whole(Address bar, u32 parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -159,17 +159,17 @@ DEVICE void barrier_wait_whole(Place bar, u32 parity) {
       : "memory");
 }
 
-// ---- cp.async.bulk: one thread moves whole pieces; sizes and addresses are multiples of 16 -----
-template <class To, class Place>
-DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar) {
+// ---- TMA bulk copies (cp.async.bulk), by one thread; sizes and addresses are multiples of 16 ---
+template <class To, class Address>
+DEVICE void bulk_load(To to, const void* from, u32 bytes, Address bar) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
-template <class To, class Place>
-DEVICE void bulk_load(To to, const void* from, u32 bytes, Place bar, u64 policy) {
+template <class To, class Address>
+DEVICE void bulk_load(To to, const void* from, u32 bytes, Address bar, u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
@@ -196,7 +196,7 @@ DEVICE void fewer_registers() {
 }
 
 // ---- clusters ----------------------------------------------------------------------------------
-// In two steps; who only arrives may leave.
+// In two steps; a block that only arrives may exit.
 DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -206,8 +206,8 @@ DEVICE void cluster_meet() {
   cluster_wait();
 }
 // The address of this place in the shared memory of another block of the cluster.
-template <class Place>
-DEVICE u32 address_in_block(Place place, u32 block) {
+template <class Address>
+DEVICE u32 address_in_block(Address place, u32 block) {
   u32 there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(there)
@@ -237,7 +237,8 @@ DEVICE void store_in_block(float4* p, u32 block, const float4& v) {
 }
 
 // ---- between blocks of a grid ------------------------------------------------------------------
-// Adds one and returns what was there: what this thread wrote before is seen by who counts after.
+// Adds one and returns what was there. Acquire and release: what this thread wrote before is seen
+// by whoever counts after.
 DEVICE int count_up(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
@@ -246,8 +247,8 @@ DEVICE int count_up(int* counter) {
                : "memory");
   return before;
 }
-// Returns once the word is `value`, and with it what was written before that. After 2^26 looks it
-// writes to address 0, so that a launch that cannot go on fails. (A trap costs registers.)
+// Returns once the word is `value`; what was written before that is then seen (acquire). After 2^26
+// polls it writes to address 0, so that a launch that cannot go on fails. (A trap costs registers.)
 DEVICE void wait_until_equal(const u32* word, u32 value) {
   asm volatile(
       "{\n.reg .pred p;\n.reg .u32 seen, tries;\n.reg .u64 nowhere;\n"
@@ -259,13 +260,13 @@ DEVICE void wait_until_equal(const u32* word, u32 value) {
       : "memory");
 }
 
-// ---- what the compiler may not know or move ----------------------------------------------------
-// The value, of which the compiler knows nothing.
+// ---- optimisation barriers ---------------------------------------------------------------------
+// The value, opaque to the compiler.
 DEVICE u32 forget(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
-// Reads of d that follow stay behind the wait before.
+// Later reads of d are not moved before the wait that precedes this.
 template <int N>
 DEVICE void keep_order(float (&d)[N][4]) {
 #pragma unroll
@@ -274,22 +275,22 @@ DEVICE void keep_order(float (&d)[N][4]) {
 
 // ---- matrix instructions: fragments as the PTX manual has them ---------------------------------
 // Matrices of 8 x 8 b16; lanes 8i…8i+7 give the row addresses of matrix i.
-template <class Place>
-DEVICE void load_matrix(u32 (&r)[4], Place row) {
+template <class Address>
+DEVICE void load_matrix(u32 (&r)[4], Address row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(row))
                : "memory");
 }
-template <class Place>
-DEVICE void load_matrix_transposed(u32 (&r)[4], Place row) {
+template <class Address>
+DEVICE void load_matrix_transposed(u32 (&r)[4], Address row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(row))
                : "memory");
 }
-// The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: where it stands among other
-// instructions of that kind; else the compiler may move it.
+// The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: volatile, else the compiler
+// may move it.
 template <bool STAYS = false>
 DEVICE u32 transpose_matrix(u32 pair) {
   u32 r;

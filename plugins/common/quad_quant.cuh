@@ -1,7 +1,8 @@
 // Quantised copies of four neighbouring columns a lane, for kernels whose warps hold 128 of them.
 //
-// QUANT: 0 none, 1 fp8, 2 fp8_block, 3 nvfp4; COPIES of them with a scale each. Lanes hold
-// neighbouring columns from a multiple of 16 on (of 128 for fp8_block); all lanes call together.
+// Lanes hold neighbouring columns from a multiple of 16 on (of 128 for fp8_block); all lanes call
+// together.
+// Macros: QUANT (0 none, 1 fp8, 2 fp8_block, 3 nvfp4), COPIES (with a scale each).
 #pragma once
 #include "common/numeric.cuh"
 

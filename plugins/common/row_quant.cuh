@@ -1,10 +1,10 @@
-// The end of every op that quantises what it made: eight neighbouring columns a thread become bf16
-// and up to four quantised copies.
+// The epilogue of every op that quantises its result: eight neighbouring columns a thread become
+// bf16 and up to four quantised copies.
 //
-// KEEP 1: y itself is stored. QUANT 0 none, 1 fp8, 2 fp8_block, 3 nvfp4; COPIES of them, with a
-// scale each (fp8_block has none and one copy). K columns a row, K % 8 = 0 (nvfp4: 16).
-// Lanes of a warp hold neighbouring columns, from a multiple of 256: so a 128-wide block is half a
-// warp and a 16-wide one is two lanes. All lanes of a warp call together.
+// Lanes of a warp hold neighbouring columns, from a multiple of 256: a 128-wide block is half a
+// warp and a 16-wide one two lanes. All lanes of a warp call together.
+// Macros: K (columns a row; K % 8 = 0, nvfp4: 16), KEEP (1: y itself is stored), QUANT (0 none, 1
+// fp8, 2 fp8_block, 3 nvfp4), COPIES (with a scale each; fp8_block has none and one copy).
 #pragma once
 #include "common/numeric.cuh"
 

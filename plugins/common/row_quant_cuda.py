@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_engine.kernel import Arg, Attrs, Pointer, Scalar, Specs, Target
+from spark_engine.kernel import NULL, Arg, Attrs, Pointer, Specs, Target
+from spark_engine.plugins.common.quantised import QUANTS
 from spark_engine.tensors import DType, TensorSpec
 
 VECTOR = 8  # bf16 values of one 16-byte load
 MOST_COPIES = 4
 LAUNCH_SECONDS = 2e-6  # what a launch inside a graph costs when it moves nothing
-NULL = Scalar("i64", 0)
-_QUANT = {"none": 0, "fp8": 1, "fp8_block": 2, "nvfp4": 3}
 Defines = tuple[tuple[str, str], ...]
 
 
@@ -47,7 +46,7 @@ def defines(attrs: Attrs, columns: int, **more: int | float) -> Defines:
     values: dict[str, int | float] = {
         "K": columns,
         "KEEP": int(attrs["keep"]),
-        "QUANT": _QUANT[quant],
+        "QUANT": QUANTS.index(quant),
         "COPIES": int(attrs["n"]) if takes_scales(attrs) else 1,
         **more,
     }
@@ -59,15 +58,19 @@ def outputs(attrs: Attrs, first: int) -> tuple[Arg, ...]:
 
     y is output 0 if it is kept; the quantised outputs begin at `first`.
     """
-    args: list[Arg] = [Pointer("output", 0) if attrs["keep"] else NULL]
-    quant = str(attrs["quant"])
-    parts = {"none": 0, "fp8": 1, "fp8_block": 2, "nvfp4": 2}[quant]
+    y = Pointer("output", 0) if attrs["keep"] else NULL
+    return (y, *quantised_outputs(attrs, first, MOST_COPIES))
+
+
+def quantised_outputs(attrs: Attrs, first: int, most: int) -> tuple[Arg, ...]:
+    """(codes, scales) of `most` copies, from output `first` on; null where there is none."""
+    parts = (0, 1, 2, 2)[QUANTS.index(str(attrs["quant"]))]
     copies = int(attrs["n"]) if takes_scales(attrs) else min(parts, 1)
-    for copy in range(MOST_COPIES):
-        for part in range(2):
-            there = copy < copies and part < parts
-            args.append(Pointer("output", first + copy * parts + part) if there else NULL)
-    return tuple(args)
+    return tuple(
+        Pointer("output", first + copy * parts + part) if copy < copies and part < parts else NULL
+        for copy in range(most)
+        for part in range(2)
+    )
 
 
 def whole_warps(threads: int) -> int:

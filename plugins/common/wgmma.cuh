@@ -23,8 +23,8 @@ DEVICE u32 uniform(u32 value) {
 
 // The descriptor of a K-major tile in 128-byte swizzle whose rows are 128 bytes (8 rows a KiB), at
 // a multiple of 1024 bytes; + 2 for each 32 bytes of k.
-template <class Place>
-DEVICE u64 wgmma_tile(Place tile) {
+template <class Address>
+DEVICE u64 wgmma_tile(Address tile) {
   return (u64)((shared_address(tile) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 |
          (u64)1 << 62;
 }

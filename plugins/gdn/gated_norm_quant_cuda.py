@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import NULL, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
 from spark_engine.plugins.common import row_quant_cuda as rq
 
 CHUNK = 2048  # columns of a block, about
@@ -36,7 +36,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     threads = rq.whole_warps(columns // rq.VECTOR)
     args = (
         *(Pointer("input", i) for i in range(3)),
-        Pointer("input", 3) if rq.takes_scales(attrs) else rq.NULL,
+        Pointer("input", 3) if rq.takes_scales(attrs) else NULL,
         *rq.outputs(attrs, int(attrs["keep"])),
     )
     defines = rq.defines(

@@ -1,4 +1,4 @@
-"""The CUDA side of `fp8_linear`: the packed weight, streamed, and a tactic of few rows."""
+"""The CUDA side of `fp8_linear`: the packed weight; skinny GEMM and stream-K."""
 
 from __future__ import annotations
 
@@ -54,9 +54,12 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
-FEW = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+SKINNY = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
 
 CUDA = Cuda(
-    tactics=(FEW, *order.streaming(Tactic("stream-k", "linear/fp8_linear.cu", refuse, plan, cost))),
+    tactics=(
+        SKINNY,
+        *order.streaming(Tactic("stream-k", "linear/fp8_linear.cu", refuse, plan, cost)),
+    ),
     packs={1: Pack(_infer, _apply)},
 )

@@ -1,4 +1,4 @@
-"""The CUDA side of `linear`: the packed weight, three ways to read it by its size; all bf16."""
+"""The CUDA side of `linear`: the packed weight; small n, skinny GEMM and stream-K."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-    """1.2 times the floor, and what start, meeting of blocks and end take."""
+    """1.2 times the floor, and what start, fix-up and epilogue take."""
     return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 7e-6
 
 
@@ -56,12 +56,12 @@ def _apply(attrs: Attrs, w: Array) -> Array:
     return wt.as_rows(wt.pack_bytes(w.view(np.uint8)).view(w.dtype), len(w))
 
 
-FEW = skinny_gemm.tactic(FORM, (0, 1), problem, refuse)
+SKINNY = skinny_gemm.tactic(FORM, (0, 1), problem, refuse)
 
 CUDA = Cuda(
     tactics=(
         SMALL_N,
-        FEW,
+        SKINNY,
         *order.streaming(Tactic("stream-k", "linear/linear.cu", refuse, plan, cost)),
     ),
     packs={1: Pack(_infer, _apply)},

@@ -1,4 +1,4 @@
-"""A tactic of `linear` for weights of few rows: latency, not bytes. Imports no CUDA."""
+"""The tactic `small n` of `linear` (up to 256 weight rows): latency, not bytes. Imports no CUDA."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Scalar, Specs, Tac
 from spark_engine.plugins.linear.weight_layout import M16, PANEL
 from spark_engine.tensors import DType
 
-SLICES = 64  # pieces of k: 8 blocks of a cluster, 8 warps of each
+SPLITS = 64  # parts of k: 8 blocks of a cluster, 8 warps of each
 STEP = 16  # elements of k in a matrix step
 MOST_STEPS = 6  # whose weights a lane holds in registers
-ROWS = 8  # of x, a cluster's
+BLOCK_M = 8  # tokens of a cluster
 
 
 def _steps(k: int) -> int:
-    return -(-k // (SLICES * STEP))
+    return -(-k // (SPLITS * STEP))
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -25,9 +25,9 @@ def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
             return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
     n, k = specs[1].dims[0], specs[0].dims[1]
     if n > PANEL:
-        return f"{n} rows of weights are not few; up to {PANEL} are served"
-    if k % STEP or k > SLICES * STEP * MOST_STEPS:
-        return f"k = {k}; multiples of {STEP} up to {SLICES * STEP * MOST_STEPS} are served"
+        return f"{n} rows of weights; up to {PANEL} are served"
+    if k % STEP or k > SPLITS * STEP * MOST_STEPS:
+        return f"k = {k}; multiples of {STEP} up to {SPLITS * STEP * MOST_STEPS} are served"
     return None
 
 
@@ -37,7 +37,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     defines = {"STEPS": _steps(k), "OUT_BF16": int(attrs["dtype"] == "bf16")}
     launch = Launch(
         "linear_small_n",
-        (8, -(-n // M16), -(-m // ROWS)),
+        (8, -(-n // M16), -(-m // BLOCK_M)),
         (256, 1, 1),
         (
             *(Pointer("input", i) for i in (0, 1)),
@@ -54,7 +54,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """Its latency, and the rounds of blocks, as measured on an H200."""
     (m, _), n = specs[0].dims, specs[1].dims[0]
-    blocks = 8 * -(-n // M16) * -(-m // ROWS)
+    blocks = 8 * -(-n // M16) * -(-m // BLOCK_M)
     return 2.5e-6 + 0.86e-6 * blocks / target.sms
 
 

@@ -19,12 +19,13 @@ constexpr int WARPS = 8;
 constexpr int NJ = BLOCK_M / 8;
 constexpr int SUMS = BLOCK_TILES * NJ * 4;  // of a lane
 
-// Values of weight rows n0 + g and n0 + g + 8 (g = lane / 4) for batch rows m0 + 2t, m0 + 2t + 1.
+// Values of weight rows n0 + g and n0 + g + 8 (g = lane / 4) for tokens m0 + 2t, m0 + 2t + 1. (The
+// store of store_fragment.cuh takes other registers here.)
 DEVICE void store(void* out, int n0, int m0, int m, int n, const float (&s)[4]) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
 #if OUT_BF16
   u32* y = (u32*)out;
-  const u32 low = transpose_matrix(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t + 1
+  const u32 low = transpose_matrix(pack_bf16(s[0], s[1]));   // token g, weights 2t, 2t + 1
   const u32 high = transpose_matrix(pack_bf16(s[2], s[3]));  // … 8 further
   if (m0 + g < m) {
     const i64 at = ((i64)(m0 + g) * n + n0) / 2 + t;

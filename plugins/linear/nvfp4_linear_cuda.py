@@ -1,4 +1,4 @@
-"""The CUDA side of `nvfp4_linear`: the packed weight, streamed, and a tactic of few rows."""
+"""The CUDA side of `nvfp4_linear`: the packed weight; skinny GEMM and stream-K."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
 CODES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 2, 2), _pack_codes)
 SCALES = Pack(lambda attrs, spec: _wide(spec, FORM.slab // 16, 16), _pack_scales)
 
-FEW = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
+SKINNY = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
 
 CUDA = Cuda(
     tactics=(
-        FEW,
+        SKINNY,
         *order.streaming(Tactic("stream-k", "linear/nvfp4_linear.cu", refuse, plan, cost)),
     ),
     packs={1: CODES, 2: SCALES},

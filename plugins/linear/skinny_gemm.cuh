@@ -13,7 +13,7 @@
 // STAGES, SPLITS, OUT_BF16, RAGGED (n % 16). The including file is the format, as for
 // stream_k_gemm.cuh.
 #pragma once
-#include "common/numeric.cuh"
+#include "linear/store_fragment.cuh"
 
 constexpr int KSLAB_W = 16 * (128 / X_BYTES) * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
 constexpr int PANEL_TILES = 16;                                   // m16 tiles
@@ -112,30 +112,6 @@ struct Inputs {
   }
 };
 
-// Writes two columns' values of one weight row and its neighbour's, for 8 batch rows from m0.
-DEVICE void store(const Problem& p, void* out, int n0, int m0, const float4& s) {
-  const int g = lane_id() >> 2, t = lane_id() & 3;
-#if OUT_BF16 && !RAGGED
-  const u32 low = transpose_matrix<true>(pack_bf16(s.x, s.y));   // batch row g, weights 2t, 2t + 1
-  const u32 high = transpose_matrix<true>(pack_bf16(s.z, s.w));  // … 8 further
-  if (m0 + g >= p.m) return;
-  u32* y = (u32*)out + ((u64)(m0 + g) * p.n + n0) / 2 + t;
-  y[0] = low, y[4] = high;
-#else
-  const float values[4] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
-    if (row >= p.m || n >= p.n) continue;
-#if OUT_BF16
-    ((u16*)out)[(u64)row * p.n + n] = to_bf16(values[i]);
-#else
-    ((float*)out)[(u64)row * p.n + n] = values[i];
-#endif
-  }
-#endif
-}
-
 DEVICE void add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
 }
@@ -204,8 +180,9 @@ struct Epilogue {
       if (!there(i)) continue;
       const float2 f = factors[i];
       const float4 s = sums[i];
-      store(p, y, (begin + item(i) / NJ) * 16, item(i) % NJ * 8,
-            make_float4(s.x * f.x, s.y * f.x, s.z * f.y, s.w * f.y));
+      const float scaled[4] = {s.x * f.x, s.y * f.x, s.z * f.y, s.w * f.y};
+      store_fragment<RAGGED || !OUT_BF16>(p, y, (begin + item(i) / NJ) * 16, item(i) % NJ * 8,
+                                          scaled);
     }
   }
 };

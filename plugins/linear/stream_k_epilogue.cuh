@@ -5,6 +5,7 @@
 // group of 8 columns. Partial sums pass through f32 slots in global memory, warp by warp, and are
 // added in ascending k: results do not depend on timing.
 #pragma once
+#include "linear/store_fragment.cuh"
 #include "linear/stream_k_producer.cuh"
 
 typedef float Sums[WARP_TILES][NJ][4];
@@ -12,36 +13,6 @@ typedef float Sums[WARP_TILES][NJ][4];
 DEVICE int m16_of(int mt) {  // this warp's mt-th of the tile, 0…BLOCK_N/16-1
   const int warp = threadIdx.x >> 5;
   return ((warp >> 2) * WARP_TILES + mt) * 4 + (warp & 3);
-}
-
-// Writes two columns' values of one weight row and its neighbour's, for 8 batch rows.
-DEVICE void store(const Problem& p, void* out, int n0, int m0, const float (&s)[4]) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-#if RAGGED
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = m0 + 2 * t + (i & 1), n = n0 + g + (i & 2) * 4;
-    if (row >= p.m || n >= p.n) continue;
-#if OUT_BF16
-    ((u16*)out)[(u64)row * p.n + n] = (u16)pack_bf16(s[i], 0);
-#else
-    ((float*)out)[(u64)row * p.n + n] = s[i];
-#endif
-  }
-#elif OUT_BF16
-  u32* y = (u32*)out;
-  const u32 low = transpose_matrix<true>(pack_bf16(s[0], s[1]));   // batch row g, weights 2t, 2t+1
-  const u32 high = transpose_matrix<true>(pack_bf16(s[2], s[3]));  // … 8 further
-  if (m0 + g < p.m) {
-    const u64 at = ((u64)(m0 + g) * p.n + n0) / 2 + t;
-    y[at] = low;
-    y[at + 4] = high;
-  }
-#else
-  float* y = (float*)out + (u64)(m0 + 2 * t) * p.n + n0 + g;
-  if (m0 + 2 * t < p.m) y[0] = s[0], y[8] = s[2];
-  if (m0 + 2 * t + 1 < p.m) y[p.n] = s[1], y[p.n + 8] = s[3];
-#endif
 }
 
 // A block's slot 0 is for the tile that its piece begins in, slot 1 for the one it ends in.
@@ -154,7 +125,7 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
     for (int j = 0; j < NJ; ++j) {
       float (&s)[4] = sums[mt][j];
       s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
-      if (at.m + j * 8 < p.m) store(p, out, n0, at.m + j * 8, s);
+      if (at.m + j * 8 < p.m) store_fragment(p, out, n0, at.m + j * 8, s);
     }
   }
 }
@@ -197,7 +168,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
       if (n0 < p.n) {
         const float2 factor = factors.of(mt);
         const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
-        store(p, out, n0, at.m + (i - mt * columns) * 8, s);
+        store_fragment(p, out, n0, at.m + (i - mt * columns) * 8, s);
       }
       part = 0, i += parts;
     }

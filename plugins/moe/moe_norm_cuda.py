@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from spark_engine.kernel import (
+    NULL,
     Arg,
     Attrs,
     Cuda,
@@ -106,7 +107,7 @@ def _sum_and_norm(attrs: Attrs, specs: Specs, combine: Launch) -> Launch:
         *(ids, weights, parts),
         Pointer("input", RESIDUAL),
         Pointer("input", WEIGHT),
-        Pointer("input", len(specs) - 1) if rq.takes_scales(attrs) else rq.NULL,
+        Pointer("input", len(specs) - 1) if rq.takes_scales(attrs) else NULL,
         Pointer("output", keep),
         *rq.outputs(attrs, keep + 1),
     )

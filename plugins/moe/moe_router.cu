@@ -22,11 +22,7 @@ DEVICE uint4 run_of_eight(const u8* from, int k, bool there) {
   return v;
 }
 // Greater logit first, then lower index; a NaN comes last but is an expert like any other.
-DEVICE u64 rank_of(float x, int id) {
-  const u32 bits = __float_as_uint(x + 0.0f);
-  const u32 key = x != x ? 1u : bits ^ (bits >> 31 ? ~0u : 0x80000000u);
-  return (u64)key << 32 | (u32)~id;
-}
+DEVICE u64 rank_of(float x, int id) { return (u64)ordered_key_nan_last(x) << 32 | (u32)~id; }
 
 DEVICE void choose(const float* logits, int* ids, float* weights) {
   const int lane = lane_id();

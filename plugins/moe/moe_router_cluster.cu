@@ -33,20 +33,14 @@ DEVICE void store_in_block(float* place, u32 block, float value) {
                : "memory");
 }
 
-// Greater is chosen first; a NaN comes last but is an expert like any other; 0 is none.
-DEVICE u32 key_of(float x) {
-  const u32 bits = __float_as_uint(x + 0.0f);
-  return x != x ? 1u : bits ^ (bits >> 31 ? ~0u : 0x80000000u);
-}
-DEVICE float value_of(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
-
-// One warp: a lane has LANES consecutive experts, so that the first lane wins a tie.
+// One warp. The greatest key is chosen first; a NaN comes last but is an expert like any other; key
+// 0 is none. A lane has LANES consecutive experts, so that the first lane wins a tie.
 DEVICE void choose(const float* logits, const float* gate_parts, int* ids, float* weights) {
   const int lane = lane_id();
   u32 keys[LANES];
 #pragma unroll
   for (int i = 0; i < LANES; ++i)
-    keys[i] = lane * LANES + i < EXPERTS ? key_of(logits[lane * LANES + i]) : 0;
+    keys[i] = lane * LANES + i < EXPERTS ? ordered_key_nan_last(logits[lane * LANES + i]) : 0;
   int id = EXPERTS;
   float value = 0.0f, most = 0.0f;
 #pragma unroll 1
@@ -62,8 +56,8 @@ DEVICE void choose(const float* logits, const float* gate_parts, int* ids, float
     for (int i = 0; i < LANES; ++i)
       if (!taken && keys[i] == best) keys[i] = 0, place = i, taken = true;
     place = __shfl_sync(~0u, place, winner);
-    if (k == 0) most = value_of(best);
-    if (lane == k) id = winner * LANES + place, value = value_of(best);
+    if (k == 0) most = key_value(best);
+    if (lane == k) id = winner * LANES + place, value = key_value(best);
   }
   const float power = lane < TOP_K ? expf(value - most) : 0.0f;
   float share = __fdiv_rn(power, warp_sum(power));

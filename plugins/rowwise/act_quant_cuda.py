@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import NULL, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
 from spark_engine.plugins.common import row_quant_cuda as rq
 
 SOURCE = "rowwise/act_quant.cu"
@@ -46,8 +46,8 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     act = _ACT[str(attrs["act"])]
     args = (
         Pointer("input", 0),
-        Pointer("input", 1) if used == 2 else rq.NULL,
-        Pointer("input", used) if rq.takes_scales(attrs) else rq.NULL,
+        Pointer("input", 1) if used == 2 else NULL,
+        Pointer("input", used) if rq.takes_scales(attrs) else NULL,
         *rq.outputs(attrs, int(attrs["keep"])),
     )
     defines = rq.defines(attrs, k, THREADS=threads, ACT=act, **gates)

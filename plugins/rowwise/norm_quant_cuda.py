@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Arg, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import NULL, Arg, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
 from spark_engine.plugins.common import row_quant_cuda as rq
 
 MOST_THREADS, MOST_VECTORS = 1024, 2
@@ -31,9 +31,9 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     args: tuple[Arg, ...] = (
         Pointer("input", 0),
         Pointer("input", 1),
-        Pointer("input", 2) if add else rq.NULL,
-        Pointer("input", 2 + add) if rq.takes_scales(attrs) else rq.NULL,
-        Pointer("output", keep) if add else rq.NULL,
+        Pointer("input", 2) if add else NULL,
+        Pointer("input", 2 + add) if rq.takes_scales(attrs) else NULL,
+        Pointer("output", keep) if add else NULL,
         *rq.outputs(attrs, keep + add),
     )
     defines = rq.defines(attrs, k, THREADS=threads, VECS=vectors, ADD=add, EPS=float(attrs["eps"]))

@@ -3,17 +3,17 @@
 // sample_cells (sample_cells.cu) reads the logits once: of each cell (256 ids) it keeps the
 // greatest raw and penalised logit and the sum of exponentials. sample_rows, a block a row, works
 // on those. The 20 greatest logits, and what greedy and top_k of up to SMALL choose from, lie in
-// the few cells that reach a bound taken from the cells' own maxima (about 30 for 20). A row that
-// draws from all ids finds its cell by the cells' sums. top_p alone takes two more passes
-// (sample_nucleus.cuh), any other rule searches its thresholds by histograms (sample_select.cuh).
-// Ties go to the lowest id everywhere. No atomics on floats, no block waits for another. Rows
+// the few cells that reach a bound taken from the cells' own maxima (about 30 cells for 20 logits).
+// A row that draws from all ids finds its cell by the cells' sums. top_p alone takes two more
+// passes (sample_nucleus.cuh), any other rule searches its thresholds by histograms
+// (sample_select.cuh). Ties go to the lowest id. No float atomics; no block waits for another. Rows
 // without penalties do not read `token_counts`.
-// 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 / 226; a
-// read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Macros: WIDTH (of a row), VOCAB, TOP, NB (biases a slot), SHARED (bytes of its dynamic memory).
+// Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
+// 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
+// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory).
 #include "sampling/sample_draw.cuh"
 
-DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,
+DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 most,
                   const float* weights) {
   const bool greedy = rule.temperature <= 0.0f;
   const int k = greedy ? 1 : min(rule.top_k, VOCAB);
@@ -41,7 +41,7 @@ DEVICE int choose(Work& w, const Row& r, const Rule& rule, int n_top, u32 most,
     n = there ? k : greatest<false>(w, r, k, most);
     return k == 1 ? id_of(w.sorted[0]) : draw_sorted(w, rule, n);
   }
-  const Scale scale = scale_of(unorder(most), rule.temperature, rule.min_p);
+  const Scale scale = scale_of(key_value(most), rule.temperature, rule.min_p);
   if (weights && rule.top_p >= 1.0f) return draw_plain(w, r, rule, scale, weights);
   int token;
   if (weights && draw_nucleus(w, r, rule, scale, weights, token)) return token;
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 int* last_tokens) {
   extern __shared__ __align__(16) u8 memory[];
   __shared__ u32 tops[2][WARPS];
-  Work& w = *(Work*)memory;
+  RowMemory& w = *(RowMemory*)memory;
   wait_for_previous();
   launch_dependents();
   const int row = blockIdx.x, slot = slots[row];
@@ -87,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const bool fine = !__syncthreads_or(bad);
   for (int i = 0; i < WARPS; ++i)
     raw_most = max(raw_most, tops[0][i]), most = max(most, tops[1][i]);
-  const float peak = unorder(raw_most);
+  const float peak = key_value(raw_most);
   float part = 0;
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
-    part += fabsf(sums[cells + c]) * expf(unorder(w.raw[c]) - peak);
+    part += fabsf(sums[cells + c]) * expf(key_value(w.raw[c]) - peak);
   const float log_sum = logf(block_sum<THREADS>(part, w.room));
   // A few more, since ids that are never chosen may be among them.
   const int k_top = rule.top_k > TOP && rule.top_k <= SMALL ? rule.top_k : TOP;
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool there = (int)threadIdx.x < n_top;
     const u64 pair = there ? w.sorted[threadIdx.x] : 0;
     top_ids[threadIdx.x] = there ? id_of(pair) : 0;
-    top_logprobs[threadIdx.x] = there ? unorder(key_of(pair)) - peak - log_sum : 0.0f;
+    top_logprobs[threadIdx.x] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
   }
   const u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
   __syncthreads();
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const bool mine = candidate && id_of(candidate) == token;
   const bool known = __syncthreads_or(mine);
   if (known ? mine : threadIdx.x == 0) {
-    const float logit = known ? unorder(key_of(candidate)) : clean(r.logits[token]);
+    const float logit = known ? key_value(key_of(candidate)) : clean(r.logits[token]);
     tokens[row] = token;
     logprobs[row] = logit - peak - log_sum;
     ok[row] = fine;

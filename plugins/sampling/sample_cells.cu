@@ -1,9 +1,9 @@
-// The first pass of sampling (see sample.cu): one read of the logits, what is kept of each cell of
-// 256.
-// Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a warp.
-// A source of its own: the second pass is compiled once for all numbers of rows. Variants:
+// First pass of sampling (sample.cu): one read of the logits and what is kept of each cell of 256
+// ids. Cells that need neither cleaning nor bias nor penalties are summarised side by side, PER a
+// warp. A source of its own: the second pass is compiled once for all numbers of rows. Variants:
 // benchmarks/log/sample.md.
-// Macros: WIDTH (of a row), VOCAB, NB (biases a slot), PER (cells a warp).
+//
+// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp).
 #include "sampling/sample_row.cuh"
 
 struct Cell {
@@ -26,8 +26,8 @@ DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   }
   bad = __any_sync(~0u, bad);
   Cell s;
-  s.raw = __reduce_max_sync(~0u, order(top));
-  const float peak = unorder(s.raw);
+  s.raw = __reduce_max_sync(~0u, ordered_key(top));
+  const float peak = key_value(s.raw);
   s.sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) s.sum += power(x[i] - peak);
@@ -36,11 +36,11 @@ DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   s.key = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    if (id8(cell, i) < VOCAB) s.key = max(s.key, order(x[i]));
+    if (id8(cell, i) < VOCAB) s.key = max(s.key, ordered_key(x[i]));
   s.key = __reduce_max_sync(~0u, s.key);
   s.weight = 0;
   if (heat > 0.0f && s.key) {
-    const Scale scale = scale_of(unorder(s.key), heat, 0.0f);
+    const Scale scale = scale_of(key_value(s.key), heat, 0.0f);
 #pragma unroll
     for (int i = 0; i < 8; ++i) s.weight += scale.share(x[i]);
     s.weight = warp_sum(s.weight);
@@ -92,11 +92,11 @@ DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 a
     float top = x[c][0];
 #pragma unroll
     for (int i = 1; i < 8; ++i) top = fmaxf(top, x[c][i]);
-    s[c].raw = __reduce_max_sync(~0u, order(top));
+    s[c].raw = __reduce_max_sync(~0u, ordered_key(top));
   }
 #pragma unroll
   for (int c = 0; c < PER; ++c) {
-    const float peak = unorder(s[c].raw);
+    const float peak = key_value(s[c].raw);
     const Scale scale = scale_of(peak, heat, 0.0f);
     s[c].sum = s[c].weight = 0;
 #pragma unroll
@@ -130,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     sample_cells(const float* logits, const int* token_counts, const float* sampling_f,
                  const int* sampling_i, const int* bias_ids, const float* bias_values,
                  const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
-  __shared__ int found_ids[NB];
-  __shared__ float found_values[NB];
+  __shared__ int found_ids[BIASES];
+  __shared__ float found_values[BIASES];
   __shared__ int found;
   constexpr int BLOCK = 8 * PER;
   wait_for_previous();

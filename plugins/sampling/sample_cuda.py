@@ -31,7 +31,7 @@ def _per(specs: Specs, target: Target) -> int:
 
 
 def _shared(specs: Specs) -> int:
-    """Bytes of the second kernel's `Work` (sample_work.cuh), which checks them."""
+    """Bytes of the second kernel's `RowMemory` (sample_work.cuh), which checks them."""
     cells, biases = _cells(specs), specs[4].dims[1]
     fixed = 8 * (ROOM + 2 * FEW + BINS + SMALL) + 5 * THREADS + 256
     return -(-(20 * cells + 8 * biases + fixed) // 128) * 128
@@ -57,7 +57,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """sample_cells, sample_rows."""
     rows, width = specs[0].dims
     cells, per = _cells(specs), _per(specs, target)
-    row = {"WIDTH": width, "VOCAB": int(attrs["vocab"]), "NB": specs[4].dims[1]}
+    row = {"WIDTH": width, "VOCAB": int(attrs["vocab"]), "BIASES": specs[4].dims[1]}
     first_pass = _macros({**row, "PER": per})
     second_pass = _macros({**row, "TOP": int(attrs["top"]), "SHARED": _shared(specs)})
     given = [Pointer("input", i) for i in range(11)]

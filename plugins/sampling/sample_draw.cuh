@@ -22,11 +22,11 @@ DEVICE double uniform(u32 position, u32 k0, u32 k1) {
 }
 
 // The draw from the first n of w.sorted, n up to SMALL.
-DEVICE int draw_sorted(Work& w, const Rule& rule, int n) {
+DEVICE int draw_sorted(RowMemory& w, const Rule& rule, int n) {
   __shared__ double weights[SMALL];
   const int me = threadIdx.x;
   if (me < n) {
-    const double z = unorder(key_of(w.sorted[me])), z0 = unorder(key_of(w.sorted[0]));
+    const double z = key_value(key_of(w.sorted[me])), z0 = key_value(key_of(w.sorted[0]));
     const double weight = exp((z - z0) / (double)rule.temperature);
     weights[me] = weight < (double)rule.min_p ? 0.0 : weight;
   }
@@ -62,22 +62,22 @@ DEVICE auto beyond(double u) {
 
 // w.sums: the weights of whole cells, from the first pass's, which stand beside each cell's
 // greatest.
-DEVICE void weigh_cells(Work& w, const Scale& scale, const float* weights) {
+DEVICE void weigh_cells(RowMemory& w, const Scale& scale, const float* weights) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
     w.sums[c] =
-        w.keys[c] ? __float2ull_rn(weights[c] * scale.share(unorder(w.keys[c])) * Scale::ONE) : 0;
+        w.keys[c] ? __float2ull_rn(weights[c] * scale.share(key_value(w.keys[c])) * Scale::ONE) : 0;
   __syncthreads();
 }
 
 // The draw from all ids.
-DEVICE int draw_plain(Work& w, const Row& r, const Rule& rule, const Scale& scale,
+DEVICE int draw_plain(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale,
                       const float* weights) {
   weigh_cells(w, scale, weights);
   return find_id<false>(w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
 }
 
 // Any other rule: what top_k keeps, what top_p keeps of it, then the draw.
-DEVICE int draw_row(Work& w, const Row& r, const Rule& rule, const Scale& scale, u32 most) {
+DEVICE int draw_row(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale, u32 most) {
   const float step = BINS / (Scale::DEPTH * rule.temperature);
   const OfRow<false> row = {r};
   Kept kept = {1, NO_ID};
@@ -102,7 +102,7 @@ DEVICE int draw_row(Work& w, const Row& r, const Rule& rule, const Scale& scale,
 }
 
 // The draw by top_p alone; false where too many ids lie about its end.
-DEVICE bool draw_nucleus(Work& w, const Row& r, const Rule& rule, const Scale& scale,
+DEVICE bool draw_nucleus(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale,
                          const float* weights, int& token) {
   weigh_cells(w, scale, weights);
   const double total = (double)sum_of_cells(w);

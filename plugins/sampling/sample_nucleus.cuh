@@ -13,14 +13,14 @@ constexpr float SLACK = 1e-4f;   // of a weight; sums of floats are off by far l
 
 // each(cell, the lane's eight logits to choose from): as for_cells, of a row of finite logits.
 template <class Each>
-DEVICE void for_values(const Work& w, const Row& r, u32 least, const Each& each) {
+DEVICE void for_values(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   for_cells<false>(w, r, least, [&](int c, float (&x)[8]) {
     values8(r, c, x);
     each(c, x);
   });
 }
 
-DEVICE u64 sum_of_cells(Work& w) {
+DEVICE u64 sum_of_cells(RowMemory& w) {
   u64 own = 0, total;
   for (int c = threadIdx.x; c < CELLS; c += THREADS) own += w.sums[c];
   sum_before(w, own, total);
@@ -29,7 +29,7 @@ DEVICE u64 sum_of_cells(Work& w) {
 
 // Narrows (top, bottom): what is above top is kept, what is below bottom is not. False if still
 // more than ROOM logits lie between.
-DEVICE bool narrow(Work& w, const Row& r, const Scale& scale, double target, float& top,
+DEVICE bool narrow(RowMemory& w, const Row& r, const Scale& scale, double target, float& top,
                    float& bottom) {
   u32* counts = w.low;
   for (int level = 0; level < 3; ++level) {
@@ -37,7 +37,7 @@ DEVICE bool narrow(Work& w, const Row& r, const Scale& scale, double target, flo
     __syncthreads();
     const float width = (top - bottom) / (STEPS - 1), per_width = (STEPS - 1) / (top - bottom);
     float above = 0;
-    for_values(w, r, order(bottom), [&](int, const float (&z)[8]) {
+    for_values(w, r, ordered_key(bottom), [&](int, const float (&z)[8]) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (z[i] < bottom) continue;
@@ -74,7 +74,7 @@ DEVICE bool narrow(Work& w, const Row& r, const Scale& scale, double target, flo
 
 // `kept` by top_p, whose end is where `target` is reached, and w.sums the kept weights by cell.
 // `dropped` is the weight of the rest. False where too many logits lie about the end.
-DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, double dropped,
+DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double target, double dropped,
                     Kept& kept) {
   // Were the end any lower, all ids together would weigh less than what is dropped.
   const float share = (float)(dropped / Scale::ONE / VOCAB);
@@ -85,7 +85,7 @@ DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, do
   for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
   if (threadIdx.x == 0) w.count = 0;
   __syncthreads();
-  for_values(w, r, order(bottom), [&](int c, const float (&z)[8]) {
+  for_values(w, r, ordered_key(bottom), [&](int c, const float (&z)[8]) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -93,7 +93,7 @@ DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, do
         sum += scale.share(z[i]);
       } else if (z[i] >= bottom) {
         const int at = atomicAdd(&w.count, 1);
-        if (at < ROOM) w.held[at] = pair_of(order(z[i]), id8(c, i));
+        if (at < ROOM) w.held[at] = pair_of(ordered_key(z[i]), id8(c, i));
       }
     }
     sum = warp_sum(sum);
@@ -103,7 +103,7 @@ DEVICE bool nucleus(Work& w, const Row& r, const Scale& scale, double target, do
   const int held = w.count;
   if (held > ROOM) return false;
   const u64 above = sum_of_cells(w);
-  const Bins bins = Bins::between(order(bottom), order(top));
+  const Bins bins = Bins::between(ordered_key(bottom), ordered_key(top));
   const auto weigh = [&](u32 key) { return scale.weight(key); };
   kept = select(w, OfHeld{held}, {bins.low, NO_ID}, bins, above, weigh,
                 [=](u64) { return [=](u64 upto) { return upto > 0 && (double)upto >= target; }; });

@@ -1,5 +1,5 @@
 // A row of logits as sampling sees it: cells of 256 ids, a lane's eight of a cell, bias and
-// penalties, and floats as whole numbers in the same order. Knows no rule of drawing.
+// penalties. Floats are compared as ordered keys (numeric.cuh). Knows no rule of drawing.
 #pragma once
 #include "common/numeric.cuh"
 
@@ -16,11 +16,6 @@ struct Row {
   bool penalised;
 };
 
-DEVICE u32 order(float x) {
-  const u32 bits = __float_as_uint(x + 0.0f);  // -0 becomes 0
-  return bits ^ (bits >> 31 ? ~0u : 0x80000000u);
-}
-DEVICE float unorder(u32 key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
 
@@ -53,14 +48,14 @@ DEVICE void find_biases(Row& r, const int* ids, const float* values, int slot, i
                         int* found_ids, float* found_values, int* found) {
   if (threadIdx.x < 32) {
     int n = 0;
-    for (int i = threadIdx.x; i - (int)threadIdx.x < NB; i += 32) {
-      const int id = i < NB ? ids[(u64)slot * NB + i] : -1;
+    for (int i = threadIdx.x; i - (int)threadIdx.x < BIASES; i += 32) {
+      const int id = i < BIASES ? ids[(u64)slot * BIASES + i] : -1;
       const bool mine = id >= 0 && id >= begin && id < end;
       const u32 all = __ballot_sync(~0u, mine);
       if (mine) {
         const int at = n + __popc(all & ((1u << threadIdx.x) - 1));
         found_ids[at] = id;
-        found_values[at] = values[(u64)slot * NB + i];
+        found_values[at] = values[(u64)slot * BIASES + i];
       }
       n += __popc(all);
     }
@@ -110,7 +105,8 @@ DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
   for (int i = 0; i < 8; ++i) x[i] = clean(x[i]);
   if (!RAW) values8(r, cell, x);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) key[i] = id8(cell, i) < (RAW ? WIDTH : VOCAB) ? order(x[i]) : 0u;
+  for (int i = 0; i < 8; ++i)
+    key[i] = id8(cell, i) < (RAW ? WIDTH : VOCAB) ? ordered_key(x[i]) : 0u;
 }
 template <bool RAW>
 DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {
@@ -140,13 +136,13 @@ struct Scale {
     return power(q > -1e4f ? fmaf(fmaf(-q, temperature, d), reciprocal, q) : q);
   }
   DEVICE u64 weight(u32 key) const {
-    const float e = share(unorder(key));
+    const float e = share(key_value(key));
     return e < min_p ? 0 : __float2ull_rn(e * ONE);
   }
   // No key below it has a weight.
   DEVICE u32 least() const {
     const float depth = min_p > 0.0f ? fminf(DEPTH, 1e-3f + fmaxf(0.0f, -logf(min_p))) : DEPTH;
-    return order(greatest - depth * temperature);
+    return ordered_key(greatest - depth * temperature);
   }
 };
 DEVICE Scale scale_of(float greatest, float temperature, float min_p) {

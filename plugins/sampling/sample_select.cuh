@@ -14,12 +14,12 @@ struct Bins {
   DEVICE int at(u32 key) const {
     if (key < low || key > high) return -1;
     if (shift >= 0) return (int)((high - key) >> shift);
-    return (int)fminf((greatest - unorder(key)) * step, (float)(BINS - 1));
+    return (int)fminf((greatest - key_value(key)) * step, (float)(BINS - 1));
   }
   // No key of bin b is less.
   DEVICE u32 floor(int b) const {
     if (shift >= 0) return within(b).low;
-    return b == BINS - 1 ? low : max(low, order(greatest - (float)(b + 3) / step));
+    return b == BINS - 1 ? low : max(low, ordered_key(greatest - (float)(b + 3) / step));
   }
   // The keys of bin b and no others: a finer division.
   DEVICE Bins within(int b) const {
@@ -49,7 +49,7 @@ struct Bins {
   }
 };
 
-DEVICE void add_to(Work& w, int bin, u64 value) {
+DEVICE void add_to(RowMemory& w, int bin, u64 value) {
   const u32 low = (u32)value;
   const u32 high = (u32)(value >> 32) + (atomicAdd(&w.low[bin], low) + low < low);
   if (high) atomicAdd(&w.high[bin], high);
@@ -60,14 +60,14 @@ template <bool RAW>
 struct OfRow {
   const Row& r;
   template <class Each>
-  DEVICE void operator()(Work& w, u32 least, const Each& each) const {
+  DEVICE void operator()(RowMemory& w, u32 least, const Each& each) const {
     for_keys<RAW>(w, r, least, each);
   }
 };
 struct OfHeld {
   int count;
   template <class Each>
-  DEVICE void operator()(Work& w, u32 least, const Each& each) const {
+  DEVICE void operator()(RowMemory& w, u32 least, const Each& each) const {
     for (int i = threadIdx.x; i < count; i += THREADS) {
       const u64 pair = w.held[i];
       if (key_of(pair) >= least) each(key_of(pair), id_of(pair));
@@ -77,7 +77,7 @@ struct OfHeld {
 
 // The id of the n-th logit equal to `key` that `given` has, ascending; w.visit counts them by cell.
 template <class Source>
-DEVICE int nth_of(Work& w, const Source& source, const Kept& given, u32 key, u64 n) {
+DEVICE int nth_of(RowMemory& w, const Source& source, const Kept& given, u32 key, u64 n) {
   const Found cell = locate<CELLS>(
       w, 0, [&](int c) { return (u64)w.visit[c]; },
       [=](u64) { return [=](u64 upto) { return upto >= n; }; });
@@ -98,7 +98,7 @@ DEVICE int nth_of(Work& w, const Source& source, const Kept& given, u32 key, u64
 
 // The last of `count` few, in descending order, before which `above` and they are not yet enough.
 template <class Enough>
-DEVICE Kept last_of_few(Work& w, int count, u64 above, const Enough& enough) {
+DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough) {
   u64 last = ~0ull;
   for (int i = threadIdx.x; i < count; i += THREADS) {
     u64 before = above;
@@ -119,7 +119,7 @@ DEVICE Kept last_of_few(Work& w, int count, u64 above, const Enough& enough) {
 // before which `above` and the measures so far are not yet reached(all). Measures depend on keys
 // alone and are 0 outside `bins`. Leaves w.sums as they are.
 template <class Source, class Measure, class Reached>
-DEVICE Kept select(Work& w, const Source& source, const Kept& given, Bins bins, u64 above,
+DEVICE Kept select(RowMemory& w, const Source& source, const Kept& given, Bins bins, u64 above,
                    const Measure& measure, const Reached& reached) {
   u64 total = 0;
   bins.low = max(bins.low, given.key);
@@ -168,7 +168,7 @@ DEVICE Kept select(Work& w, const Source& source, const Kept& given, Bins bins, 
 // A lower bound of the k-th greatest key: the k-th greatest of the greatest keys of 128 groups of
 // cells, or of 512. 1 where there are fewer.
 template <bool RAW>
-DEVICE u32 bound_of(Work& w, int k) {
+DEVICE u32 bound_of(RowMemory& w, int k) {
   const u32* cells = RAW ? w.raw : w.keys;
   const int lanes = k <= SMALL ? 4 : 1, groups = THREADS / lanes;
   if (k > groups) return 1;
@@ -196,7 +196,7 @@ DEVICE u32 bound_of(Work& w, int k) {
 
 // The k greatest (k up to SMALL), ties to the lower id, in w.sorted; how many there are.
 template <bool RAW>
-DEVICE int greatest(Work& w, const Row& r, int k, u32 most) {
+DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
   const u32* cells = RAW ? w.raw : w.keys;
   const u32 least = k == 1 ? most : bound_of<RAW>(w, k);
   if (threadIdx.x == 0) w.visits = w.count = 0;
@@ -228,7 +228,7 @@ DEVICE int greatest(Work& w, const Row& r, int k, u32 most) {
     __syncthreads();    // everybody has looked before `select` begins to count anew
     const auto one = [](u32) { return (u64)1; };
     const auto reached = [=](u64) { return [=](u64 upto) { return upto >= (u64)k; }; };
-    const Bins bins = {least, most, -1, unorder(most), BINS / Scale::DEPTH};
+    const Bins bins = {least, most, -1, key_value(most), BINS / Scale::DEPTH};
     const Kept kept = select(w, OfRow<RAW>{r}, {1, NO_ID}, bins, 0, one, reached);
     if (threadIdx.x == 0) w.count = 0;
     __syncthreads();

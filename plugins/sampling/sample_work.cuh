@@ -16,7 +16,7 @@ struct Found {
   u64 before;
 };
 
-struct __align__(16) Work {
+struct __align__(16) RowMemory {
   u32 groups[THREADS];
   u64 held[ROOM];  // (key, ~id)
   u64 few[FEW], measures[FEW];
@@ -31,10 +31,10 @@ struct __align__(16) Work {
   u32 bound;
   int visits, count, answer, biases;
   float room[WARPS];
-  int bias_ids[NB];
-  float bias_values[NB];
+  int bias_ids[BIASES];
+  float bias_values[BIASES];
 };
-static_assert(sizeof(Work) <= SHARED, "sample_cuda.py: _shared");
+static_assert(sizeof(RowMemory) <= SHARED, "sample_cuda.py: _shared");
 
 DEVICE u64 pair_of(u32 key, int id) { return (u64)key << 32 | (u32)~id; }
 DEVICE int id_of(u64 pair) { return (int)~(u32)pair; }
@@ -52,7 +52,7 @@ DEVICE u64 warp_upto(u64 own) {
 }
 
 // The sum of what lower threads bring, and of what all bring.
-DEVICE u64 sum_before(Work& w, u64 own, u64& total) {
+DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
   const u64 upto = warp_upto(own);
   if (lane_id() == 31) w.totals[threadIdx.x / 32] = upto;
   __syncthreads();
@@ -70,7 +70,7 @@ DEVICE u64 sum_before(Work& w, u64 own, u64& total) {
 // The first of N values at which the running sum, from `base` on, is `reached(base + their sum)`.
 // Index -1 if it never is.
 template <int N, class Value, class Reached>
-DEVICE Found locate(Work& w, u64 base, const Value& value, const Reached& reached) {
+DEVICE Found locate(RowMemory& w, u64 base, const Value& value, const Reached& reached) {
   constexpr int EACH = (N + THREADS - 1) / THREADS;
   const int first = threadIdx.x * EACH;
   u64 own = 0, total;
@@ -99,7 +99,7 @@ DEVICE Found locate(Work& w, u64 base, const Value& value, const Reached& reache
 // each(cell, the lane's eight raw logits) for the warp's share of the cells whose greatest is
 // `least` or more. The next cell is on its way meanwhile.
 template <bool RAW, class Each>
-DEVICE void for_cells(const Work& w, const Row& r, u32 least, const Each& each) {
+DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   const u32* cells = RAW ? w.raw : w.keys;
   const auto after = [&](int c) {
     for (c += WARPS; c < CELLS && cells[c] < least;) c += WARPS;
@@ -120,7 +120,7 @@ DEVICE void for_cells(const Work& w, const Row& r, u32 least, const Each& each) 
 }
 // each(key, id) of this thread's logits of `least` or more.
 template <bool RAW, class Each>
-DEVICE void for_keys(const Work& w, const Row& r, u32 least, const Each& each) {
+DEVICE void for_keys(const RowMemory& w, const Row& r, u32 least, const Each& each) {
   for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {
     u32 key[8];
     keys8<RAW>(r, c, x, key);
@@ -133,7 +133,7 @@ DEVICE void for_keys(const Work& w, const Row& r, u32 least, const Each& each) {
 // The first id, ascending, at which the running sum of `one` over ids is reached; w.sums holds each
 // cell's sum. Sums made otherwise than by `one` may end a cell a little early: then its last id.
 template <bool RAW, class One, class Reached>
-DEVICE int find_id(Work& w, const Row& r, const One& one, const Reached& reached) {
+DEVICE int find_id(RowMemory& w, const Row& r, const One& one, const Reached& reached) {
   u64 total = 0;
   const auto keep_total = [&](u64 t) { return total = t, reached(t); };
   const Found cell = locate<CELLS>(w, 0, [&](int c) { return w.sums[c]; }, keep_total);
@@ -175,7 +175,7 @@ DEVICE int find_id(Work& w, const Row& r, const One& one, const Reached& reached
 
 // w.sums: `one` over each cell's logits of `least` or more.
 template <bool RAW, class One>
-DEVICE void sum_cells(Work& w, const Row& r, u32 least, const One& one) {
+DEVICE void sum_cells(RowMemory& w, const Row& r, u32 least, const One& one) {
   for (int c = threadIdx.x; c < CELLS; c += THREADS) w.sums[c] = 0;
   __syncthreads();
   for_cells<RAW>(w, r, least, [&](int c, float (&x)[8]) {

@@ -28,7 +28,7 @@ def packed(op: str, index: int, array: Array) -> Array:
 
 
 def test_a_lane_finds_its_fp8_fragment() -> None:
-    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a slab."""
+    """Step s, lane 4g + t, register 2h + r: row g + 8r, k 32t + 8s + 4h … + 3 of a k-slab."""
     raw = np.random.default_rng(0).integers(0, 127, (32, 208), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 48)))
     found = packed("fp8_block_linear", 2, raw).reshape(2, 2, 4, 8, 4, 2, 2, 4)

@@ -1,8 +1,8 @@
-"""What every CUDA source keeps to, since its launches overlap those before and after.
+"""What every CUDA source keeps to, since its launches overlap those before and after (PDL).
 
 A kernel waits before it touches what any earlier launch writes, and lets the next begin only after
-that: then what two launches before wrote may be fetched early, and L1 holds nothing older than the
-launch before. Operands are read coherently: a `const … __restrict__` parameter becomes a
+that: then what two launches before wrote may be loaded early, and L1 holds nothing older than the
+previous launch. Operands are read coherently: a `const … __restrict__` parameter becomes a
 non-coherent load, which may be moved before the wait and promises nothing about what changes while
 the kernel is already there.
 """

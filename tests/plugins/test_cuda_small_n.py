@@ -1,4 +1,4 @@
-"""`linear` with few rows of weights: the cut of k over a cluster, and who may be asked for it."""
+"""`linear` of a small n: the cut of k over a cluster, and who may be asked for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def specs(m: int, n: int, k: int, dtype: DType = DType.BF16) -> tuple[TensorSpec
 def test_the_slices_cover_k(k: int) -> None:
     (launch,) = SMALL_N.plan(BF16, specs(3, 96, k), H200).launches
     steps = int(dict(launch.defines)["STEPS"])
-    assert steps * linear_small_n_cuda.SLICES * 16 >= k
+    assert steps * linear_small_n_cuda.SPLITS * 16 >= k
     assert launch.grid == (8, 6, 1) and launch.cluster == (8, 1, 1)
 
 
@@ -31,7 +31,7 @@ def test_what_it_refuses() -> None:
     assert SMALL_N.refuse(BF16, specs(1, 256, 6144), H200) is None
 
 
-def test_it_is_chosen_for_few_rows_and_left_for_a_prefill() -> None:
+def test_it_is_chosen_in_decode_and_left_for_a_prefill() -> None:
     cheapest = []
     for m in (1, 8, 64, 128, 2048):
         given = specs(m, 96, 5120)
@@ -40,7 +40,7 @@ def test_it_is_chosen_for_few_rows_and_left_for_a_prefill() -> None:
     assert cheapest == ["small n"] * 4 + ["stream-k"]
 
 
-def test_without_clusters_others_take_the_few_rows() -> None:
+def test_without_clusters_others_take_them() -> None:
     for m in (1, 8, 64, 2048):
         refusals = {
             t.name: t.refuse(BF16, specs(m, 96, 5120), GB10) for t in linear.OP.cuda.tactics

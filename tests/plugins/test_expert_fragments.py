@@ -11,25 +11,25 @@ from spark_engine.plugins.common import formats
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
 
-ROWS, WIDTH = 128, 128  # two groups of 64 rows, two units of 64 k
+ROWS, WIDTH = 128, 128  # two panels of 64 rows, two k-slabs of 64 k
 
 
 def test_a_lane_finds_its_fp8_fragment() -> None:
-    """Lane 4g + t of a strip: of rows g and g + 8 k 16t … 16t + 7, then k 16t + 8 … 16t + 15."""
+    """Lane 4g + t of an m16: of rows g and g + 8 k 16t … 16t + 7, then k 16t + 8 … 16t + 15."""
     raw = np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), dtype=np.uint8)
     packed = et.pack_fp8(raw).reshape(2, 2, 4, 2, 8, 4, 2, 8)
-    for group, unit, strip, p, g, t, r, i in np.ndindex(packed.shape):
-        row, k = 64 * group + 16 * strip + 8 * r + g, 64 * unit + 16 * t + 8 * p + i
-        assert packed[group, unit, strip, p, g, t, r, i] == raw[row, k]
+    for panel, slab, m16, p, g, t, r, i in np.ndindex(packed.shape):
+        row, k = 64 * panel + 16 * m16 + 8 * r + g, 64 * slab + 16 * t + 8 * p + i
+        assert packed[panel, slab, m16, p, g, t, r, i] == raw[row, k]
 
 
 def test_a_lane_finds_its_bf16_fragment() -> None:
     """Of each step of 16 k a lane's registers: two k of rows g and g + 8, the next two of both."""
     rows = np.arange(ROWS * WIDTH, dtype=np.uint16).reshape(ROWS, WIDTH)
     packed = et.pack_dense(rows.view(np.uint8)).view(np.uint16).reshape(2, 2, 4, 4, 8, 4, 2, 2, 2)
-    for group, unit, strip, step, g, t, h, r, i in np.ndindex(packed.shape):
-        row, k = 64 * group + 16 * strip + 8 * r + g, 64 * unit + 16 * t + 4 * step + 2 * h + i
-        assert packed[group, unit, strip, step, g, t, h, r, i] == rows[row, k]
+    for panel, slab, m16, step, g, t, h, r, i in np.ndindex(packed.shape):
+        row, k = 64 * panel + 16 * m16 + 8 * r + g, 64 * slab + 16 * t + 4 * step + 2 * h + i
+        assert packed[panel, slab, m16, step, g, t, h, r, i] == rows[row, k]
 
 
 def test_a_lane_finds_and_decodes_its_fp4_codes() -> None:
@@ -46,21 +46,21 @@ def test_a_lane_finds_and_decodes_its_fp4_codes() -> None:
         for i in range(2):
             bits = (pair >> np.uint32(16 * i) & np.uint32(0xFFFF)) << np.uint32(16)
             got = bits.view(np.float32).astype(np.float64) * 2.0**126
-            for group, unit, strip, g, t, p, r in np.ndindex(words.shape):
-                row, k = 64 * group + 16 * strip + 8 * r + g, 64 * unit + 16 * t + 8 * p + 2 * j + i
-                assert got[group, unit, strip, g, t, p, r] == values[row, k]
+            for panel, slab, m16, g, t, p, r in np.ndindex(words.shape):
+                row, k = 64 * panel + 16 * m16 + 8 * r + g, 64 * slab + 16 * t + 8 * p + 2 * j + i
+                assert got[panel, slab, m16, g, t, p, r] == values[row, k]
 
 
 def test_a_lane_finds_and_decodes_its_scales() -> None:
-    """Of two strips, of rows g and g + 8 of either, block t of a unit; the bits as bf16 · 2^119."""
+    """Of two m16 tiles: rows g, g + 8 of either, block t of a k-slab; the bits as bf16 · 2^119."""
     rng = np.random.default_rng(2)
     scales = rng.integers(0, 0x7F, (ROWS, WIDTH // 16), dtype=np.uint8)
     packed = et.pack_scales(scales).reshape(2, 2, 2, 8, 4, 2, 2)
     wide = ((packed.astype(np.uint32) << 4 | 0x7000) << 16).astype(np.uint32).view(np.float32)
     values = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    for group, unit, half, g, t, strip, r in np.ndindex(packed.shape):
-        row, block = 64 * group + 32 * half + 16 * strip + 8 * r + g, 4 * unit + t
-        at = (group, unit, half, g, t, strip, r)
+    for panel, slab, half, g, t, m16, r in np.ndindex(packed.shape):
+        row, block = 64 * panel + 32 * half + 16 * m16 + 8 * r + g, 4 * slab + t
+        at = (panel, slab, half, g, t, m16, r)
         if values[row, block] == 0:
             assert packed[at] == 0
         else:
