@@ -33,13 +33,13 @@ from spark_engine.weights_file import WeightEntry
 EXECUTOR = "ort"
 OPSET = 23
 # A session evaluates what depends on weights alone when it is opened, and keeps the result: every
-# quantised weight as f32, which no other session shares. Bytes by byte of the stored form.
-AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2}  # U8: two nibbles
+# matrix as f32, packed, which no other session shares. Bytes by byte of the stored form.
+AS_F32 = {DType.U8: 8, DType.F8E4M3: 4, DType.BF16: 2, DType.F16: 2, DType.F32: 1}  # U8: 2 nibbles
 NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measured
-# While it does so it takes that many times as much again, and a step with experts up to half of
-# it: measured 4.1 and 2.4 on the embedded model. One session is opened or run at a time, unless
-# there is room for more.
-PASSING = 5
+# While it does so it takes so many times a matrix's f32 bytes beside: of what is only cast (0.6 to
+# 1.1 measured), of what has a scale for each block, spread out first (3.7 to 4.5), and the more for
+# stacked experts (0.9 to 1.4). One session is opened at a time, unless there is room for more.
+CAST, BLOCKS, EXPERTS = 1.5, 5, 1.5
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
@@ -59,7 +59,7 @@ class OrtBackend(Backend):
         arena = place(lifetimes(graph.graph, self._ops, size.dims))
         payload = encode(graph.graph, size, weights, self._ops)
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
-        passing = arena.nbytes + PASSING * held
+        passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         return header(graph, size, self.executor, self._target), payload, memory
 
@@ -111,6 +111,20 @@ def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
     """Bytes that a session of this model holds while it is open, beside the weights file."""
     folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
     return folded + NODES * len(payload)
+
+
+def passing_bytes(graph: FamilyGraph) -> int:
+    """Bytes that opening a session takes for a while beside what it then holds."""
+    found: dict[str, float] = {}
+    for node in graph.graph.nodes:
+        specs = [graph.weights[t.name].spec for t in node.inputs if t.name in graph.weights]
+        scales = {len(spec.shape) for spec in specs if spec.dtype is DType.F32}
+        for spec in specs:
+            by_block = spec.dtype is DType.F8E4M3 and len(spec.shape) in scales
+            times = BLOCKS if by_block or spec.dtype is DType.U8 else CAST
+            times += EXPERTS * (len(spec.shape) == 3)
+            found[spec.name] = times * AS_F32.get(spec.dtype, 0) * spec.nbytes
+    return int(sum(found.values()))
 
 
 def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:

@@ -7,6 +7,7 @@ Knows the two kernels' shapes and what lies between them. A state's output is it
 from __future__ import annotations
 
 from spark_engine.kernel import (
+    NULL,
     Attrs,
     Cuda,
     Launch,
@@ -18,7 +19,6 @@ from spark_engine.kernel import (
     Tactic,
     Target,
 )
-from spark_engine.plugins.common.row_quant_cuda import NULL
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.tensors import DType
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_engine.kernel import (
+    NULL,
     Arg,
     Attrs,
     Cuda,
@@ -24,7 +25,6 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins.common.quantised import QUANTS
-from spark_engine.plugins.common.row_quant_cuda import NULL
 from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
 from spark_engine.tensors import DType
 

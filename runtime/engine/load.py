@@ -186,7 +186,8 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
-            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs"
+            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs, "
+            "or with fewer buckets (--decode, --prefill)"
         )
 
 

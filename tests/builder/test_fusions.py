@@ -6,7 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from spark_engine.builder.graph.nodes import add_node, attrs_of, variable
+from spark_engine.builder.graph.edit import add_node, variable
+from spark_engine.builder.graph.nodes import attrs_of
 from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.rules import RULES
 from spark_engine.models.weights import recipes as weights

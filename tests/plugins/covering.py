@@ -18,11 +18,13 @@ Form = tuple[str, ...]
 
 
 def forms(work: Planned) -> set[Form]:
-    """(tactic, kernel), and (kernel, macro, value) of each macro that is no size."""
+    """(tactic, kernel), and (kernel, macro, value) of each macro that is no size; all of them with
+    the states that the node updates, so that a mode with one more is met with every value too."""
+    states = tuple(r.updates for r in work.op.made(work.case.attrs) if r.updates)
     found: set[Form] = set()
     for launch in work.plan.launches:
-        found.add((work.tactic.name, launch.symbol))
-        found |= {(launch.symbol, n, v) for n, v in launch.defines if n not in SIZES}
+        found.add((*states, work.tactic.name, launch.symbol))
+        found |= {(*states, launch.symbol, n, v) for n, v in launch.defines if n not in SIZES}
     return found
 
 

@@ -15,11 +15,13 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.manifest import Memory
 from spark_engine.runtime.engine.load import _opened_at_once
+from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny" / "checkpoint"
 # Few pages, so that the plan is mostly what sessions hold.
 FEW = Options(target="cpu", decode=(8,), prefill=(64,), max_seqs=8, max_context=256, kv_tokens=2048)
+SIZES = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 4096}  # 57 MiB as f32
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -43,18 +45,31 @@ print(json.dumps({"held": held << 10, "most": kib("VmHWM") - start << 10}))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
-def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path) -> None:
-    build(CHECKPOINT, tmp_path / "tiny", FEW, lambda text: None)
-    memory = read_manifest(tmp_path / "tiny").memory
+def _measured(engine: Path) -> dict[str, int]:
+    """Bytes that an engine holds, and the most that it ever took."""
     env = {**os.environ, "PYTHONPATH": ""}
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "tiny")]
+    words = [sys.executable, "-c", SCRIPT, str(engine)]
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's files")
+@pytest.mark.parametrize("format", ["embedded", "f32", "bf16", "fp8_block"])
+def test_the_plan_covers_what_is_measured_and_not_much_more(tmp_path: Path, format: str) -> None:
+    """The embedded model is NVFP4, and small beside what a session's nodes take."""
+    path = CHECKPOINT
+    if format != "embedded":
+        path = write_checkpoint(tmp_path / "model", SIZES, format).path
+    build(path, tmp_path / "engine", FEW, lambda text: None)
+    memory = read_manifest(tmp_path / "engine").memory
+    found = _measured(tmp_path / "engine")
     planned = memory.buffers + memory.kv + memory.states + memory.tables
     assert 0.5 * memory.buffers < found["held"] <= 1.1 * planned, (found, memory)
     assert found["most"] <= memory.total, (found, memory)
+    if format != "embedded":
+        assert memory.total <= 2 * found["most"], (found, memory)
 
 
 @pytest.mark.parametrize(
