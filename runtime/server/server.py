@@ -114,8 +114,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         endpoints = Endpoints(service)
         app = create_app(endpoints, service, options.api_key)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
-        server = _Server(_config(app, connections), endpoints, client, options)
-        log.info("serving %s on http://%s:%d", names[0], *listener.getsockname()[:2])
+        server = _Server(_config(app, connections), endpoints, client, options, names[0])
         return await server.run_until_done(listener)
     finally:
         listener.close()
@@ -170,8 +169,10 @@ class _Server(uvicorn.Server):
         endpoints: Endpoints,
         client: EngineClient,
         options: ServerOptions,
+        name: str,
     ) -> None:
         super().__init__(config)
+        self._name = name
         self._endpoints = endpoints
         self._client = client
         self._options = options
@@ -181,10 +182,11 @@ class _Server(uvicorn.Server):
         self._code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, and then the backlog as it should be."""
+        """uvicorn's, then the backlog as it should be; said when signals are answered as well."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+            log.info("serving %s on http://%s:%d", self._name, *listener.getsockname()[:2])
 
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""

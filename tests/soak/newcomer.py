@@ -173,8 +173,8 @@ def signals(walk: Walk) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = walk.start("spark-build", walk.checkpoint, "-o", out / "e", "--target", "cpu")
         assert process.stderr is not None
-        while "compiling" not in (line := process.stderr.readline()) and line:
-            pass
+        while "emit the buckets" not in (line := process.stderr.readline()):
+            assert line, "the build ended before it came to the buckets"
         process.send_signal(number)
         walk.end(process, code, ("spark-build: ",))
         left = [p.name for p in out.iterdir()]

@@ -563,6 +563,21 @@ def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
         assert server.process.wait(EXIT_S) == 0
 
 
+def test_a_server_that_says_it_serves_answers_signals(tokenizer_folder: Path) -> None:
+    root = str(Path(__file__).parents[3])
+    process = subprocess.Popen(
+        [sys.executable, str(FAKE), "server", str(tokenizer_folder), '{"port": 0}'],
+        env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    with process.stderr as said:
+        while b"serving" not in (line := said.readline()):
+            assert line, "it ended before it served"
+        process.terminate()
+        assert process.wait(EXIT_S) == 0
+
+
 def _refused(url: str) -> bool:
     try:
         _get(url + "/health")

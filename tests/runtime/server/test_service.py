@@ -68,7 +68,7 @@ def test_a_priority_needs_the_servers_leave(tokenizer: Counting) -> None:
                 asyncio.run(ask(allowed, priority))
 
 
-@pytest.mark.parametrize(("count", "n"), [(200_000, 512), (513, 1), (257, 2)])
+@pytest.mark.parametrize(("count", "n"), [(200_000, 512), (513, 1), (257, 2), (5, 2)])
 def test_too_many_answers_are_refused_before_a_prompt_is_read(
     tokenizer: Counting, count: int, n: int
 ) -> None:
