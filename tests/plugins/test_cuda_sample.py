@@ -90,9 +90,12 @@ def test_served_width_compiles_without_spills(rows: int, target: Target, cache: 
     (tactic,) = OP.cuda.tactics
     assert tactic.refuse(case.attrs, specs, target) is None
     plan = tactic.plan(case.attrs, specs, target)
-    for job in nvrtc.jobs_of([(tactic.source, plan)]):
-        for symbol, usage in nvrtc.compile(job, target, cache).usage.items():
-            assert usage.spills == 0, (symbol, usage)
+    for launch in plan.launches:
+        job = nvrtc.Job(launch.source or tactic.source, launch.defines, (launch.symbol,))
+        usage = nvrtc.compile(job, target, cache).usage[launch.symbol]
+        assert usage.spills == 0, (launch.symbol, usage)
+        assert usage.shared + launch.shared <= target.shared_bytes, (launch.symbol, usage)
+        assert launch.block[0] * usage.registers <= 65536, (launch.symbol, usage)
 
 
 @pytest.mark.gpu
