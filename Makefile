@@ -44,7 +44,7 @@ types: $(VENV)/.test
 	@ln -sfn $(CURDIR)/training $(dir $(TYPED))training
 	MYPYPATH=$(dir $(TYPED)) $(BIN)/mypy -p spark_engine -p training
 
-# Hand-made bugs, one at a time, against the tests that should see them: about half an hour.
+# Hand-made bugs, one at a time, against the tests that should see them: about ten minutes.
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants.run
 
