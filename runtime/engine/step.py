@@ -1,8 +1,9 @@
 """The loop: schedule, prepare, launch, collect, postprocess.
 
 1. schedule: the scheduler decides who prefills, who decodes and what moves; a `StepPlan`.
-2. prepare: snapshots, table rows and step inputs are written as the plan says.
-3. launch: each of its batches is started on the executor of its bucket.
+2. prepare: snapshots and table rows are written as the plan says.
+3. launch: each of its batches gets its inputs and is started on the executor of its bucket; the
+   first runs while the second's inputs are written.
 4. collect: waits for the step that is due; with `depth` 1 that is the one launched before this.
 5. postprocess: the sampled tokens are appended, and become events; who is done is ended.
 
@@ -89,22 +90,18 @@ class Loop:
         write_tables(self._memory, plan)
         if plan.batches:
             self._memory.flush()
-        for batch in plan.batches:
-            write_step_inputs(self._buffers(plan, batch), batch)
 
     def _launch(self, plan: StepPlan) -> None:
         launched = []
         for batch in plan.batches:
-            buffers = self._buffers(plan, batch)
-            wait = self._executors[batch.family, batch.bucket].launch(buffers)
-            launched.append(_Launched(batch, buffers, wait))
+            key = (batch.family, batch.bucket)
+            # steps that are in flight together have different sets of buffers
+            buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
+            write_step_inputs(buffers, batch)
+            launched.append(_Launched(batch, buffers, self._executors[key].launch(buffers)))
             self._count(batch)
         self.counts.steps += bool(launched)
         self._in_flight.append((plan.step, launched))
-
-    def _buffers(self, plan: StepPlan, batch: Batch) -> Mapping[str, Array]:
-        """The step's set of buffers: steps that are in flight together have different ones."""
-        return self._memory.buffers(batch.family, batch.bucket, plan.step % (self._depth + 1))
 
     def _collect(self, plan: StepPlan) -> list[_Launched]:
         """Waits for the steps that are due: all of them when there is no reason to run ahead."""
