@@ -20,6 +20,7 @@ from spark_engine.typed import typed
 FORMAT = 3
 WEIGHTS = "weights.safetensors"
 UNITS = ("slot", "page")
+NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
 Json: TypeAlias = Any  # a value that json.dumps accepts
 
 

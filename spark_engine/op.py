@@ -14,7 +14,7 @@ from spark_engine.kernel import Attr as Attr
 from spark_engine.kernel import Attrs as Attrs
 from spark_engine.kernel import Cuda
 from spark_engine.operand import Operand, Result, Role
-from spark_engine.tensors import Array, TensorSpec
+from spark_engine.tensors import Array, DType, TensorSpec
 
 DOMAIN = "spark"
 
@@ -40,6 +40,11 @@ class Case:
     atol: float = 1e-6
     bench: bool = False
     ignore: Callable[[tuple[Array, ...]], None] | None = None
+
+
+def rtol_of(activation: DType) -> float:
+    """What the CPU's results of a case are held to: f32 sums, or one rounding to bf16."""
+    return 1e-5 if activation is DType.F32 else 1e-2
 
 
 @dataclass(frozen=True)

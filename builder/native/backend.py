@@ -22,6 +22,7 @@ from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
 from spark_engine.interface import tables
+from spark_engine.manifest import NATIVE
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
@@ -36,7 +37,7 @@ class NativeBackend(Backend):
     op has no tactic for the target, or an invariant build finds none that all buckets can share.
     """
 
-    executor = program.EXECUTOR
+    executor = NATIVE
     kernels = True
 
     def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:

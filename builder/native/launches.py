@@ -15,10 +15,9 @@ from pathlib import Path
 
 from spark_engine.builder.native.cuda_sources import SOURCES, entry, logs
 from spark_engine.errors import OptionError
-from spark_engine.manifest import Bucket, Json, Manifest
+from spark_engine.manifest import NATIVE, Bucket, Json, Manifest
 from spark_engine.plugins.registry import REGISTRY
 
-NATIVE = "native"
 STANDARD = "https://onnx.ai/onnx/operators/onnx__{}.html"  # defines the ops that are not ours
 
 

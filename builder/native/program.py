@@ -27,7 +27,6 @@ from spark_engine.weights_file import WeightEntry
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-EXECUTOR = "native"
 Cubins = Mapping[tuple[str, nvrtc.Defines], nvrtc.Cubin]  # by source and macros
 
 

@@ -23,6 +23,11 @@ def positive(rng: Rng, *shape: int, low: float = 0.5, high: float = 2.0) -> NDAr
     return np.asarray(rng.uniform(low, high, shape), np.float32)
 
 
+def static_scales(rng: Rng, count: int) -> NDArray[np.float32]:
+    """f32 [count]: static scales of activations, for `count` quantised copies."""
+    return positive(rng, count, low=1e-3, high=3e-2)
+
+
 def awkward(rng: Rng, rows: int, width: int, dtype: DType = DType.F32) -> Array:
     """Activations that quantisers find hard, one kind a row, then normal rows.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Inputs, Op
+from spark_engine.op import Attrs, Case, Inputs, Op, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
@@ -95,9 +95,8 @@ def _case(
 
     inputs: Inputs = make
     attrs: Attrs = {"eps": 1e-6, "heads": heads, "offset": offset}
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
     label = f"{rows} rows, {heads}x{dim} at {offset} {dtype}"
-    return Case(label, attrs, inputs, rtol=rtol, bench=bench)
+    return Case(label, attrs, inputs, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Chain, Op, Part
+from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
@@ -65,12 +65,11 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         operands = gated_norm.arrays(rng, rows, heads, dim, 9, dtype)
-        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.static_scales(rng, n)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{rows} rows {heads}x{dim} {quant} n{n} keep{keep} {dtype}"
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    return Case(label, attrs, make, rtol=rtol, bench=bench)
+    return Case(label, attrs, make, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (

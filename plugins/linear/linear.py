@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Op, rtol_of
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import fragments as fr
@@ -57,7 +57,7 @@ def _case(
             x[1], x[2] = 0, np.nan  # the NaN row must poison itself and no other
         return x, random_arrays.normal(rng, n, k, scale=k**-0.5, dtype=weight)
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    rtol = rtol_of(dtype)
     label = f"{m}x{n}x{k} {weight} {dtype}"
     return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=rtol, bench=bench)
 

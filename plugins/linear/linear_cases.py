@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.op import Case, Inputs
+from spark_engine.op import Case, Inputs, rtol_of
 from spark_engine.plugins.common import random_arrays
 from spark_engine.tensors import DType
 
@@ -18,7 +18,7 @@ def case(
     slack: float = 2.0,
 ) -> Case:
     """y `dtype`[m, n] over k for `size` = (m, n, k); atol is `slack` times rtol."""
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    rtol = rtol_of(dtype)
     label = f"{size[0]}x{size[1]}x{size[2]} {dtype}"
     return Case(label, {"dtype": dtype.value}, operands, rtol, slack * rtol, bench=bench)
 

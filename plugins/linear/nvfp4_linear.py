@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Op, rtol_of
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
@@ -69,7 +69,7 @@ def _case(m: int, n: int, k: int, dtype: DType = DType.F32, bench: bool = False)
             x[1], x[2] = 0, np.nan
         return x, *weight(rng, n, k)
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    rtol = rtol_of(dtype)
     label = f"{m}x{n}x{k} {dtype}"
     return Case(label, {"dtype": dtype.value}, make, rtol=rtol, atol=rtol, bench=bench)
 

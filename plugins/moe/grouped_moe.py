@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Case, Op, Tolerance
+from spark_engine.op import Attrs, Case, Op, Tolerance, rtol_of
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import format_fragments as ff
 from spark_engine.plugins.common import formats, operands, random_arrays
@@ -325,7 +325,7 @@ def _case(
     label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {dtype}"
     ignore = random_arrays.ignore_rows(5) if rows > 5 else None
     attrs: Attrs = {"format": kind, "dtype": dtype.value}
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    rtol = rtol_of(dtype)
     return Case(label, attrs, make, rtol=rtol, atol=rtol, bench=bench, ignore=ignore)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Case, Chain, Op, Part, Tolerance
+from spark_engine.op import Attrs, Case, Chain, Op, Part, Tolerance, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
@@ -97,14 +97,14 @@ def _case(
         if rows > 5:
             x[1], x[5], residual[3] = 0, np.nan, 0
         norm_weight = random_arrays.positive(rng, sizes[2])
-        scales = [random_arrays.positive(rng, n, low=1e-3, high=3e-2)]
+        scales = [random_arrays.static_scales(rng, n)]
         narrow = dtype.numpy
         operands = (x.astype(narrow), ids, weights, residual.astype(narrow), norm_weight, *params)
         return (*operands, *scales[: quantised.takes_scales(attrs)])
 
     label = f"{kind} {rows} rows, {sizes[1]} of {sizes[0]}, {sizes[2]}x{sizes[3]} {quant} n{n}"
     ignore = random_arrays.ignore_rows(5) if rows > 5 else None
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
+    rtol = rtol_of(dtype)
     bench = rows > 5
     return Case(f"{label} keep{keep} {dtype}", attrs, make, rtol, rtol, bench, ignore)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.op import Attrs, Case, Chain, Op, Part
+from spark_engine.op import Attrs, Case, Chain, Op, Part, rtol_of
 from spark_engine.operand import Result, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
@@ -104,12 +104,11 @@ def _case(
         )
         if act == "sigmoid_gate":
             operands = sigmoid_gate.arrays(rng, rows, 2, k // 2, dtype)
-        scales = random_arrays.positive(rng, n, low=1e-3, high=3e-2)
+        scales = random_arrays.static_scales(rng, n)
         return (*operands, scales) if quantised.takes_scales(attrs) else operands
 
     label = f"{act} {rows}x{k} {quant} n{n} keep{keep} {dtype}"
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    return Case(label, attrs, make, rtol=rtol, bench=bench)
+    return Case(label, attrs, make, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Chain, Inputs, Op, Part
+from spark_engine.op import Attrs, Case, Chain, Inputs, Op, Part, rtol_of
 from spark_engine.operand import Operand, Result, Role, When
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised, random_arrays
@@ -98,7 +98,7 @@ def _inputs(attrs: Attrs, rows: int, width: int, dtype: DType = DType.F32) -> In
         if attrs["add"]:
             operands.append(random_arrays.normal(rng, rows, width, dtype=dtype))
         if quantised.takes_scales(attrs):
-            operands.append(random_arrays.positive(rng, int(attrs["n"]), low=1e-3, high=3e-2))
+            operands.append(random_arrays.static_scales(rng, int(attrs["n"])))
         return tuple(operands)
 
     return make
@@ -117,9 +117,8 @@ def _case(
     attrs: Attrs = {"eps": 1e-6, "add": add, "keep": keep, "quant": quant, "n": n}
     nan = random_arrays.ignore_rows(5) if rows > 5 else None
     label = f"{rows}x{width} {quant} n{n} add{add} keep{keep} {dtype}"
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
     inputs = _inputs(attrs, rows, width, dtype)
-    return Case(label, attrs, inputs, rtol=rtol, ignore=nan, bench=bench)
+    return Case(label, attrs, inputs, rtol=rtol_of(dtype), ignore=nan, bench=bench)
 
 
 CASES = (

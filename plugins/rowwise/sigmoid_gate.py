@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Op, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
@@ -74,9 +74,8 @@ def _case(rows: int, heads: int, dim: int, dtype: DType = DType.F32, bench: bool
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         return arrays(rng, rows, heads, dim, dtype)
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
     attrs: Attrs = {"heads": heads, "head_dim": dim}
-    return Case(f"{rows} rows {heads}x{dim} {dtype}", attrs, make, rtol=rtol, bench=bench)
+    return Case(f"{rows} rows {heads}x{dim} {dtype}", attrs, make, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_engine.op import Attrs, Case, Op
+from spark_engine.op import Attrs, Case, Op, rtol_of
 from spark_engine.operand import Result
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, random_arrays
@@ -56,8 +56,7 @@ def _case(rows: int, half: int, dtype: DType = DType.F32, bench: bool = False) -
         x[0, :4] = (-100.0, 100.0, -0.0, 1e-30)
         return (x,)
 
-    rtol = 1e-5 if dtype is DType.F32 else 1e-2
-    return Case(f"{rows}x{half} {dtype}", {}, make, rtol=rtol, bench=bench)
+    return Case(f"{rows}x{half} {dtype}", {}, make, rtol=rtol_of(dtype), bench=bench)
 
 
 CASES = (

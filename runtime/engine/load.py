@@ -27,7 +27,7 @@ from spark_engine.errors import CapacityError, EngineError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
-from spark_engine.manifest import Bucket, Manifest, Memory, StateInfo
+from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.executors.executor import Executor
@@ -46,7 +46,6 @@ class OpenExecutor(Protocol):
     ) -> Executor: ...
 
 
-NATIVE = "native"  # one device for all buckets: opened by `load`, where a driver is
 EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
 HOST_TARGETS = ("cpu",)  # what these are built for; a GPU's target is known by its driver
 
