@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import kernel_split
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
-from spark_engine.interface import TILE
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
@@ -87,7 +87,7 @@ class Bench:
         """One concurrency: prefill, warm-up, `steps` timed steps; the sequences stay alive."""
         prompts = self.rng.integers(0, IDS, (npl, ctx)).tolist()
         # The first sequences decode while the last ones prefill.
-        early = -(-npl * ctx // (TILE["prefill"] * self.engine.loaded.rows("prefill")[-1]))
+        early = -(-npl * ctx // (PREFILL_TILE * self.engine.loaded.rows("prefill")[-1]))
         most = early + WARM + steps + SPARE
         params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
         start = time.perf_counter()
@@ -303,8 +303,8 @@ def split(bench: Bench, row: Row, npl: int, prefill: bool) -> None:
     row |= bench.split("decode", npl, row["step_ms"])
     print(f"  decode, {row['gap_us']} us a launch taken off: {spelled(row)}")
     tiles = bench.engine.loaded.rows("prefill")[-1]
-    if prefill and npl * row["ctx"] >= tiles * TILE["prefill"]:
-        inner = {"tokens": tiles * TILE["prefill"], **bench.split("prefill", tiles)}
+    if prefill and npl * row["ctx"] >= tiles * PREFILL_TILE:
+        inner = {"tokens": tiles * PREFILL_TILE, **bench.split("prefill", tiles)}
         row["prefill_split"] = inner
         print(f"  prefill of {inner['tokens']}: {inner['alone_ms']} ms: {spelled(inner)}")
 

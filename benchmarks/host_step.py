@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.interface import TILE, Limits, common_states, outputs, steps, tables
+from spark_engine.interface import Limits, common_states, outputs, steps, tables, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
@@ -34,7 +34,7 @@ class Blocks:
     """An executor that moves what a native one moves. It samples token 7 for every row."""
 
     def __init__(self, limits: Limits, family: str, rows: int) -> None:
-        dims = {"rows": rows, "tokens": rows * TILE[family]}
+        dims = {"rows": rows, "tokens": rows * tile_of(family)}
         inputs = tuple(s.bind(dims) for s in steps())
         outs = tuple(s.bind(dims) for s in outputs(limits) if s.name != "logits")
         self.specs = Specs(inputs + tables(limits), (), outs)

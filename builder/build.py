@@ -31,7 +31,7 @@ from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
-from spark_engine.interface import TILE
+from spark_engine.interface import families
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model
@@ -82,7 +82,7 @@ def build(
             return Report(old, False, clock.seconds(), clock.peak_rss())
         backend = backend_of(plan, destination.parent / CUBINS)
         clock.start("lower", "the network to a graph for each family")
-        graphs = {family: lower(model, plan, family) for family in TILE}
+        graphs = {family: lower(model, plan, family) for family in families(plan.limits.drafts)}
         clock.start("verify", "the lowered graphs")
         verify_all(graphs, plan, "lowered")
         clock.start("rewrite", "the graphs by the rules")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.interface import SAMPLING_F, SAMPLING_I, TILE, Limits
+from spark_engine.interface import PREFILL_TILE, SAMPLING_F, SAMPLING_I, Limits, families, tile_of
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
@@ -112,7 +112,7 @@ def greedy_session(
     prompts = [list(ids) for ids in recorded]
     prompts += [_random(rng, n, limits.vocab) for n in LENGTHS]
     cut = [ids[: limits.max_context - room] for ids in prompts]
-    rows = {f: max(n for family, n in buckets if family == f) for f in TILE}
+    rows = {f: max(n for family, n in buckets if family == f) for f in families(0)}
     group = _groups(cut, limits, room)[0]
     made = _session(rng, "greedy", group, rows["prefill"], (), limits, more=room)
     return made
@@ -214,7 +214,7 @@ def _prefill(texts: Sequence[Text], rows: int, split: int) -> Iterator[Launch]:
     A tile is (text, start, count); only the last tile of a text in one launch may be short.
     """
     parts = [(0, split), (split, 1 << 30)] if split else [(0, 1 << 30)]
-    tile = TILE["prefill"]
+    tile = PREFILL_TILE
     for low, high in parts:
         tiles = []
         for text in texts:
@@ -236,7 +236,7 @@ def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Ite
 
 
 def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:
-    tile = TILE[family]
+    tile = tile_of(family)
     ids = np.zeros((rows, tile), np.int32)
     per_row = np.zeros((4, rows), np.int32)
     per_row[0] = -1

@@ -19,7 +19,7 @@ from spark_engine.check.prompts import Session
 from spark_engine.check.reference import ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
-from spark_engine.interface import TILE
+from spark_engine.interface import tile_of
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.memory import BucketKey
@@ -73,7 +73,7 @@ class Recorder:
     def launch(self, key: BucketKey, executor: ReferenceExecutor, buffers: Buffers) -> None:
         """Runs the next launch, and keeps its nodes if they are wanted."""
         if self._at in self._wanted:
-            taken = Taken(key, [], Masks.of(buffers, TILE[key[0]], self._states), self._weights)
+            taken = Taken(key, [], Masks.of(buffers, tile_of(key[0]), self._states), self._weights)
             self.taken.append(taken)
 
             def keep(

@@ -21,7 +21,7 @@ from spark_engine import interface
 from spark_engine.check.observe import observe
 from spark_engine.check.prompts import Session
 from spark_engine.errors import InternalError
-from spark_engine.interface import STATE_OUT, TILE
+from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import (
     BucketKey,
@@ -82,7 +82,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 
     def _key(self, feed: Feed) -> BucketKey:
         rows, tokens = len(feed["slots"]), len(feed["token_ids"])
-        family = "decode" if tokens == rows * TILE["decode"] else "prefill"
+        family = "decode" if tokens == rows * 1 else "prefill"
         if (family, rows) not in self._engine.executors:
             raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
         return family, rows

@@ -49,10 +49,12 @@ def build_network(
         raise OptionError(
             f"the limits say a vocabulary of {limits.vocab}, the checkpoint {model.config.vocab}"
         )
-    if family not in interface.TILE:
-        raise OptionError(f"family is {family!r}; expected one of {', '.join(interface.TILE)}")
+    if family not in interface.families(limits.drafts):
+        raise OptionError(
+            f"family is {family!r}; expected one of {', '.join(interface.families(limits.drafts))}"
+        )
     w = Writer(model, family, limits, precision)
-    for spec in (*interface.steps(), *interface.tables(limits)):
+    for spec in (*interface.steps(family, limits.drafts), *interface.tables(limits)):
         w.input(spec)
     for spec in interface.common_states(limits):
         w.state(spec, "slot")

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.typed import typed
 
-TILE = {"decode": 1, "prefill": 64}
+DECODE, PREFILL = "decode", "prefill"
+VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
+PREFILL_TILE = 64
+MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
 SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
@@ -21,7 +24,8 @@ SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
 class Limits:
     """Sizes fixed at build time. All counts; `page_size` and `max_context` in tokens.
 
-    `gdn_ring`: records of the replay ring behind every recurrent state; 0, there is none.
+    `gdn_ring`: tokens that every recurrent state may lag behind; 0, there is no replay ring.
+    `drafts`: most draft tokens of a round, up to MOST_DRAFTS; 0, the engine has no draft head.
     """
 
     max_seqs: int
@@ -32,6 +36,7 @@ class Limits:
     bias_slots: int = 512
     top_logprobs: int = 20
     gdn_ring: int = 0
+    drafts: int = 0
 
     @property
     def pages_per_seq(self) -> int:
@@ -40,13 +45,14 @@ class Limits:
 
     def to_json(self) -> dict[str, int]:
         """The manifest's `limits`."""
-        return {**asdict(self), "pages_per_seq": self.pages_per_seq, "tile": TILE["prefill"]}
+        return {**asdict(self), "pages_per_seq": self.pages_per_seq, "tile": PREFILL_TILE}
 
     @classmethod
     def from_json(cls, row: dict[str, int]) -> Limits:
         """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
-        ValueError when it is no count; an engine that does not speak of a ring has none."""
-        known = {"gdn_ring": 0, **row}
+        ValueError when it is no count; what an engine does not speak of, ring or drafts, it
+        has not."""
+        known = {"gdn_ring": 0, "drafts": 0, **row}
         return cls(**{k: typed(int, known[k], k) for k in cls.__dataclass_fields__})
 
 
@@ -64,12 +70,36 @@ class Precision:
         return DType.U8 if self.kv is DType.F8E4M3 else self.kv
 
 
-def steps() -> tuple[TensorSpec, ...]:
-    """Inputs written for every step."""
-    per_row = ("slots", "starts", "counts", "emit")
+def verify_family(drafts: int) -> str:
+    """The family that verifies `drafts` draft tokens a row: `verify_k{drafts}`."""
+    return f"{VERIFY}{drafts}"
+
+
+def drafts_of(family: str) -> int:
+    """Draft tokens of a row: k of `verify_k{k}`, else 0."""
+    return int(family.removeprefix(VERIFY)) if family.startswith(VERIFY) else 0
+
+
+def tile_of(family: str) -> int:
+    """Tokens of a full row: 1 of decode, 64 of prefill, k + 1 of `verify_k{k}`."""
+    return PREFILL_TILE if family == PREFILL else 1 + drafts_of(family)
+
+
+def families(drafts: int) -> tuple[str, ...]:
+    """Every family of an engine with up to `drafts` drafts a round."""
+    return (DECODE, PREFILL, *(verify_family(k) for k in range(1, drafts + 1)))
+
+
+def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
+    """Inputs of a family written for every step, in an engine with up to `drafts` drafts."""
+    rows = ["slots", "starts", "counts"]
+    if not drafts or family == PREFILL:
+        rows.append("emit")
+    if drafts and family == PREFILL:
+        rows.append("next_ids")
     return (
         TensorSpec("token_ids", DType.I32, ("tokens",)),
-        *(TensorSpec(name, DType.I32, ("rows",)) for name in per_row),
+        *(TensorSpec(name, DType.I32, ("rows",)) for name in rows),
     )
 
 
@@ -87,22 +117,30 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
 
 
 def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
-    """Slot-indexed states of every model."""
+    """Slot-indexed states of every model; with drafts, where each sequence stands and its next
+    round's drafts."""
     slots = limits.max_seqs + 1
-    return (
+    states = [
         TensorSpec("last_tokens", DType.I32, (slots,)),
         TensorSpec("token_counts", DType.I32, (slots, limits.vocab)),
-    )
+    ]
+    if limits.drafts:
+        states.append(TensorSpec("positions", DType.I32, (slots,)))
+        states.append(TensorSpec("drafts", DType.I32, (slots, limits.drafts)))
+    return tuple(states)
 
 
-def outputs(limits: Limits) -> tuple[TensorSpec, ...]:
-    """What every engine writes besides its states."""
-    top = limits.top_logprobs
+def outputs(limits: Limits, family: str = DECODE) -> tuple[TensorSpec, ...]:
+    """What every engine of a family writes besides its states: of each row, or in `verify_k{k}` of
+    each token and how many of a row's were accepted."""
+    top, unit = limits.top_logprobs, "tokens" if drafts_of(family) else "rows"
+    accepted = TensorSpec("accepted", DType.I32, ("rows",))
     return (
-        TensorSpec("next_tokens", DType.I32, ("rows",)),
-        TensorSpec("logprobs", DType.F32, ("rows",)),
-        TensorSpec("top_ids", DType.I32, ("rows", top)),
-        TensorSpec("top_logprobs", DType.F32, ("rows", top)),
-        TensorSpec("ok", DType.I32, ("rows",)),
-        TensorSpec("logits", DType.F32, ("rows", limits.vocab)),
+        TensorSpec("next_tokens", DType.I32, (unit,)),
+        TensorSpec("logprobs", DType.F32, (unit,)),
+        TensorSpec("top_ids", DType.I32, (unit, top)),
+        TensorSpec("top_logprobs", DType.F32, (unit, top)),
+        TensorSpec("ok", DType.I32, (unit,)),
+        *([accepted] if drafts_of(family) else []),
+        TensorSpec("logits", DType.F32, (unit, limits.vocab)),
     )

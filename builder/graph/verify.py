@@ -150,7 +150,10 @@ def layouts(s: Subject) -> Iterator[str]:
 
 def inputs(s: Subject) -> Iterator[str]:
     """The inputs are the steps, tables and states of docs/graph.md, and weights; no other."""
-    wanted = {t.name: t for t in (*interface.steps(), *interface.tables(s.limits))}
+    wanted = {
+        t.name: t
+        for t in (*interface.steps(s.family, s.limits.drafts), *interface.tables(s.limits))
+    }
     wanted |= {name: spec for name, (spec, _) in s.states.items()}
     for tensor in s.graph.inputs:
         spec = spec_of(tensor)
@@ -163,7 +166,7 @@ def inputs(s: Subject) -> Iterator[str]:
 def outputs(s: Subject) -> Iterator[str]:
     """Every output of docs/graph.md is there with its dtype and shape."""
     found = {t.name: spec_of(t) for t in s.graph.outputs}
-    for spec in interface.outputs(s.limits):
+    for spec in interface.outputs(s.limits, s.family):
         if found.get(spec.name) != spec:
             yield f"output {spec.name} is {found.get(spec.name)}, not {_show([spec])}"
 

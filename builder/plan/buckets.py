@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_engine.errors import OptionError
-from spark_engine.interface import TILE, Limits
+from spark_engine.interface import PREFILL_TILE, Limits, tile_of
 
 DEFAULT_PREFILL = (64, 256)
 
@@ -23,7 +23,7 @@ class Size:
     @property
     def tile(self) -> int:
         """Tokens of a full row."""
-        return TILE[self.family]
+        return tile_of(self.family)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -64,7 +64,7 @@ def bucket_sizes(
     _check_prefill(tokens)
     return Buckets(
         tuple(Size("decode", r) for r in sorted(set(rows))),
-        tuple(Size("prefill", t // TILE["prefill"]) for t in sorted(set(tokens))),
+        tuple(Size("prefill", t // PREFILL_TILE) for t in sorted(set(tokens))),
     )
 
 
@@ -101,7 +101,7 @@ def _check_decode(rows: tuple[int, ...], max_seqs: int) -> None:
 
 
 def _check_prefill(tokens: tuple[int, ...]) -> None:
-    tile = TILE["prefill"]
+    tile = PREFILL_TILE
     bad = [t for t in tokens if t < tile or t % tile]
     if bad or not tokens:
         raise OptionError(f"--prefill {_join(tokens)}: give multiples of {tile}, e.g. 64,256")

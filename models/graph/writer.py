@@ -12,7 +12,7 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from spark_engine.errors import GraphError
-from spark_engine.interface import STATE_OUT, TILE, Limits, Precision
+from spark_engine.interface import STATE_OUT, Limits, Precision, tile_of
 from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
@@ -37,7 +37,7 @@ class Writer:
 
     def __init__(self, model: Model, family: str, limits: Limits, precision: Precision) -> None:
         self.model, self.config = model, model.config
-        self.family, self.tile = family, TILE[family]
+        self.family, self.tile = family, tile_of(family)
         self.limits, self.precision = limits, precision
         self.graph = gs.Graph(name=family, opset=OPSET)
         self.weights: dict[str, Weight] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from spark_engine.errors import InternalError
-from spark_engine.interface import TILE
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
@@ -201,7 +201,7 @@ class Engine:
             page_size=limits.page_size,
             decode=loaded.rows("decode"),
             prefill=loaded.rows("prefill"),
-            tile=TILE["prefill"],
+            tile=PREFILL_TILE,
             slot_bytes=memory.slot_bytes,
             page_bytes=memory.page_bytes,
             swap_bytes=min(self.options.swap_bytes, most),

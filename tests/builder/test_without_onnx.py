@@ -25,7 +25,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.native import gpu_timer, nvrtc
 from spark_engine.builder.native.backend import NativeBackend
 from spark_engine.builder.plan.options import ModelFacts, Options, resolve
-from spark_engine.interface import TILE
+from spark_engine.interface import families
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import ignore
 from spark_engine.tensors import DType
@@ -44,7 +44,7 @@ facts = ModelFacts(64, 5, 1, None, None)
 sizes = {"decode": (1,), "prefill": (64,), "max_seqs": 1, "max_context": 64}
 plan = resolve(Options(target="sm_90a", timing=False, **sizes), facts)
 backend = NativeBackend(plan, REGISTRY, Path(sys.argv[1]))
-graphs = [FamilyGraph(family, graph(), {}, ()) for family in TILE]
+graphs = [FamilyGraph(family, graph(), {}, ()) for family in families(0)]
 backend.choose(graphs)
 backend._workers = 1  # this text is no file that a second process could import
 backend.compile(ignore)

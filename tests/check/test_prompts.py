@@ -14,7 +14,7 @@ from spark_engine.check.prompts import (
     next_launches,
     sessions,
 )
-from spark_engine.interface import TILE, Limits
+from spark_engine.interface import Limits, tile_of
 
 LIMITS = Limits(max_seqs=8, max_context=192, pages=24, vocab=97)
 BUCKETS = [("decode", 1), ("decode", 4), ("decode", 8), ("prefill", 1), ("prefill", 4)]
@@ -25,7 +25,7 @@ def _replay(session: Session) -> dict[int, list[int]]:
     given: dict[int, list[int]] = {}
     for launch in session.launches:
         _check_rules(launch)
-        tile = TILE[launch.family]
+        tile = tile_of(launch.family)
         for row in range(launch.rows):
             slot, start, count = (int(a[row]) for a in (launch.slots, launch.starts, launch.counts))
             if slot >= 0:
@@ -36,7 +36,7 @@ def _replay(session: Session) -> dict[int, list[int]]:
 
 
 def _check_rules(launch: Launch) -> None:
-    tile = TILE[launch.family]
+    tile = tile_of(launch.family)
     assert launch.token_ids.shape == (launch.rows * tile,)
     for row in range(launch.rows):
         if launch.slots[row] < 0:

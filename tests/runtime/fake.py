@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_engine.interface import TILE, Limits, common_states, outputs, steps, tables
+from spark_engine.interface import Limits, common_states, outputs, steps, tables, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import Loaded
@@ -65,8 +65,8 @@ class FakeExecutor:
     def __init__(
         self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
-        dims = {"rows": rows, "tokens": rows * TILE[family]}
-        self._limits, self._tile, self._rows = limits, TILE[family], rows
+        dims = {"rows": rows, "tokens": rows * tile_of(family)}
+        self._limits, self._tile, self._rows = limits, tile_of(family), rows
         self._device, self._poison_rate = device, poison_rate
         self.specs = Specs(
             tuple(s.bind(dims) for s in steps()) + tables(limits),

@@ -22,7 +22,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 from spark_engine import manifest  # noqa: E402
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
-from spark_engine.interface import TILE, Limits, tables  # noqa: E402
+from spark_engine.interface import Limits, tables, tile_of  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.load import Loaded  # noqa: E402
 from spark_engine.runtime.engine.request import (  # noqa: E402
@@ -53,7 +53,7 @@ class Bucket:
         self.fake = FakeExecutor(LIMITS, *key, Device())
         specs = self.fake.specs
         self.specs = (*specs.inputs, *specs.states, *specs.outputs)
-        tile = TILE[key[0]]
+        tile = tile_of(key[0])
         self.header = EngineHeader(
             "native", "sm_90a", *key, tile, specs.inputs, specs.states, specs.outputs, {}
         )
