@@ -82,7 +82,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
 
     def _key(self, feed: Feed) -> BucketKey:
         rows, tokens = len(feed["slots"]), len(feed["token_ids"])
-        family = "decode" if tokens == rows * 1 else "prefill"
+        family = "decode" if tokens == rows else "prefill"
         if (family, rows) not in self._engine.executors:
             raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
         return family, rows
