@@ -149,7 +149,8 @@ class Event(NamedTuple):
 
     `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when
     the request asked for them. `finish` is set on a request's last event; `message` says more
-    where the reason is ERROR.
+    where the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
+    verified and kept so far; they are sure to be there on the last event.
     """
 
     request_id: int
@@ -158,6 +159,8 @@ class Event(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     message: str = ""
+    drafted: int = 0
+    accepted: int = 0
 
 
 def capacity(limits: Limits) -> int:
