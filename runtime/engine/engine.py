@@ -36,6 +36,7 @@ class EngineOptions:
             No more than all slots and pages together is ever used.
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
+        drafts: of a round at most; None: as many as the engine's table says.
     """
 
     policy: PrefillPolicy = THROUGHPUT
@@ -44,6 +45,7 @@ class EngineOptions:
     swap_bytes: int = 512 << 20
     threads: int = 1
     seed: int | None = None
+    drafts: int | None = None
 
 
 class Engine:
@@ -170,6 +172,10 @@ class Engine:
             "preempted_swap": scheduler.preemptions["swap"],
             "preempted_recompute": scheduler.preemptions["recompute"],
             "last_step_age": time.monotonic() - self._last_step,
+            "drafted": 0,
+            "drafts_by_position": [0] * self.loaded.limits.drafts,
+            "accepted_by_position": [0] * self.loaded.limits.drafts,
+            "rounds_by_k": {},
             **counted,
         }
 
