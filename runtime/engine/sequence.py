@@ -22,7 +22,6 @@ class Sequence:
         prefill_end: positions below this are prefilled, the others decoded one by one.
         launched: positions below this were given to a launched step.
         last_step: the last launched step that touches its slot or pages.
-        stops_suppressed: the tables still forbid the `stop_ids`.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
     """
@@ -40,7 +39,6 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish: FinishReason | None = None
-    stops_suppressed: bool = False
     snapshot: object | None = None
     swap_bytes: int = 0
 
