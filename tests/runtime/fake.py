@@ -24,7 +24,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 VOCAB = 61
 EOS = (3, 7)
 _WORD = (1 << 64) - 1
-_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
+_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until")
 _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 
 
@@ -107,7 +107,8 @@ class FakeExecutor:
         if not b["emit"][row]:
             return
         answer = self._answer(b, slot, start + count)
-        token = _allowed(answer, b["bias_ids"][slot], b["bias_values"][slot])
+        used = b["bias_until"][slot] > start + count
+        token = _allowed(answer, b["bias_ids"][slot][used], b["bias_values"][slot][used])
         b["next_tokens"][row] = b["last_tokens"][slot] = token
         b["ok"][row] = not self._poison_rate or answer % self._poison_rate != 0
         b["logprobs"][row] = -(answer % 1000)
