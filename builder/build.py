@@ -17,6 +17,7 @@ from threading import Lock
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
 from spark_engine.builder.clock import Clock
+from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
 from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
@@ -118,7 +119,8 @@ def build(
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes)
+    costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
+    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs)
     seconds = clock.seconds()
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.interface import MOST_DRAFTS
+from spark_engine.interface import HEAD, MOST_DRAFTS
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
@@ -26,7 +26,6 @@ CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequen
 # Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences
 # are short, and a long one's step weighs more by its time alone.
 SHARES = (3, 1)
-HEAD = "mtp."  # how the names of the draft head's nodes and weights begin
 OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
 
 
