@@ -31,7 +31,6 @@ from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
-from spark_engine.interface import families
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model
@@ -82,7 +81,10 @@ def build(
             return Report(old, False, clock.seconds(), clock.peak_rss())
         backend = backend_of(plan, destination.parent / CUBINS)
         clock.start("lower", "the network to a graph for each family")
-        graphs = {family: lower(model, plan, family) for family in families(plan.limits.drafts)}
+        graphs = {
+            family: lower(model, plan, family)
+            for family in plan.buckets.families(plan.limits.drafts)
+        }
         clock.start("verify", "the lowered graphs")
         verify_all(graphs, plan, "lowered")
         clock.start("rewrite", "the graphs by the rules")
@@ -102,7 +104,7 @@ def build(
             clock.start("compile", f"the chosen kernels for {plan.target}")
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
-        small = BUCKET_FILE * (len(plan.buckets.decode) + len(plan.buckets.prefill))
+        small = BUCKET_FILE * len(plan.buckets)
         check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
         with staging(destination) as folder:
             clock.start("emit", "the buckets")
@@ -224,9 +226,12 @@ def emit_buckets(
     wanted = [(graph, size) for graph in graphs.values() for size in plan.buckets.of(graph.family)]
     for graph, size in wanted:
         advance(len(buckets), len(wanted))
-        header, payload, memory = backend.emit(graph, size, layout.entries)
-        (folder / size.file).write_bytes(encode_engine(header, payload))
-        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
+        made = backend.emit(graph, size, layout.entries)
+        (folder / size.file).write_bytes(encode_engine(made.header, made.payload))
+        cost = round(made.seconds * 1e6, 2)
+        buckets.append(
+            Bucket(size.family, size.rows, size.tile, size.file, **made.memory, cost_us=cost)
+        )
     return buckets
 
 

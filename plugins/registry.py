@@ -9,7 +9,7 @@ from types import MappingProxyType
 from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
 from spark_engine.op import Op
-from spark_engine.plugins.attention import attention_decode, paged_attention
+from spark_engine.plugins.attention import append_kv, attention_decode, paged_attention
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
@@ -67,6 +67,7 @@ OPS: tuple[Op, ...] = (
     gdn_decode.OP,
     paged_attention.OP,
     attention_decode.OP,
+    append_kv.OP,
     sigmoid_gate.OP,
     silu_mul.OP,
     act_quant.OP,
