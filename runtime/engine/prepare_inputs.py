@@ -10,14 +10,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.interface import DECODE, PREFILL
+from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Row, StepPlan
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import EngineMemory
 from spark_engine.tensors import Array
 
 Arrays = Mapping[str, Array]
-FROM_STATE = -1  # a token id: take `last_tokens[slot]`
 INERT = -1  # the slot of a row that does nothing
+SAMPLED = -1  # a next id: what this launch samples
 PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values")
 
 
@@ -70,19 +71,27 @@ def write_bias(tables: Arrays, seq: Sequence, suppress: bool) -> None:
 
 def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
     """Writes the step inputs of one batch; rows beyond the live ones become inert."""
-    live, tokens = batch.live, buffers["token_ids"]
+    live = batch.live
     _write(buffers["slots"], live, [seq.slot for seq in batch.seqs], INERT)
     _write(buffers["starts"], live, batch.starts, 0)
-    if batch.family == "decode":
-        for name, value in (("counts", 1), ("emit", 1), ("token_ids", FROM_STATE)):
-            _write(buffers[name], live, value, 0)
+    _write(buffers["counts"], live, 1 if batch.family == DECODE else batch.counts, 0)
+    if "emit" in buffers:
+        _write(buffers["emit"], live, batch.emits, 0)
+    by_row = buffers["token_ids"].reshape(batch.bucket, -1)
+    if batch.family != PREFILL:
+        by_row[:live] = FROM_STATE
+        by_row[live:] = 0
         return
-    _write(buffers["counts"], live, batch.counts, 0)
-    _write(buffers["emit"], live, batch.emits, 0)
-    tokens.fill(0)
-    by_row = tokens.reshape(batch.bucket, -1)
+    by_row.fill(0)
     for i, row in enumerate(batch.rows):
         by_row[i, : row.count] = row.seq.tokens[row.start : row.start + row.count]
+    if "next_ids" in buffers:
+        _write(buffers["next_ids"], live, [_token_after(row) for row in batch.rows], 0)
+
+
+def _token_after(row: Row) -> int:
+    end = row.start + row.count
+    return SAMPLED if row.emit else row.seq.tokens[end]
 
 
 def _write(array: Array, live: int, values: list[int] | list[bool] | int, rest: int) -> None:

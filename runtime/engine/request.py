@@ -54,8 +54,8 @@ class SamplingParams:
 
     `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None means as many as fit.
     No end id and no stop id is sampled before `min_tokens` tokens. `seed` None lets the engine
-    draw one. `logprobs` None reports none, k reports the sampled token's and the top k. `drafts`
-    of a round at most; None: as the engine chooses.
+    draw one. `logprobs` None reports none, k reports the sampled token's and the top k. `drafts` is
+    the most that a round verifies, if the engine's is not less; None leaves it to the engine.
     Raises RequestError naming the parameter, its value and its range.
     """
 
