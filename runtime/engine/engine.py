@@ -176,10 +176,6 @@ class Engine:
             "preempted_swap": scheduler.preemptions["swap"],
             "preempted_recompute": scheduler.preemptions["recompute"],
             "last_step_age": time.monotonic() - self._last_step,
-            "drafted": 0,
-            "drafts_by_position": [0] * self.loaded.limits.drafts,
-            "accepted_by_position": [0] * self.loaded.limits.drafts,
-            "rounds_by_k": {},
             **counted,
         }
 
