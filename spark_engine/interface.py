@@ -15,6 +15,7 @@ DECODE, PREFILL = "decode", "prefill"
 VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
 PREFILL_TILE = 64
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
+HEAD = "mtp."  # how the names of the draft head's nodes, weights and states begin
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
 SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
@@ -113,6 +114,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
         TensorSpec("sampling_i", DType.I32, (slots, len(SAMPLING_I))),
         TensorSpec("bias_ids", DType.I32, (slots, limits.bias_slots)),
         TensorSpec("bias_values", DType.F32, (slots, limits.bias_slots)),
+        TensorSpec("bias_until", DType.I32, (slots, limits.bias_slots)),
     )
 
 

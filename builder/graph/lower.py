@@ -56,6 +56,7 @@ def facts_of(model: Model) -> ModelFacts:
         state_dtype=config.state_dtype,
         weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
         wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
+        conv_channels=linear * channels,
         state_width=linear * values * config.key_dim,
         conv_width=linear * (config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,

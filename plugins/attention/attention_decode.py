@@ -1,5 +1,5 @@
-"""The whole attention of one decode token after its projection: the fusion of paged_attention,
-sigmoid_gate and the quantisers (see those for the maths).
+"""The whole attention of a decode token after its projection, or of a round's few (`tile`): the
+fusion of paged_attention, sigmoid_gate and the quantisers (see those for the maths).
 
 o = paged_attention(qkv), y = o · sigmoid(gate), then the quantised copies of y. Each intermediate
 is rounded to the activation dtype as if it were stored. Written with the fragments of the ops it
@@ -44,7 +44,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 
 def _attention(attrs: Attrs) -> Attrs:
-    return {"tile": 1, **{n: attrs[n] for n in SIZES}}
+    return {"tile": attrs.get("tile", 1), **{n: attrs[n] for n in SIZES}}
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -95,7 +95,7 @@ OP = Op(
     name=NAME,
     operands=(*paged_attention.OPERANDS, operands.SCALES),
     results=(*paged_attention.PAGES, Result("result*", "[y A[tokens,nq·D] if keep], quantised…")),
-    attrs=dict.fromkeys((*SIZES, "keep", "quant", "n")),
+    attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
     infer=infer,
     reference=reference,
     body=body,

@@ -58,23 +58,32 @@ def token_bytes(s: Sizes) -> int:
 def defines(attrs: Attrs, specs: Specs) -> tuple[tuple[str, str], ...]:
     """The macros of paged_kv.cuh."""
     s = sizes(attrs, specs)
+    return pages_macros(s, s.heads, specs[3].dims[0], float(attrs["eps"]))
+
+
+def pages_macros(s: Sizes, heads: int, half: int, eps: float) -> tuple[tuple[str, str], ...]:
+    """The same, of an op whose rows have so many heads of queries."""
     values = {
-        "HEADS": s.heads,
+        "HEADS": heads,
         "KV_HEADS": s.kv_heads,
         "HEAD_DIM": s.dim,
-        "HALF": specs[3].dims[0],
+        "HALF": half,
         "PAGE": s.page,
         "KV_FP8": int(s.storage is DType.U8),
-        "EPS": float(attrs["eps"]),
+        "EPS": eps,
     }
     return tuple((k, str(v)) for k, v in values.items())
 
 
 def refuse_any(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """What neither kernel can do."""
-    s, half = sizes(attrs, specs), specs[3].dims[0]
-    if specs[0].dtype is not DType.BF16:
-        return f"activations are {specs[0].dtype}, not bf16"
+    return refuse_pages(sizes(attrs, specs), specs[0].dtype, specs[3].dims[0])
+
+
+def refuse_pages(s: Sizes, activation: DType, half: int) -> str | None:
+    """Refuses what no kernel over these pages does."""
+    if activation is not DType.BF16:
+        return f"activations are {activation}, not bf16"
     if s.storage not in (DType.BF16, DType.U8):
         return f"pages hold {s.storage}, not bf16 or fp8 codes"
     if s.dim not in DIMS:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -57,6 +57,7 @@ class Loaded:
     `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
     tables when the executors bring their own. `opener` opens one more payload beside the
     executors, over the same weights, states and tables; whoever calls it closes what it opened.
+    `costs`: microseconds of a launch by bucket, as far as they are known.
     """
 
     limits: Limits
@@ -68,10 +69,15 @@ class Loaded:
     store: States | None = None
     sink: TableSink | None = None
     opener: OpenExecutor | None = None
+    costs: Mapping[BucketKey, float] = field(default_factory=dict)
+
+    def buckets(self, family: str) -> tuple[int, ...]:
+        """The family's buckets, in rows, ascending; none of a family that the engine has not."""
+        return tuple(sorted(rows for name, rows in self.executors if name == family))
 
     def rows(self, family: str) -> tuple[int, ...]:
         """The family's buckets, ascending. Raises EngineError when it has none."""
-        found = tuple(sorted(rows for name, rows in self.executors if name == family))
+        found = self.buckets(family)
         if not found:
             raise EngineError(f"the engine has no {family} bucket; rebuild it with spark-build")
         return found

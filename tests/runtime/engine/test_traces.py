@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_engine.interface import Limits
+from spark_engine.interface import PREFILL, Limits, drafts_of
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import (
@@ -24,6 +25,7 @@ from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import Snapshot
 from tests.runtime.fake import VOCAB, build_fake, poison_free
 
+DR = True
 POISON_RATE = 199  # about every 199th answer is non-finite
 
 
@@ -38,18 +40,25 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Trace:
-    """One engine and what happens to it."""
+    """One engine and what happens to it. `depths`: a seed of the k of every round, or None."""
 
     limits: Limits
     decode: tuple[int, ...]
     prefill: tuple[int, ...]
     options: EngineOptions
     arrivals: tuple[Arrival, ...]
+    depths: int | None = None
 
 
 @st.composite
 def params(draw: st.DrawFn) -> SamplingParams:
-    most, least = draw(st.sampled_from(((1, 0), (2, 1), (11, 9), (40, 3), (90, 0), (None, 9))))
+    most, least = draw(
+        st.sampled_from(
+            ((1, 0), (2, 0), (11, 0), (40, 0), (90, 0), (None, 0))
+            if DR
+            else ((1, 0), (2, 1), (11, 9), (40, 3), (90, 0), (None, 9))
+        )
+    )
     return SamplingParams(
         temperature=draw(st.sampled_from((0.0, 0.7, 1.0))),
         top_k=draw(st.sampled_from((-1, 0, 5))),
@@ -61,6 +70,7 @@ def params(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.sampled_from(({}, {9: 1.5}))),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         logprobs=draw(st.sampled_from((None, 0, 3))),
+        drafts=draw(st.sampled_from((None, None, 0, 1, 2, 7))),
     )
 
 
@@ -75,7 +85,7 @@ def arrivals(draw: st.DrawFn, most: int) -> Arrival:
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Trace:
+def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
     page = draw(st.sampled_from((8, 16, 64)))
     limits = Limits(
         max_seqs=draw(st.integers(1, 7)),
@@ -85,8 +95,10 @@ def traces(draw: st.DrawFn) -> Trace:
         page_size=page,
         bias_slots=8,
         top_logprobs=3,
+        drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
     )
     options = EngineOptions(
+        drafts=draw(st.sampled_from((None, None, None, 2, 0))) if most_drafts else None,
         policy=draw(st.sampled_from((THROUGHPUT, LATENCY, PrefillPolicy(2, 2)))),
         depth=draw(st.integers(0, 1)),
         swap_bytes=draw(st.sampled_from((0, 3000, 1 << 30))),
@@ -97,6 +109,7 @@ def traces(draw: st.DrawFn) -> Trace:
         draw(st.sampled_from(((1,), (1, 2, 4), (3,)))),
         options,
         tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
+        draw(st.one_of(st.none(), st.integers(0, 2**32))) if most_drafts else None,
     )
 
 
@@ -137,17 +150,16 @@ class Watch:
         poison_free(self.engine)
 
     def _check_plan(self, plan: StepPlan) -> None:
-        buckets = {"decode": self.engine.loaded.rows("decode")}
-        buckets["prefill"] = self.engine.loaded.rows("prefill")
-        assert len({batch.family for batch in plan.batches}) == len(plan.batches) <= 2
+        assert len({batch.family == PREFILL for batch in plan.batches}) == len(plan.batches)
         for batch in plan.batches:
-            fitting = [b for b in buckets[batch.family] if b >= len(batch.rows)]
+            fitting = [b for b in self.engine.loaded.rows(batch.family) if b >= len(batch.rows)]
             assert batch.rows and batch.bucket == fitting[0]
-        rows = {batch.family: batch.rows for batch in plan.batches}
-        decoded = {row.seq for row in rows.get("decode", ())}
-        assert len(decoded) == len(rows.get("decode", ()))
+            assert drafts_of(batch.family) <= self.engine.drafts
+        rows = {batch.family == PREFILL: batch.rows for batch in plan.batches}
+        decoded = {row.seq for row in rows.get(False, ())}
+        assert len(decoded) == len(rows.get(False, ()))
         assert plan.drain or self._due - set(plan.preempted) <= decoded
-        for row in rows.get("prefill", ()):
+        for row in rows.get(True, ()):
             assert row.start % 64 == 0 and row.seq not in decoded
             assert row.count == 64 or row.emit
         assert not (plan.preempted and self.engine.options.depth == 0 and plan.drain)
@@ -186,7 +198,13 @@ def solo(engine: Engine, request: Request) -> list[Event]:
 
 def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     loaded = build_fake(trace.limits, trace.decode, trace.prefill, poison_rate=POISON_RATE)
-    watch = Watch(Engine(loaded, trace.options))
+    # Without a seed of k the engine chooses, and verifying costs it little.
+    costs = {key: 10.0 + drafts_of(key[0]) for key in loaded.executors}
+    watch = Watch(Engine(replace(loaded, costs=costs), trace.options))
+    if trace.depths is not None:
+        rng, most = random.Random(trace.depths), watch.engine.drafts
+        depth = watch.engine.scheduler.depth
+        depth.choose = lambda seqs: rng.randint(0, most)  # type: ignore[method-assign]
     arrived: dict[int, Arrival] = {}
     cancels: dict[int, int] = {}
     queue = sorted(trace.arrivals, key=lambda a: a.step)
@@ -208,10 +226,9 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
 def check_trace(trace: Trace) -> None:
     watch, arrived = replay(trace)
     watch.engine.check_idle()
-    alone = Engine(
-        build_fake(trace.limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE),
-        EngineOptions(swap_bytes=0),
-    )
+    limits = replace(trace.limits, drafts=0)
+    plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
+    alone = Engine(plain, EngineOptions(swap_bytes=0))
     for number, arrival in arrived.items():
         events, expected = watch.events[number], solo(alone, arrival.request)
         assert events[-1].finish and not any(e.finish for e in events[:-1])
@@ -232,6 +249,18 @@ def check_trace(trace: Trace) -> None:
 )
 @given(traces())
 def test_traces_equal_solo_runs(trace: Trace) -> None:
+    check_trace(trace)
+
+
+@settings(
+    max_examples=settings().max_examples,  # 100; 1,000 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(traces(most_drafts=7))
+def test_traces_of_rounds_of_drafts_equal_solo_runs_without(trace: Trace) -> None:
     check_trace(trace)
 
 
