@@ -16,7 +16,7 @@ ROWS = 3  # last operands of a step: slots, starts, counts
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
-    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a few tokens a row."""
+    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a token a row."""
     if not is_op(node, "gated_norm", "gated_norm_quant"):
         return None
     step = producer(node.inputs[0])
