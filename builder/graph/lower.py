@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import ModelFacts, Plan
 from spark_engine.models.build_network import build_network
 from spark_engine.models.checkpoint.files import StoredTensor
+from spark_engine.models.checkpoint.layout import HEAD
+from spark_engine.models.checkpoint.quant_schemes import Scheme
 from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_width
@@ -22,7 +26,8 @@ NAMED = 3  # rounded matrices that a note names
 
 def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
-    network = build_network(model, family, plan.limits, plan.precision, plan.debug)
+    draft = plan.draft or DraftOptions()
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
 
@@ -57,9 +62,25 @@ def facts_of(model: Model) -> ModelFacts:
         weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
         wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
         conv_channels=linear * channels,
+        head=_head(model) if model.has_drafts else None,
+        no_head=model.draft_note,
         state_width=linear * values * config.key_dim,
         conv_width=linear * (config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
+    )
+
+
+def _head(model: Model) -> HeadFacts:
+    """What options depend on of the draft head: one layer of full attention."""
+    config = model.config
+    schemes = {scheme for name, scheme in model.table.modules.items() if ".mlp" in name}
+    name = HEAD if HEAD in model.table.modules else "embed_tokens"
+    stored = (t for n, t in model.tensors.items() if n.startswith(model.layout.file_name(name)))
+    return HeadFacts(
+        kv_token_width=2 * config.kv_heads * config.head_dim,
+        row_bytes=sum(spec.nbytes for spec in stored) // config.vocab,
+        nvfp4=bool(schemes & {Scheme.NVFP4, Scheme.NVFP4_A4}),
+        eos=config.eos_token_ids,
     )
 
 
