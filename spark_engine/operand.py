@@ -106,12 +106,12 @@ class Completes:
 
     Attributes:
         state: the other's name.
-        whole: (its entry of a slot in float64, this one's, tokens so far) -> what an engine that
-            keeps nothing apart has there, in float64.
+        whole: (its entry of a slot in float64, this one's, tokens so far, most drafts of a round)
+            -> what an engine that keeps nothing apart has there, in float64.
     """
 
     state: str
-    whole: Callable[[Array, Array, int], Array]
+    whole: Callable[[Array, Array, int, int], Array]
 
 
 @dataclass(frozen=True)

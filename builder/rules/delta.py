@@ -16,7 +16,7 @@ ROWS = 3  # last operands of a step: slots, starts, counts
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
-    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a few tokens a row."""
+    """gated_norm[_quant](gated_delta_step(causal_conv(qkvz), ba), qkvz), a token a row."""
     if not is_op(node, "gated_norm", "gated_norm_quant"):
         return None
     step = producer(node.inputs[0])
@@ -51,9 +51,8 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
     operands = [qkvz, delta[0], conv_weight, conv_state, *delta[1:], weight, *rows]
     outputs = [conv.outputs[1], *step.outputs[1:], *norm.outputs]
     attrs = {"keep": 1, "quant": "none", "n": 1, **norm.attrs}
-    known = context.ops["gdn_decode"].attrs
-    attrs |= step.attrs
-    attrs = {n: value for n, value in attrs.items() if n in known}
+    attrs |= {n: value for n, value in step.attrs.items() if (n, value) != ("tile", 1)}
+    del attrs["heads"]
     for node in (norm, step, conv):
         detach(node)
     node = add_node(context.ops, norm.name, "gdn_decode", [*operands, *scales], outputs, **attrs)

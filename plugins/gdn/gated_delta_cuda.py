@@ -50,6 +50,8 @@ def scan_bytes(h: Heads, buffers: int) -> int:
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Says which size or dtype the kernels have no shape for."""
+    if attrs.get("drafts", 0):
+        return "no kernel for rounds of drafts"
     h = heads_of(attrs)
     if specs[0].dtype is not DType.BF16:
         return f"{specs[0].name} is {specs[0].dtype}; only bf16 is served"

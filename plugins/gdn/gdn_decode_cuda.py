@@ -112,6 +112,8 @@ def problem(attrs: Attrs, specs: Specs) -> Problem:
 
 def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Says which size the kernel has no shape for."""
+    if attrs.get("drafts", 0):
+        return "no kernel for rounds of drafts"
     p = problem(attrs, specs)
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
