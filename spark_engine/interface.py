@@ -135,9 +135,10 @@ def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
 
 
 def outputs(limits: Limits, family: str = DECODE) -> tuple[TensorSpec, ...]:
-    """What every engine of a family writes besides its states: of each row, or in `verify_k{k}` of
-    each token and how many of a row's were accepted."""
-    top, unit = limits.top_logprobs, "tokens" if drafts_of(family) else "rows"
+    """What every engine of a family writes besides its states: of each row, or in a round of drafts
+    of each token, and in `verify_k{k}` how many of a row's were accepted."""
+    round_ = limits.drafts and family != PREFILL
+    top, unit = limits.top_logprobs, "tokens" if round_ else "rows"
     accepted = TensorSpec("accepted", DType.I32, ("rows",))
     return (
         TensorSpec("next_tokens", DType.I32, (unit,)),

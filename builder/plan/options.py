@@ -24,7 +24,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
-from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
@@ -113,7 +113,7 @@ class ModelFacts:
         draft, which lie with the largest bucket's; and the head's part of the cache.
         """
         slot = self.state_width * precision.state.itemsize + 4 * self.vocab
-        slot += 4 * _records(ring, drafts) * self.record_width
+        slot += 4 * ring_records(ring, drafts) * self.record_width
         slot += self.conv_width * precision.activation.itemsize
         width, weights = self.kv_token_width, self.weight_bytes
         if drafts:
@@ -236,11 +236,6 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
         rows = decode_rows(most) if decode is None else (*decode, most)
         verify = cpu_rounds(rows, limits.drafts)
     return bucket_sizes(decode, prefill, limits, verify)
-
-
-def _records(ring: int, drafts: int) -> int:
-    """Records of a slot's ring: with drafts also those of two rounds, and a header."""
-    return ring + 2 * drafts + 1 if drafts and ring else ring
 
 
 def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
