@@ -14,7 +14,8 @@ from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import cast, reshape
-from spark_engine.plugins.gdn.replay_ring import ring_width
+from spark_engine.plugins.gdn.causal_conv import conv_rows
+from spark_engine.plugins.gdn.replay_ring import ring_records, ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 
@@ -87,13 +88,3 @@ class GatedDeltaNet:
 def _drafts(w: Writer) -> dict[str, int]:
     """The attribute of ops whose states keep what a round of drafts may take back."""
     return {"drafts": w.limits.drafts} if w.limits.drafts else {}
-
-
-def conv_rows(taps: int, drafts: int) -> int:
-    """Columns that a slot's state keeps."""
-    return taps + drafts if drafts else taps - 1
-
-
-def ring_records(length: int, drafts: int) -> int:
-    """Rows of a slot's ring."""
-    return length + 2 * drafts + 1 if drafts else length
