@@ -52,7 +52,13 @@ class Trace:
 
 @st.composite
 def params(draw: st.DrawFn) -> SamplingParams:
-    most, least = draw(st.sampled_from(((1, 0), (2, 0), (11, 0), (40, 0), (90, 0), (None, 0)) if DR else ((1, 0), (2, 1), (11, 9), (40, 3), (90, 0), (None, 9))))
+    most, least = draw(
+        st.sampled_from(
+            ((1, 0), (2, 0), (11, 0), (40, 0), (90, 0), (None, 0))
+            if DR
+            else ((1, 0), (2, 1), (11, 9), (40, 3), (90, 0), (None, 9))
+        )
+    )
     return SamplingParams(
         temperature=draw(st.sampled_from((0.0, 0.7, 1.0))),
         top_k=draw(st.sampled_from((-1, 0, 5))),
