@@ -93,7 +93,7 @@ class Timer:
 
 
 def tables(rows: int, rule: Rule) -> list[Array]:
-    """sampling_f, sampling_i, bias_ids, bias_values for `rows` slots and the scratch slot."""
+    """sampling_f, sampling_i and the three of the bias for `rows` slots and the scratch slot."""
     floats = np.zeros((rows + 1, 8), np.float32)
     floats[:, :6] = (rule.temperature, rule.top_p, rule.min_p, 1, rule.presence, 0)
     integers = np.zeros((rows + 1, 4), np.int32)
@@ -101,7 +101,7 @@ def tables(rows: int, rule: Rule) -> list[Array]:
     if rule.half:
         floats[::2, 0] = 0
     unused = np.full((rows + 1, BIASES), -1, np.int32)
-    return [floats, integers, unused, np.zeros((rows + 1, BIASES), np.float32)]
+    return [floats, integers, unused, np.zeros((rows + 1, BIASES), np.float32), unused]
 
 
 def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:

@@ -113,6 +113,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
         TensorSpec("sampling_i", DType.I32, (slots, len(SAMPLING_I))),
         TensorSpec("bias_ids", DType.I32, (slots, limits.bias_slots)),
         TensorSpec("bias_values", DType.F32, (slots, limits.bias_slots)),
+        TensorSpec("bias_until", DType.I32, (slots, limits.bias_slots)),
     )
 
 

@@ -89,7 +89,8 @@ def _sample(w: Writer, logits: gs.Variable) -> None:
     step = [w[n] for n in ("token_ids", "last_tokens", "slots", "starts", "counts")]
     counted = [w["token_counts"], *step, w["prompt_lens"]]
     token_counts = w.one("mark_tokens", counted, state_out("token_counts"), tile=w.tile)
-    knobs = [w[n] for n in ("sampling_f", "sampling_i", "bias_ids", "bias_values")]
+    bias = ("bias_ids", "bias_values", "bias_until")
+    knobs = [w[n] for n in ("sampling_f", "sampling_i", *bias)]
     operands = [logits, token_counts, *knobs, *w.rows, w["emit"], w["last_tokens"]]
     names = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok")
     outputs = [*names, state_out("last_tokens")]

@@ -19,7 +19,8 @@ from spark_engine.tensors import Array
 Arrays = Mapping[str, Array]
 INERT = -1  # the slot of a row that does nothing
 SAMPLED = -1  # a next id: what this launch samples
-PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values")
+ALWAYS = (1 << 31) - 1  # the position up to which a logit bias counts
+PAGE_TABLE, BIAS = ("page_table",), ("bias_ids", "bias_values", "bias_until")
 
 
 def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
@@ -31,12 +32,6 @@ def write_tables(memory: EngineMemory, plan: StepPlan) -> None:
     for seq, index in plan.grown:
         memory.tables["page_table"][seq.slot, index] = seq.pages[index]
         memory.mark(seq.slot, PAGE_TABLE)
-    for batch in plan.batches:
-        for i in [i for i, seq in enumerate(batch.seqs) if seq.stops_suppressed]:
-            seq, after = batch.seqs[i], batch.starts[i] + batch.counts[i]
-            if batch.emits[i] and not seq.forbids_stop(after):
-                write_bias(memory.tables, seq, suppress=False)
-                memory.mark(seq.slot, BIAS)
 
 
 def write_row(tables: Arrays, seq: Sequence) -> None:
@@ -52,21 +47,19 @@ def write_row(tables: Arrays, seq: Sequence) -> None:
     low, high = seq.seed & 0xFFFFFFFF, seq.seed >> 32 & 0xFFFFFFFF
     ints = np.array([max(params.top_k, 0), low, high, 0], np.uint32)
     tables["sampling_i"][slot] = ints.view(np.int32)
-    # Nothing of it is in flight: the next token to be sampled is the one after those known.
-    write_bias(tables, seq, suppress=seq.forbids_stop(len(seq.tokens)))
+    _write_bias(tables, seq)
 
 
-def write_bias(tables: Arrays, seq: Sequence, suppress: bool) -> None:
-    """Writes the logit bias; `suppress` makes the ids that end the sequence impossible."""
-    bias = dict(seq.request.params.logit_bias)
-    if suppress:
-        bias.update(dict.fromkeys(seq.stop_ids, -math.inf))
-    seq.stops_suppressed = suppress
-    ids, values = tables["bias_ids"][seq.slot], tables["bias_values"][seq.slot]
-    ids.fill(-1)
-    values.fill(0)
-    ids[: len(bias)] = list(bias)
-    values[: len(bias)] = list(bias.values())
+def _write_bias(tables: Arrays, seq: Sequence) -> None:
+    """Writes the logit bias; ids that end the sequence are impossible up to `min_tokens`."""
+    params, banned = seq.request.params, seq.prompt_len + seq.request.params.min_tokens
+    bias = [(i, value, ALWAYS) for i, value in params.logit_bias.items()]
+    if params.min_tokens:
+        bias += [(i, -math.inf, banned) for i in sorted(seq.stop_ids)]
+    ids, values, until = (tables[name][seq.slot] for name in BIAS)
+    ids[:], values[:], until[:] = INERT, 0, 0
+    for at, entry in enumerate(bias):
+        ids[at], values[at], until[at] = entry
 
 
 def write_step_inputs(buffers: Arrays, batch: Batch) -> None:

@@ -114,7 +114,7 @@ class SamplingParams:
             for token in ids:
                 _check_int(name, token, 0, limits.vocab - 1)
         suppressed = self.stop_ids(eos) if self.min_tokens else frozenset()
-        used = len(suppressed | set(self.logit_bias))
+        used = len(suppressed) + len(self.logit_bias)
         room = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
         _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", room)
         if self.logprobs is not None:

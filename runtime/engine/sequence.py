@@ -28,7 +28,6 @@ class Sequence:
         held: drafts that its slot holds for its next round.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         last_step: the last launched step that touches its slot or pages.
-        stops_suppressed: the tables still forbid the `stop_ids`.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
     """
@@ -51,7 +50,6 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish: FinishReason | None = None
-    stops_suppressed: bool = False
     snapshot: object | None = None
     swap_bytes: int = 0
 

@@ -86,32 +86,21 @@ def test_biases_are_written_and_the_rest_is_unused() -> None:
     row = written(sequence(logit_bias=MappingProxyType({4: 1.5, 9: -2.0})))
     assert row["bias_ids"].tolist() == [4, 9, -1, -1, -1]
     assert row["bias_values"].tolist() == [1.5, -2, 0, 0, 0]
+    assert row["bias_until"].tolist() == [2**31 - 1, 2**31 - 1, 0, 0, 0]
 
 
 def test_ends_are_impossible_before_min_tokens_and_as_asked_from_there_on() -> None:
+    """The first two tokens after a prompt of 5 stand at positions 5 and 6; id 9 keeps its bias."""
     bias = MappingProxyType({4: 1.5, 9: -2.0})
-    seq = sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias)
-    row = written(seq)
-    found = dict(zip(row["bias_ids"].tolist(), row["bias_values"].tolist(), strict=True))
-    assert seq.stops_suppressed and found == {4: 1.5, 9: -math.inf, 3: -math.inf, -1: 0}
-    memory = EngineMemory((), tables(LIMITS), {})
-    write_row(memory.tables, seq)
-    for start, after in ((5, -math.inf), (6, -2.0)):  # of the second token, and of the third
-        batch = Batch("decode", 1, [seq], [start], [1], [True])
-        write_tables(memory, StepPlan(0, batches=[batch]))
-        ids, values = (memory.tables[n][1].tolist() for n in ("bias_ids", "bias_values"))
-        assert dict(zip(ids, values, strict=True))[9] == after, start
-    assert ids == [4, 9, -1, -1, -1] and not seq.stops_suppressed
+    row = written(sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias))
+    assert row["bias_ids"].tolist() == [4, 9, 3, 9, -1]
+    assert row["bias_values"].tolist() == [1.5, -2, -math.inf, -math.inf, 0]
+    assert row["bias_until"].tolist() == [2**31 - 1, 2**31 - 1, 7, 7, 0]
 
 
-def test_a_tile_that_samples_nothing_does_not_lift_the_ban() -> None:
-    seq = sequence(prompt=5, min_tokens=1, ends=(3,))
-    memory = EngineMemory((), tables(LIMITS), {})
-    write_row(memory.tables, seq)
-    for emit, banned in ((False, True), (True, False)):
-        batch = Batch("prefill", 1, [seq], [3], [3], [emit])
-        write_tables(memory, StepPlan(0, batches=[batch]))
-        assert (3 in memory.tables["bias_ids"][1]) is banned
+def test_without_min_tokens_no_end_is_written() -> None:
+    row = written(sequence(prompt=5, ends=(9, 3)))
+    assert row["bias_ids"].tolist() == [-1] * 5
 
 
 def test_forbidden_positions_are_counted_from_the_prompts_end() -> None:

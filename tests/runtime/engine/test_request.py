@@ -65,6 +65,7 @@ def test_values_on_the_edges_are_taken() -> None:
         {"logit_bias": {50: 1.0}},
         {"logit_bias": {i: 1.0 for i in range(5)}},
         {"logit_bias": {10: 1.0, 11: 1.0, 12: 1.0}, "min_tokens": 1},
+        {"logit_bias": {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, "min_tokens": 1},
     ],
     ids=str,
 )
@@ -74,8 +75,9 @@ def test_ids_and_counts_over_the_engines_limits_are_refused(bad: dict[str, Any])
 
 
 def test_suppressed_ids_share_the_bias_table_with_the_bias() -> None:
-    bias = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
+    """An id that is both biased and suppressed has two entries."""
+    for bias in ({1: 1.0, 2: 1.0}, {10: 1.0, 11: 1.0}):
+        Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
 
 
 @pytest.mark.parametrize("prompt", [(), (50,), (-1,), (1, 2.0, 3), tuple(range(49)) * 3], ids=len)
