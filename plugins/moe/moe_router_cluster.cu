@@ -31,6 +31,13 @@ DEVICE void store_in_block(float* place, u32 block, float value) {
                : "memory");
 }
 
+DEVICE float gate_logit(const float* parts) {
+  float dot = parts[0];
+#pragma unroll
+  for (int i = 1; i < CLUSTER; ++i) dot += parts[i];
+  return dot;
+}
+
 // This block's part of a gate, by one warp.
 DEVICE void add_gate(float* sum, const u8* x, const uint4& gate, bool there, int k) {
   float a[8] = {}, b[8] = {}, dot = 0.0f;
@@ -116,12 +123,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int mine = token0 + warp * 8 + rank;
   if (warp < COLUMNS && mine < tokens)
     choose(
-        s.logits[warp],
-        [&] {
-          float dot = s.gate_parts[warp][0];
-#pragma unroll
-          for (int i = 1; i < CLUSTER; ++i) dot += s.gate_parts[warp][i];
-          return dot;
-        },
-        ids + (u64)mine * OUT, weights + (u64)mine * OUT);
+        s.logits[warp], [&] { return gate_logit(s.gate_parts[warp]); }, ids + (u64)mine * OUT,
+        weights + (u64)mine * OUT);
 }

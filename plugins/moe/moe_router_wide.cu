@@ -1,10 +1,10 @@
 // Router of a mixture for many tokens (prefill): a block has TOKENS tokens and every expert.
 //
 // Logits are one matrix product: tokens are the m16 tiles (A of mma.sync), experts with the shared
-// gate behind them the n8 tiles (B). Eight warps, 2 of tokens times 4 of experts; slabs of 64 k come
-// by cp.async into a ring of STAGES, 128 bytes a row, 16-byte columns swizzled by the row. A token's
-// sums run over k in order, whatever stands beside it. Then logits replace the ring in shared
-// memory and a warp chooses for a token at a time (moe_choose.cuh).
+// gate behind them the n8 tiles (B). Eight warps, 2 of tokens times 4 of experts; slabs of 64 k
+// come by cp.async into a ring of STAGES, 128 bytes a row, 16-byte columns swizzled by the row. A
+// token's sums run over k in order, whatever stands beside it. Then logits replace the ring in
+// shared memory and a warp chooses for a token at a time (moe_choose.cuh).
 // 8,192 tokens, 256 experts, top 8, a gate, H 2048: floor 11 us (benchmarks/log/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE, TOKENS (32 or 64), STAGES.
 #include "moe/moe_choose.cuh"
