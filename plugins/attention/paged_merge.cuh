@@ -25,7 +25,7 @@ constexpr int WIDE = D + 4;              // floats of an accumulator row, likewi
 constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
 constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
-constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 ? 2 : 1;  // pieces merged at once
+constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces at once
 constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;

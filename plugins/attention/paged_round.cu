@@ -164,6 +164,7 @@ struct Walk {
   DEVICE void patch(int i, int end, u8* arena, const u8* fresh) const {
     int base = position(i), low = max(stored, base), n = min(end, base + 16) - low;
     u8* to = arena + (i % STAGES) * 2 * TILE;
+#pragma unroll 1
     for (int at = thread; at < n * 2 * (ROW / 16); at += 32 * QUERIES) {
       int c = at % (ROW / 16), which = at / (ROW / 16) % 2, position = low + at / (ROW / 8);
       *reinterpret_cast<uint4*>(to + which * TILE + swizzled<ROW>(position - base, c)) =
@@ -292,7 +293,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_runs(b, slots, starts, counts, rows, warp, lane);
   int items = b.rows[rows * RUNS].before * KV_HEADS;
-  int parts = min(MOST_CHUNKS, (most_pages * PAGE + CHUNK - 1) / CHUNK);
   int index = blockIdx.x;
   Item u = {};
   Walk walk = {};
@@ -339,6 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __syncthreads();
     Item done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
+    int parts = min(MOST_CHUNKS, (most_pages * PAGE + CHUNK - 1) / CHUNK);
 #pragma unroll 1
     for (int base = 0; base < QUERIES; base += AT_ONCE) {
       if (mine >= base && mine < base + AT_ONCE) spill(b, x, walker, mine - base, lane);
