@@ -102,6 +102,11 @@ class DraftRun:
             fed, accepted, made["logits"][first : first + accepted], drafted, np.array(found)
         )
 
+    def pages_of(self, name: str) -> Array:
+        """[tokens, kv_heads, D] of a page state, as far as the sequence has pages."""
+        pages = self.engine.states[name][self.pages]
+        return np.moveaxis(pages, 2, 1).reshape(-1, pages.shape[1], pages.shape[3])
+
     def _inert(self, family: str, rows: int) -> dict[str, Array]:
         """Steps of a launch without a live row; tokens are wild."""
         dims = {"rows": rows, "tokens": rows * tile_of(family)}

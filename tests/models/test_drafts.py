@@ -55,6 +55,8 @@ def _check(path: Path, run: DraftRun, made: Round, **variant: object) -> None:
         assert truth.gap > CLEAR, "two ids draw level; take another seed"
         assert made.drafts == truth.tokens
         assert draft_truth.near(made.draft_logits, truth.logits, TOLERANCE)
+    for name, held in (("mtp.k_pages", truth.keys), ("mtp.v_pages", truth.values)):
+        assert draft_truth.near(run.pages_of(name)[: len(held)], held, TOLERANCE)
 
 
 def _rounds(path: Path, run: DraftRun, drafts: int) -> list[Round]:
@@ -81,3 +83,57 @@ def test_rounds_are_the_definition(tmp_path: Path, length: int, drafts: int, moe
     run = DraftRun(_engine(path, 4))
     run.prefill(_prompt(length), LENGTHS[length])
     _rounds(path, run, drafts)
+
+
+def _run(path: Path, drafts: int = 3, options: DraftOptions | None = None) -> DraftRun:
+    """A prompt of 70 tokens in two chunks, and a first round."""
+    run = DraftRun(_engine(path, drafts, options))
+    run.prefill(_prompt(70), (41,))
+    return run
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_the_known_mistakes_are_seen(tmp_path: Path, moe: bool) -> None:
+    """Hidden taken before the final norm; a head whose cache the prompt has not filled."""
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, SMALL, "f32", moe=moe, seed=5)
+    run = _run(path)
+    made = run.round(3)
+    _check(path, run, made)
+    for variant in ({"before_norm": True}, {"empty": 70}, {"empty": 1}):
+        with pytest.raises(AssertionError):
+            _check(path, run, made, **variant)
+
+
+def test_a_cache_that_is_not_filled_is_seen(tmp_path: Path) -> None:
+    """The check itself fails once the prompt's keys and values are gone from the head's pages."""
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, SMALL, "f32", seed=5)
+    run = _run(path)
+    for name in ("mtp.k_pages", "mtp.v_pages"):
+        run.engine.states[name][...] = 0
+    made = run.round(3)
+    with pytest.raises(AssertionError):
+        _check(path, run, made)
+    _check_logits_alone(path, run, made)
+
+
+def _check_logits_alone(path: Path, run: DraftRun, made: Round) -> None:
+    """That mistake does not touch what the network says: only acceptance shows it."""
+    truth = draft_truth.draft(path, run.tokens, 1)
+    assert draft_truth.near(made.logits, truth.target[-made.accepted :], TOLERANCE)
+
+
+def test_decode_and_prefill_keep_the_heads_cache_filled(tmp_path: Path) -> None:
+    """Rounds without drafts between rounds with them, and fewer than the state holds."""
+    path = tmp_path / "checkpoint"
+    write_checkpoint(path, SMALL, "f32", seed=5)
+    run = _run(path)
+    for drafts in (2, 0, 0, 3, 1, 0, 2):
+        _check(path, run, run.round(drafts) if drafts else _decode(run))
+
+
+def _decode(run: DraftRun) -> Round:
+    made = run.round(0)
+    assert made.accepted == 1 and not made.drafts
+    return made
