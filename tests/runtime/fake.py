@@ -375,8 +375,8 @@ def _advance(state: int, token: int, position: int) -> int:
 
 def _allowed(answer: int, b: Mapping[str, Array], slot: int, position: int) -> int:
     """The answer's token, moved on past those with a bias of -inf at the position."""
-    used = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
-    banned = set(b["bias_ids"][slot][used].tolist())
+    ban = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
+    banned = set(b["bias_ids"][slot][ban].tolist())
     token = answer % VOCAB
     while token in banned:
         token = (token + 1) % VOCAB
