@@ -27,6 +27,7 @@ from spark_engine.weights_file import read_index
 
 AUTO = "auto"
 WARM, WARM_AUTO = 6, 24  # rounds; the engine's own choice has to see the drafts first
+SPARE = 64  # tokens of room left at the end, for launches that are timed one by one
 LOGIT_BYTES = 8  # f32, written and read
 Row = dict[str, Any]
 Prompts = Sequence[Sequence[int]]
@@ -94,7 +95,7 @@ class Rounds:
         while not all(came.values()):
             _collect(self.step()[0], came)
         self.hold(k)
-        share = self._room() // len(self.trial.acceptances)
+        share = (self._room() - SPARE) // len(self.trial.acceptances)
         for number, acceptance in enumerate(self.trial.acceptances):
             self.forced.draw(acceptance, number + 1)
             end = self._room() - share

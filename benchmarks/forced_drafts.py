@@ -1,11 +1,11 @@
 """Drafts that are right as often as asked for, whatever the draft head thinks: for measurement.
 
-A path is recorded for every sequence: what it says greedily. Before each round its certain token is
-set to the path's, and the draft at place i to the path's next token with probability `acceptance[i]`,
-else to another one. So rounds go along the path, the target keeps a draft where the coin said so, and
-a near tie that falls the other way in another bucket costs one draft and no more. Everything that a
-round computes is computed. On a GPU a small kernel does it on the engine's stream, ahead of the
-round's graph; states on the host are changed by numpy.
+A path is recorded for every sequence: what it says greedily. Before each round its certain token
+is set to the path's, and the draft at place i to the path's next token with probability
+`acceptance[i]`, else to another one. So rounds go along the path, the target keeps a draft where
+the coin said so, and a near tie that falls the other way in another bucket costs one draft and no
+more. Everything that a round computes is computed. On a GPU a small kernel does it on the engine's
+stream, ahead of the round's graph; states on the host are changed by numpy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYMBOL = "force_drafts"
 
 
 class Paths:
-    """What each slot is to say, and how its drafts are drawn. Slots without a path are left alone."""
+    """What each slot is to say, and how its drafts are drawn. One without a path is left alone."""
 
     def __init__(self, slots: int, drafts: int, vocab: int) -> None:
         self.drafts, self.vocab = drafts, vocab
