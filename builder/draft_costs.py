@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_engine.builder.report import size
-from spark_engine.interface import DECODE, HEAD, VERIFY
+from spark_engine.interface import DECODE, DRAFT_HEAD, VERIFY
 from spark_engine.manifest import Manifest, StateInfo
 from spark_engine.tensors import TensorSpec
 
@@ -19,7 +19,7 @@ def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str,
     """Sentences for the report; none for an engine without drafts."""
     if not manifest.limits.drafts:
         return ()
-    head = sum(spec.nbytes for spec in weights if spec.name.startswith(HEAD))
+    head = sum(spec.nbytes for spec in weights if spec.name.startswith(DRAFT_HEAD))
     kv = sum(s.spec.nbytes for s in manifest.states if _of_head(s) and s.unit == "page")
     states = sum(_more(s, manifest) for s in manifest.states if s.unit == "slot")
     taken = (
@@ -47,7 +47,7 @@ def _rounds(manifest: Manifest) -> Iterable[str]:
 
 
 def _of_head(state: StateInfo) -> bool:
-    return state.spec.name.startswith(HEAD)
+    return state.spec.name.startswith(DRAFT_HEAD)
 
 
 def _more(state: StateInfo, manifest: Manifest) -> int:

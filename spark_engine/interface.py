@@ -15,7 +15,9 @@ DECODE, PREFILL = "decode", "prefill"
 VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
 PREFILL_TILE = 64
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
-HEAD = "mtp."  # how the names of the draft head's nodes, weights and states begin
+# How the names of the draft head's nodes, weights and states begin, and of what makes draft i
+# ("draft.0.").
+DRAFT_HEAD, DRAFT_STEP = "mtp.", "draft."
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
 SAMPLING_I = ("top_k", "seed_low", "seed_high", "")

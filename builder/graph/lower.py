@@ -71,6 +71,7 @@ def facts_of(model: Model) -> ModelFacts:
         head=HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), config.eos_token_ids)
         if model.has_drafts
         else None,
+        no_head=model.draft_note,
     )
 
 

@@ -220,17 +220,23 @@ def no_state_copies(s: Subject) -> Iterator[str]:
 
 
 def no_quantisers(s: Subject) -> Iterator[str]:
-    """But in prefill, quantisation happens inside the op that makes the value."""
+    """But in prefill, quantisation happens inside the op that makes the value. That of the draft
+    head's input makes none of its own: most heads read it as it is."""
     for node in _ours(s):
-        if s.family != interface.PREFILL and s.ops[node.op].quantises:
+        if s.family == interface.PREFILL or not s.ops[node.op].quantises:
+            continue
+        maker = producer(node.inputs[0])
+        if maker is None or maker.op != "mtp_input":
             yield f"{node.op} {node.name} was left standing alone"
 
 
 def launches(s: Subject) -> Iterator[str]:
-    """But in prefill, a layer is few launches, and so is the head's for each draft."""
-    for layer, count in launches_per_layer(s.graph).items():
-        if s.family != interface.PREFILL and count > LAYER_LAUNCHES:
-            yield f"layer {layer} has {count} launches; the limit is {LAYER_LAUNCHES}"
+    """But in prefill, a layer is few launches, and so is a draft."""
+    for kind in ("layers", "draft") if s.family != interface.PREFILL else ():
+        for number, count in launches_per_layer(s.graph, kind).items():
+            if count > LAYER_LAUNCHES:
+                name = kind.removesuffix("s")
+                yield f"{name} {number} has {count} launches; the limit is {LAYER_LAUNCHES}"
 
 
 _WELL_FORMED: tuple[Check, ...] = (known_ops, operands, wiring, order, inference)
@@ -242,9 +248,9 @@ STAGES: dict[str, tuple[Check, ...]] = {
 }
 
 
-def launches_per_layer(graph: gs.Graph) -> dict[int, int]:
-    """Nodes whose name starts with `layers.{i}.`, by layer."""
-    found = (re.match(r"layers\.(\d+)\.", node.name) for node in graph.nodes)
+def launches_per_layer(graph: gs.Graph, kind: str = "layers") -> dict[int, int]:
+    """Nodes whose name starts with `layers.{i}.`, by layer; or with `draft.{i}.`, by draft."""
+    found = (re.match(rf"{kind}\.(\d+)\.", node.name) for node in graph.nodes)
     return dict(sorted(Counter(int(m.group(1)) for m in found if m).items()))
 
 

@@ -36,6 +36,15 @@ class HeadFacts:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """What the user asks for; None and "auto": decide."""
+
+    drafts: int | None = None
+    dtype: str = "auto"
+    vocab: Vocab | None = None
+
+
+@dataclass(frozen=True)
 class Decided:
     """Drafts of a round, 0 for none; the head's options, None without; sentences for the report."""
 
@@ -44,29 +53,29 @@ class Decided:
     notes: tuple[str, ...] = ()
 
 
-def decide(
-    wish: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | None, ids: int, gpu: bool
-) -> Decided:
-    """What the wishes come to for a model of `ids` ids. Raises OptionError for what cannot be."""
+def decide(wish: Wish, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
+    """What the wishes come to for a model of `ids` ids and this head, or the sentence why it has
+    none. Raises OptionError for what cannot be."""
+    drafts, dtype = wish.drafts, wish.dtype
     if dtype not in DTYPES:
         raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
-    if wish is not None and not 0 <= wish <= MOST_DRAFTS:
-        raise OptionError(f"--drafts {wish} is not possible; choose auto or 0 to {MOST_DRAFTS}")
-    if wish and head is None:
+    if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
+        raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {MOST_DRAFTS}")
+    if drafts and isinstance(head, str):
         raise OptionError(
-            f"--drafts {wish}: the checkpoint has no draft head (no tensors `mtp.*`); build with "
-            "--drafts 0, or from a checkpoint that kept its head"
+            f"--drafts {drafts}: {head}; build with --drafts 0, or from a checkpoint that kept its "
+            "draft head"
         )
-    if head is None or wish == 0:
-        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", vocab is not None)]
+    if drafts == 0 or isinstance(head, str):
+        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", wish.vocab is not None)]
         if asked := [name for name, is_given in given if is_given]:
-            why = "the checkpoint has no draft head" if head is None else "--drafts is 0"
+            why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
-        none = "the checkpoint has no draft head (no tensors `mtp.*`): built without drafts"
-        return Decided(0, notes=(none,) if wish is None and head is None else ())
+        return Decided(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
-    return Decided(DEFAULT if wish is None else wish, DraftOptions(dtype, _ids(vocab, head, ids)))
+    shortlist = _ids(wish.vocab, head, ids)
+    return Decided(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
 
 
 def parse_drafts(text: str) -> int | None:

@@ -19,12 +19,12 @@ from spark_engine.builder.plan.buckets import (
     fine_decode_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.drafts import HeadFacts, Vocab, decide
+from spark_engine.builder.plan.drafts import HeadFacts, Vocab, Wish, decide
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
-from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
@@ -97,6 +97,7 @@ class ModelFacts:
     wide_bytes: int = 0
     conv_channels: int = 0
     head: HeadFacts | None = None
+    no_head: str = "the checkpoint has no draft head"  # why, where it has none
 
     def needs(
         self,
@@ -112,7 +113,7 @@ class ModelFacts:
         draft, which lie with the largest bucket's; and the head's part of the cache.
         """
         slot = self.state_width * precision.state.itemsize + 4 * self.vocab
-        slot += 4 * _records(ring, drafts) * self.record_width
+        slot += 4 * ring_records(ring, drafts) * self.record_width
         slot += self.conv_width * precision.activation.itemsize
         width, weights = self.kv_token_width, self.weight_bytes
         if drafts:
@@ -150,9 +151,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
-    drafts = decide(
-        options.drafts, options.draft_dtype, options.draft_vocab, facts.head, facts.vocab, bool(gpu)
-    )
+    wish = Wish(options.drafts, options.draft_dtype, options.draft_vocab)
+    drafts = decide(wish, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
@@ -236,11 +236,6 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
         rows = decode_rows(most) if decode is None else (*decode, most)
         verify = cpu_rounds(rows, limits.drafts)
     return bucket_sizes(decode, prefill, limits, verify)
-
-
-def _records(ring: int, drafts: int) -> int:
-    """Records of a slot's ring: with drafts also those of two rounds, and a header."""
-    return ring + 2 * drafts + 1 if drafts and ring else ring
 
 
 def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:

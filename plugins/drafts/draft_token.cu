@@ -1,11 +1,11 @@
 // The next draft of each row: the id of the largest logit, the lowest of equal ones.
 //
 // Block (part, row) reads its part of the row once, LOADS times 16 bytes a thread, and brings the
-// greatest (logit, ~id) by an atomic maximum, which is the same in any order. The block that arrives
-// last at the row writes the token and leaves both words zero for the next launch. Ids, where they
+// greatest (logit, ~id) by an atomic maximum, which is the same in any order. The block that comes
+// last to the row writes the token and leaves both words zero for the next launch. Ids, where they
 // come from a shortlist, are read beside the logits. A row without a token reads nothing.
-// Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which of
-// them this is), LOADS, THREADS.
+// Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which
+// of them this is), LOADS, THREADS.
 #include "common/numeric.cuh"
 
 DEVICE u64 greater(u64 a, u64 b) { return a > b ? a : b; }

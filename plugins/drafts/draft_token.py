@@ -64,7 +64,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> (token, next_starts, drafts_out), row by row."""
     logits, *shortlist, drafts, slots, starts, counts = arrays
-    ids = shortlist[0] if shortlist else np.arange(logits.shape[1])
+    ids = np.asarray(shortlist[0] if shortlist else range(logits.shape[1]), np.int64)
     drafts, tokens, ends = drafts.copy(), np.zeros_like(slots), np.zeros_like(slots)
     for row, slot in enumerate(slots):
         if slot < 0 or counts[row] == 0:

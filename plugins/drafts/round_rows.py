@@ -51,8 +51,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     expect("round_rows", last, (DType.I32,), (None,))
     expect("round_rows", drafts, (DType.I32,), (last.shape[0], None))
     expect("round_rows", standing, (DType.I32,), (last.shape[0],))
-    if width("round_rows", drafts) < tile - 1:
-        held = drafts.shape[1]
+    if (held := width("round_rows", drafts)) < tile - 1:
         raise GraphError(f"round_rows: tile is {tile}; {held} drafts serve a tile of {held + 1}")
     return (
         TensorSpec("ids", DType.I32, tokens.shape),

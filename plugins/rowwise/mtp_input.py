@@ -49,7 +49,8 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """(ids, hidden, weight, norm_e, norm_h) -> (y,)."""
     ids, hidden, weight, norm_e, norm_h = arrays
-    legal = np.where((ids >= 0) & (ids < len(weight)), ids, 0)
+    wide = ids.astype(np.int64)
+    legal = np.where((wide >= 0) & (wide < len(weight)), wide, 0)
     embedded = weight[legal].astype(hidden.dtype)
     eps = float(attrs["eps"])
     parts = [normalise(embedded, norm_e, eps), normalise(hidden, norm_h, eps)]

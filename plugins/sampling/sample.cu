@@ -82,15 +82,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float* f = sampling_f + (u64)slot * 8;
   const int* i4 = sampling_i + (u64)slot * 4;
   const u32 position = (u32)place.position, seed0 = i4[1], seed1 = i4[2];
-#ifdef TILE
-  __shared__ int drafted[TILE];
-  find_drafts(r, ids, row, place.drafts, drafted);
-#else
-  const bool emits = emit[row] > 0;
-#endif
+  const bool emits = !DRAFTED && emit[row] > 0;
   Rule rule = {f[0], f[1], f[2], i4[0], 0.0};
   raw_most = __reduce_max_sync(~0u, raw_most), most = __reduce_max_sync(~0u, most);
   if (lane_id() == 0) tops[0][threadIdx.x / 32] = raw_most, tops[1][threadIdx.x / 32] = most;
+  find_drafts(r, ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, 0, WIDTH, w.bias_ids,
               w.bias_values, &w.biases);
   const bool fine = !__syncthreads_or(bad);
@@ -127,8 +123,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tokens[row] = token;
     logprobs[row] = logit - peak - log_sum;
     ok[row] = fine;
-#ifndef TILE
     if (emits) last_tokens[slot] = token;
-#endif
   }
 }

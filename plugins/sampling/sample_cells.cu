@@ -3,8 +3,8 @@
 // warp. A source of its own: the second pass is compiled once for all numbers of rows. Variants:
 // benchmarks/log/sample.md.
 //
-// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens of a launch's
-// row, each of which has a row of logits; without it one has).
+// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens that a row
+// of the launch has, if each of them has a row of logits).
 #include "sampling/sample_row.cuh"
 
 struct Cell {
@@ -155,10 +155,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   if (slot < 0) return;
   Row r = row_of(logits, token_counts, sampling_f, row, slot);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
-#ifdef TILE
-  __shared__ int drafted[TILE];
-  find_drafts(r, ids, row, place.drafts, drafted);
-#endif
+  find_drafts(r, ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, begin * CELL,
               (begin + BLOCK) * CELL, found_ids, found_values, &found);
   const u64 at = (u64)row * CELLS + first;

@@ -6,6 +6,12 @@
 #pragma once
 #include "common/numeric.cuh"
 
+#ifdef TILE
+constexpr bool DRAFTED = true;
+#else
+constexpr bool DRAFTED = false;
+#endif
+
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
 
@@ -64,13 +70,14 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   return r;
 }
 
-#ifdef TILE
 // The drafts before the token, into shared memory; the block synchronises before it uses them.
-DEVICE void find_drafts(Row& r, const int* ids, int at, int drafts, int* found) {
+DEVICE void find_drafts(Row& r, const int* ids, int at, int drafts) {
+#ifdef TILE
+  __shared__ int found[TILE];
   if ((int)threadIdx.x < drafts) found[threadIdx.x] = ids[at / TILE * TILE + 1 + threadIdx.x];
   r.drafted = found, r.drafts = drafts;
-}
 #endif
+}
 
 // The biases of ids in [begin, end) that count at `position`, in order, into shared memory. The
 // whole block calls it.

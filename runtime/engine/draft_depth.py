@@ -123,13 +123,9 @@ class DraftDepth:
         held = np.array([r.held for r in requests])
         later = np.minimum(own, np.maximum(room - 3, 0))  # one token has come by then
         now = np.minimum(np.minimum(own, room - 2), held)
-        return self._sum(gains, now), self._sum(gains, later), int(later.max())
-
-    def _sum(self, gains: Floats, most: Ints) -> Floats:
-        """Of all rows, by k, where a row uses up to `most` drafts."""
-        used = np.minimum(most[:, None], self._depths)
-        total: Floats = np.take_along_axis(gains, used, axis=1).sum(axis=0)
-        return total
+        used = np.minimum(np.stack((now, later))[:, :, None], self._depths)
+        tokens = gains[np.arange(len(slots))[:, None], used].sum(axis=1)
+        return tokens[0], tokens[1], int(later.max())
 
     def _cost(self, rows: int) -> Floats:
         """Of a round of `rows` sequences by k; infinite where there is no bucket."""

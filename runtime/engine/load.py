@@ -131,8 +131,7 @@ def load(
             shown.advance(len(executors), len(manifest.buckets))
     mark("buckets")
     opener = EXECUTORS[manifest.executor]
-    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
-    return Loaded(*common, executors, folder, opener=opener)
+    return Loaded(*_common(manifest), executors, folder, opener=opener, costs=_costs(manifest))
 
 
 def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
@@ -173,9 +172,18 @@ def _load_native(
             mark(f"{bucket.family} {bucket.rows}")
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
-    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
-    store, sink = engine.states, engine.tables
-    return Loaded(*common, executors, folder, store, sink, engine.open)
+    own = engine.states, engine.tables, engine.open, _costs(manifest)
+    return Loaded(*_common(manifest), executors, folder, *own)
+
+
+def _common(
+    manifest: Manifest,
+) -> tuple[Limits, tuple[int, ...], tuple[StateInfo, ...], tuple[TensorSpec, ...]]:
+    return manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables
+
+
+def _costs(manifest: Manifest) -> Mapping[BucketKey, float]:
+    return {(b.family, b.rows): b.cost_us for b in manifest.buckets}
 
 
 def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:

@@ -168,12 +168,11 @@ class Loop:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
-            k, so_far = seq.request.params.logprobs, (seq.drafted, seq.accepted)
+            k, more = seq.request.params.logprobs, ("", seq.drafted, seq.accepted)
             if k is None:
-                events.append(Event(seq.id, token, None, (), reason, "", *so_far))
+                events.append(Event(seq.id, token, None, (), reason, *more))
             else:
-                top = _top(*tops, i, k)
-                events.append(Event(seq.id, token, logprob, top, reason, "", *so_far))
+                events.append(Event(seq.id, token, logprob, _top(*tops, i, k), reason, *more))
 
     def _sampled(self, one: _Launched) -> _Sampled:
         batch = one.batch

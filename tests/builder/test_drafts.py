@@ -9,6 +9,7 @@ import pytest
 from spark_engine.builder.plan.drafts import (
     HeadFacts,
     Vocab,
+    Wish,
     decide,
     parse_drafts,
     parse_vocab,
@@ -18,19 +19,20 @@ from spark_engine.models.draft_options import DraftOptions
 
 HEAD = HeadFacts(512, 128, nvfp4=True, eos=(90, 200))
 IDS = 100
+NONE = "there is no head"
 
 
 def test_auto_drafts_where_there_is_a_head() -> None:
-    made = decide(None, "auto", None, HEAD, IDS, gpu=True)
+    made = decide(Wish(), HEAD, IDS, gpu=True)
     assert (made.drafts, made.head, made.notes) == (3, DraftOptions("nvfp4"), ())
-    bare = decide(None, "auto", None, None, IDS, gpu=True)
+    bare = decide(Wish(), NONE, IDS, gpu=True)
     assert (bare.drafts, bare.head) == (0, None)
-    assert bare.notes[0].endswith("built without drafts")
+    assert bare.notes == ("there is no head: built without drafts",)
 
 
 def test_none_are_wished_for() -> None:
-    for head in (HEAD, None):
-        made = decide(0, "auto", None, head, IDS, gpu=True)
+    for head in (HEAD, NONE):
+        made = decide(Wish(0), head, IDS, gpu=True)
         assert (made.drafts, made.head, made.notes) == (0, None, ())
 
 
@@ -48,7 +50,7 @@ def test_none_are_wished_for() -> None:
 def test_the_head_is_stored_as_the_model_on_a_gpu(
     nvfp4: bool, gpu: bool, dtype: str, stored: str
 ) -> None:
-    made = decide(7, dtype, None, HeadFacts(512, nvfp4=nvfp4), IDS, gpu)
+    made = decide(Wish(7, dtype), HeadFacts(512, nvfp4=nvfp4), IDS, gpu)
     assert made.drafts == 7 and made.head == DraftOptions(stored)
 
 
@@ -65,29 +67,29 @@ def test_the_head_is_stored_as_the_model_on_a_gpu(
     ],
 )
 def test_shortlists_ascend(vocab: Vocab | None, ids: tuple[int, ...] | None) -> None:
-    made = decide(1, "auto", vocab, HEAD, IDS, gpu=False)
+    made = decide(Wish(1, vocab=vocab), HEAD, IDS, gpu=False)
     assert made.head is not None and made.head.shortlist == ids
 
 
 @pytest.mark.parametrize(
     ("wish", "dtype", "vocab", "head", "words"),
     [
-        (3, "auto", None, None, "--drafts 3: the checkpoint has no draft head"),
+        (3, "auto", None, NONE, "--drafts 3: there is no head; build with --drafts 0"),
         (8, "auto", None, HEAD, "--drafts 8 is not possible; choose auto or 0 to 7"),
         (-1, "auto", None, HEAD, "--drafts -1 is not possible"),
         (1, "int4", None, HEAD, "--draft-dtype int4 .* auto, checkpoint, fp8, nvfp4"),
         (0, "fp8", None, HEAD, "--draft-dtype: --drafts is 0"),
-        (None, "auto", 9, None, "--draft-vocab: the checkpoint has no draft head"),
+        (None, "auto", 9, NONE, "--draft-vocab: there is no head"),
         (1, "auto", 0, HEAD, "--draft-vocab 0 must be positive"),
         (1, "auto", (99, 100), HEAD, "--draft-vocab: 100 is no id of the model, which has 100"),
         (1, "auto", (), HEAD, "--draft-vocab: the file holds no id"),
     ],
 )
 def test_what_cannot_be(
-    wish: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | None, words: str
+    wish: int | None, dtype: str, vocab: Vocab | None, head: HeadFacts | str, words: str
 ) -> None:
     with pytest.raises(OptionError, match=words):
-        decide(wish, dtype, vocab, head, IDS, gpu=True)
+        decide(Wish(wish, dtype, vocab), head, IDS, gpu=True)
 
 
 def test_parse_drafts() -> None:

@@ -34,7 +34,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 VOCAB = 61
 EOS = (3, 7)
 _WORD = (1 << 64) - 1
-_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until")
+_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
 _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 
@@ -375,8 +375,8 @@ def _advance(state: int, token: int, position: int) -> int:
 
 def _allowed(answer: int, b: Mapping[str, Array], slot: int, position: int) -> int:
     """The answer's token, moved on past those with a bias of -inf at the position."""
-    used = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
-    banned = set(b["bias_ids"][slot][used].tolist())
+    ban = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
+    banned = set(b["bias_ids"][slot][ban].tolist())
     token = answer % VOCAB
     while token in banned:
         token = (token + 1) % VOCAB
