@@ -327,7 +327,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
     requests = [
         replace(r, params=replace(r.params, drafts=rng.choice((None, None, 0, 1, 2))))
-        for r in (random_request(rng, 70, 60) for _ in range(7))
+        for r in (random_request(rng, 70, 40) for _ in range(6))
     ]
     requests = [replace(r, priority=rng.choice((0, 0, 1, 2))) for r in requests]
     solo = run_solo(drafting, requests, UNDRAFTED)
@@ -352,13 +352,9 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
 def test_a_draft_head_changes_no_token(drafting: Loaded, tmp_path: Path) -> None:
     """Against an engine that was built without: other arithmetic in the recurrent layers."""
     assert drafting.folder
-    build(
-        drafting.folder.path.parent / "checkpoint",
-        tmp_path,
-        replace(OPTIONS, drafts=0),
-        lambda text: None,
-    )
+    checkpoint, plain = drafting.folder.path.parent / "checkpoint", replace(OPTIONS, drafts=0)
+    build(checkpoint, tmp_path, plain, lambda text: None)
     rng = random.Random(12)
     requests = [random_request(rng, 100, 30) for _ in range(6)]
-    plain, found = run_solo(load(tmp_path, threads=1), requests), run_solo(drafting, requests)
-    assert [[token for token, *_ in e] for e in found] == [[t for t, *_ in e] for e in plain]
+    with_head, without = (run_solo(x, requests) for x in (drafting, load(tmp_path, threads=1)))
+    assert [[t for t, *_ in e] for e in with_head] == [[t for t, *_ in e] for e in without]
