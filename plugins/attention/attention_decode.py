@@ -1,5 +1,5 @@
-"""The whole attention of one decode token after its projection: the fusion of paged_attention,
-sigmoid_gate and the quantisers (see those for the maths).
+"""The whole attention of a decode token after its projection, or of a round's few (`tile`): the
+fusion of paged_attention, sigmoid_gate and the quantisers (see those for the maths).
 
 o = paged_attention(qkv), y = o · sigmoid(gate), then the quantised copies of y. Each intermediate
 is rounded to the activation dtype as if it were stored. Written with the fragments of the ops it
@@ -12,7 +12,7 @@ from __future__ import annotations
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
 from spark_engine.operand import Result
-from spark_engine.plugins.attention import paged_attention, paged_decode_cuda
+from spark_engine.plugins.attention import paged_attention, paged_round_cuda
 from spark_engine.plugins.attention.attention_decode_cases import CASES
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised
@@ -44,7 +44,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 
 def _attention(attrs: Attrs) -> Attrs:
-    return {"tile": 1, **{n: attrs[n] for n in SIZES}}
+    return {"tile": attrs.get("tile", 1), **{n: attrs[n] for n in SIZES}}
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -95,12 +95,12 @@ OP = Op(
     name=NAME,
     operands=(*paged_attention.OPERANDS, operands.SCALES),
     results=(*paged_attention.PAGES, Result("result*", "[y A[tokens,nq·D] if keep], quantised…")),
-    attrs=dict.fromkeys((*SIZES, "keep", "quant", "n")),
+    attrs={"tile": 1, **dict.fromkeys((*SIZES, "keep", "quant", "n"))},
     infer=infer,
     reference=reference,
     body=body,
     cases=CASES,
     fuses=parts,
     tolerance=tolerance,
-    cuda=paged_decode_cuda.FUSED,
+    cuda=paged_round_cuda.FUSED,
 )

@@ -7,12 +7,15 @@ FP8 pages hold x / kv_scale as codes; f32 and bf16 pages hold raw values, kv_sca
 
 The body is an online softmax (Milakov & Gimelshein, 2018) over blocks of one page, in f32. Every
 block has the same shape, and a block a query does not see leaves its maximum, sum and accumulator
-bit-equal: a row's result does not depend on the length of the rows beside it. (With pages of more
-than 128 tokens that holds on one thread only: onnxruntime then sums in an order that its threads
-choose.)
+bit-equal: a row's result does not depend on the length of the rows beside it. A round of drafts
+(tile 2 to 8) is as many rows of one token: each token's bits are those of tile 1. (With pages of
+more than 128 tokens all this holds on one thread only: onnxruntime then sums in an order that its
+threads choose.)
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +26,14 @@ from spark_engine.plugins.attention import paged_attention_cases as cases
 from spark_engine.plugins.attention import paged_attention_cuda
 from spark_engine.plugins.attention.paged_attention_cases import read_back, store
 from spark_engine.plugins.attention.paged_attention_nodes import (
+    ROUND,
     Sizes,
-    append_indices,
+    append,
     attend,
+    expand_rows,
     page_ids,
     project,
     sizes_of,
-    stored,
 )
 from spark_engine.plugins.attention.rope import rotate_array
 from spark_engine.plugins.common import operands
@@ -39,16 +43,19 @@ from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.tensors import Array, DType, TensorSpec
 
 NAME = "paged_attention"
+CACHE = (
+    Operand("k_pages", Role.STATE, "KV[P+1,nkv,page,D]"),
+    Operand("v_pages", Role.STATE, "KV[P+1,nkv,page,D]"),
+    operands.PAGE_TABLE,
+    *operands.ROWS,
+)
 OPERANDS = (
     operands.x("A[tokens,2·nq·D+2·nkv·D]", "per head q then gate; k; v", "qkv"),
     operands.weight("q_norm", "f32[D]"),
     operands.weight("k_norm", "f32[D]"),
     operands.weight("inv_freq", "f32[R/2]"),
     Operand("kv_scale", Role.SCALE, "f32[2]"),
-    Operand("k_pages", Role.STATE, "KV[P+1,nkv,page,D]"),
-    Operand("v_pages", Role.STATE, "KV[P+1,nkv,page,D]"),
-    operands.PAGE_TABLE,
-    *operands.ROWS,
+    *CACHE,
 )
 PAGES = (
     Result("k_pages_out", "KV[P+1,nkv,page,D]", updates="k_pages"),
@@ -68,11 +75,18 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
         expect(NAME, spec, (DType.F32,), (s.dim,))
     expect(NAME, inv_freq, (DType.F32,), (None,))
     expect(NAME, kv_scale, (DType.F32,), (2,))
+    o = TensorSpec("o", qkv.dtype, (qkv.shape[0], s.heads * s.dim))
+    return (o, *infer_pages(NAME, s, k_pages, v_pages, table))
+
+
+def infer_pages(
+    op: str, s: Sizes, k_pages: TensorSpec, v_pages: TensorSpec, table: TensorSpec
+) -> tuple[TensorSpec, TensorSpec]:
+    """The pages and their table, checked -> (k_pages_out, v_pages_out)."""
     for spec in (k_pages, v_pages):
-        expect(NAME, spec, (s.storage,), (k_pages.shape[0], s.kv_heads, s.page, s.dim))
-    expect(NAME, table, (DType.I32,), (None, None))
+        expect(op, spec, (s.storage,), (k_pages.shape[0], s.kv_heads, s.page, s.dim))
+    expect(op, table, (DType.I32,), (None, None))
     return (
-        TensorSpec("o", qkv.dtype, (qkv.shape[0], s.heads * s.dim)),
         TensorSpec("k_pages_out", k_pages.dtype, k_pages.shape),
         TensorSpec("v_pages_out", v_pages.dtype, v_pages.shape),
     )
@@ -107,10 +121,11 @@ def _split(
     q = wide[:q_size].reshape(s.heads, 2, s.dim)[:, 0]
     k = wide[q_size : q_size + kv_size].reshape(s.kv_heads, s.dim)
     v = wide[q_size + kv_size :].reshape(s.kv_heads, s.dim)
-    return _normed(q, q_norm, eps), _normed(k, k_norm, eps), v
+    return normed(q, q_norm, eps), normed(k, k_norm, eps), v
 
 
-def _normed(x: Wide, weight: Array, eps: float) -> Wide:
+def normed(x: Wide, weight: Array, eps: float) -> Wide:
+    """x / rms(x) · weight over the last axis."""
     root: Wide = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
     y: Wide = x / root * weight.astype(np.float64)
     return y
@@ -142,13 +157,15 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
 def fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...], out: str = "") -> str:
     """The body over the operands' names, its pages written to those of PAGES; returns o's name."""
     s, n = sizes_of(attrs, specs[5]), specs[8].dims[0]
-    rows = read_rows(f, "slots", "starts", "counts")
+    if s.tile <= ROUND:
+        rows, n = expand_rows(f, s.tile, n)
+        s = replace(s, tile=1)
+    else:
+        rows = read_rows(f, "slots", "starts", "counts")
     longest = specs[7].dims[1] * s.page
     q, k, v, limits = project(f, s, rows, n, longest, float(attrs["eps"]), specs[3].dims[0])
     table = page_ids(f, rows, specs[5].dims[0])
-    at = append_indices(f, s, rows, table, n, longest)
-    f("ScatterND", "k_pages", at, stored(f, s, k, 0), out="k_pages_out")
-    f("ScatterND", "v_pages", at, stored(f, s, v, 1), out="v_pages_out")
+    append(f, s, rows, table, (k, v), n, longest)
     o = attend(f, s, rows, q, limits, table, n)  # [rows, nkv, group·tile, D]
     o = f("Reshape", o, [n, s.heads, s.tile, s.dim])
     o = f("Reshape", f("Transpose", o, perm=[0, 2, 1, 3]), [n * s.tile, s.heads * s.dim])

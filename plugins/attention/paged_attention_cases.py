@@ -129,6 +129,20 @@ _TILES = (
     (0, 64, 128, 1 << 30, 0, 131, 63, 0),
     (64, 64, 2, 0, 1, 64, 63, 0),
 )
+# Rounds of drafts: tiles, pages, chunks of keys and e4m3's first page end within them.
+ROUNDS = {
+    2: ((3, -1, 0, 2, 5), (14, 1 << 30, 0, 63, 255), (2, 0, 1, 2, 2)),
+    3: ((3, 0, 2, 5, 1), (15, 0, 62, 127, 64), (3, 2, 3, 3, 0)),
+    4: (
+        (3, -1, 0, 2, 5, 7, 1, 4),
+        (14, 1 << 30, 0, 13, 61, 126, 189, 64),
+        (4, 0, 1, 4, 3, 4, 4, 0),
+    ),
+    5: ((0, 1), (60, 15), (5, 4)),
+    6: ((1, 0), (59, 317), (6, 6)),
+    7: ((2, 0), (1, 250), (7, 6)),
+    8: ((0, 3, -1, 1, 2), (0, 12, 5, 378, 57), (8, 8, 0, 8, 7)),
+}
 _B16, _F8 = DType.BF16, DType.F8E4M3
 
 
@@ -150,6 +164,19 @@ CASES = (
     _case("decode, fp8 pages", Launch(1, *_EDGES, kv=_F8), atol=1e-5),
     _case("decode, bf16 pages", Launch(1, *_EDGES, kv=_B16), atol=1e-5),
     _case("decode, bf16", Launch(1, *_EDGES, kv=_B16, dtype=_B16), 1e-2, 1e-2),
+    *(_case(f"round of {n}", Launch(n, *rows)) for n, rows in ROUNDS.items()),
+    _bench("served sizes, round", Launch(4, *ROUNDS[4], heads=6)),
+    _case("round, first tokens", Launch(4, (0, 1), (0, 0), (4, 1))),
+    _case("round, all inert", Launch(4, (-1, -1), (0, 1 << 30), (0, 0))),
+    _case("round, small pages", Launch(4, *ROUNDS[4], page=16)),
+    _case("round, large pages", Launch(3, *ROUNDS[3], page=256)),
+    _case("round, no sharing", Launch(2, *ROUNDS[2], heads=3, kv_heads=3)),
+    _case("round, three share", Launch(3, *ROUNDS[3], heads=6, kv_heads=2, dim=128, half=16)),
+    _case("round, eight share", Launch(8, *ROUNDS[8], heads=16, kv_heads=2, dim=64, half=8)),
+    _case("round, far", Launch(4, (1, 0), (4095, 3), (4, 4), dim=8)),
+    _case("round, fp8 pages", Launch(4, *ROUNDS[4], kv=_F8), atol=1e-5),
+    _case("round, bf16 pages", Launch(4, *ROUNDS[4], kv=_B16), atol=1e-5),
+    _case("round, bf16", Launch(4, *ROUNDS[4], kv=_B16, dtype=_B16), 1e-2, 1e-2),
     _case("tiles", Launch(64, *_TILES)),
     _case("tiles, small pages", Launch(64, *_TILES, page=16)),
     _case("tiles, large pages", Launch(64, *_TILES, page=256)),

@@ -11,13 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_engine.errors import GraphError
+from spark_engine.interface import MOST_DRAFTS
 from spark_engine.op import Attrs
 from spark_engine.plugins.attention.rope import cos_sin, rotate
 from spark_engine.plugins.common import fp8_codes
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.sequence_tiles import Rows, over, positions, valid_tokens
+from spark_engine.plugins.common.sequence_tiles import (
+    Rows,
+    over,
+    positions,
+    read_rows,
+    valid_tokens,
+)
 from spark_engine.tensors import DType, TensorSpec
 
+ROUND = MOST_DRAFTS + 1  # tokens of a row that are as many rows of one; longer tiles are prefill's
 HIDDEN = -1e30  # the score of an unseen position; finite, so that HIDDEN − HIDDEN is 0
 
 
@@ -38,18 +46,30 @@ class Sizes:
         return self.heads // self.kv_heads
 
 
-def sizes_of(attrs: Attrs, pages: TensorSpec) -> Sizes:
+def sizes_of(attrs: Attrs, pages: TensorSpec, op: str = "paged_attention") -> Sizes:
     """The attributes, typed. Raises GraphError when they contradict each other or the pages."""
     tile, heads, kv_heads, dim = (int(attrs[n]) for n in ("tile", "heads", "kv_heads", "head_dim"))
     kv = DType(str(attrs["kv_dtype"]))
     if heads % kv_heads:
-        raise GraphError(f"paged_attention: {heads} heads are no multiple of {kv_heads} kv heads")
+        raise GraphError(f"{op}: {heads} heads are no multiple of {kv_heads} kv heads")
     if kv not in (DType.F32, DType.BF16, DType.F8E4M3):
-        raise GraphError(f"paged_attention: kv_dtype is {kv}, expected f32, bf16 or f8e4m3")
+        raise GraphError(f"{op}: kv_dtype is {kv}, expected f32, bf16 or f8e4m3")
     if len(pages.shape) != 4:
-        raise GraphError(f"paged_attention: operand {pages.name} is {pages.shape}, not 4-D")
+        raise GraphError(f"{op}: operand {pages.name} is {pages.shape}, not 4-D")
     storage = DType.U8 if kv is DType.F8E4M3 else kv
     return Sizes(tile, heads, kv_heads, dim, int(pages.shape[2]), storage)
+
+
+def expand_rows(f: Text, tile: int, n: int) -> tuple[Rows, int]:
+    """(a row for each of the tokens of `n` rows, how many); tokens that are not there are inert."""
+    rows = read_rows(f, "slots", "starts", "counts")
+    if tile == 1:
+        return rows, n
+    valid = valid_tokens(f, rows, tile)
+    slot = f("Where", valid, over(f, rows.slots, [1]), -1)
+    start = f("Where", valid, positions(f, rows, tile), 0)
+    slot, start, count, live = (f("Reshape", x, [-1]) for x in (slot, start, f.long(valid), valid))
+    return Rows(slot, start, count, live, f("Equal", start, 0)), n * tile
 
 
 def project(
@@ -68,13 +88,24 @@ def project(
     kv_shape = [n, s.tile, s.kv_heads, s.dim]
     k = f("Reshape", f("Slice", x, [q_size], [q_size + kv_size], [2]), kv_shape)
     v = f("Reshape", f("Slice", x, [q_size + kv_size], [q_size + 2 * kv_size], [2]), kv_shape)
-    at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
-    cos, sin = cos_sin(f, over(f, at, [2, 3]), "inv_freq")
+    at, cos, sin = _turns(f, s, rows, longest)
     q = rotate(f, _normed(f, q, "q_norm", eps), cos, sin, half, s.dim)
     k = rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
     limits = f("Expand", over(f, f("Where", valid, at, -1), [1]), [n, s.group, s.tile])
     limits = f("Reshape", limits, [n, 1, s.group * s.tile, 1])
     return _columns(f, s, q, n), k, v, limits
+
+
+def turned_keys(f: Text, s: Sizes, rows: Rows, k: str, longest: int, eps: float, half: int) -> str:
+    """k [rows,tile,nkv,D], normalised and rotated as `project` does it."""
+    _, cos, sin = _turns(f, s, rows, longest)
+    return rotate(f, _normed(f, k, "k_norm", eps), cos, sin, half, s.dim)
+
+
+def _turns(f: Text, s: Sizes, rows: Rows, longest: int) -> tuple[str, str, str]:
+    """(legal positions int64 [rows,tile], cosines and sines f32 [rows,tile,1,R/2])."""
+    at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
+    return at, *cos_sin(f, over(f, at, [2, 3]), "inv_freq")
 
 
 def _normed(f: Text, x: str, weight: str, eps: float) -> str:
@@ -106,7 +137,16 @@ def page_ids(f: Text, rows: Rows, pages: int) -> str:
     return f("Where", over(f, rows.live, [1]), table, -1)
 
 
-def append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: int) -> str:
+def append(
+    f: Text, s: Sizes, rows: Rows, table: str, kv: tuple[str, str], n: int, longest: int
+) -> None:
+    """k and v [rows,tile,nkv,D] into the pages, which become k_pages_out and v_pages_out."""
+    at = _append_indices(f, s, rows, table, n, longest)
+    for which, (name, x) in enumerate(zip(("k_pages", "v_pages"), kv, strict=True)):
+        f("ScatterND", name, at, _stored(f, s, x, which), out=f"{name}_out")
+
+
+def _append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: int) -> str:
     """int64 [rows, tile, nkv, 3]: (page, kv head, offset) of every token; no token: scratch."""
     at = f("Clip", positions(f, rows, s.tile), 0, longest - 1)
     page = f("GatherElements", table, f("Div", at, s.page), axis=1)
@@ -120,7 +160,7 @@ def append_indices(f: Text, s: Sizes, rows: Rows, table: str, n: int, longest: i
     return f("Concat", *parts, axis=3)
 
 
-def stored(f: Text, s: Sizes, x: str, which: int) -> str:
+def _stored(f: Text, s: Sizes, x: str, which: int) -> str:
     """k (which 0) or v (which 1) as its pages hold it."""
     if s.storage is not DType.U8:
         return f.cast(x, s.storage)
