@@ -8,7 +8,7 @@
 // the run, which meet at a barrier of their own once a tile.
 // Append: positions from the round's start on are never read from pages: every item that covers some
 // makes them from the activations; those of a row's last run store them.
-// Figures: none yet (benchmarks/log/paged_decode.md).
+// Figures: none yet (benchmarks/log/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
 // (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, BLOCKS (of a multiprocessor), SHARED (bytes).
 #define APART 1
