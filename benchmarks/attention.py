@@ -2,8 +2,8 @@
 
 Usage: python -m benchmarks.attention decode|fused|prefill|round TOKENS
 Decode and fused (with the gate and FP8 copies, as a step has it) print microseconds and the share
-of the byte floor by tactic; round the same for one token a row and for TOKENS; prefill microseconds and TFLOP/s of the causal products alone. Caches
-hold zeros: only time is read.
+of the byte floor by tactic; round the same for one token a row and for TOKENS; prefill microseconds
+and TFLOP/s of the causal products alone. Caches hold zeros: only time is read.
 """
 
 from __future__ import annotations
