@@ -1,10 +1,11 @@
 """What the host does for one decode step, without a device: the split by stage.
 
-`python -m benchmarks.host_step [ROWS]` runs ROWS (128) sequences that decode at depth 1 through the
-real `Engine` over an executor that does what a native one does in Python (copies step inputs into
-one block, copies narrow outputs out of another) and calls no driver. Sequences come in over many
-steps, so that their pages end in different steps, and end ids are looked for. Medians of one step
-in microseconds; what the driver's calls take comes on top (`host_ms` of bench_decode has both).
+`python -m benchmarks.host_step [ROWS [K]]` runs ROWS (128) sequences that decode at depth 1 through
+the real `Engine` over an executor that does what a native one does in Python (copies step inputs
+into one block, copies narrow outputs out of another) and calls no driver. With K every round
+verifies as many drafts, of which 0, 1, … K are kept in turn. Sequences come in over many steps, so
+that their pages end in different steps, and end ids are looked for. Medians of one step in
+microseconds; what the driver's calls take comes on top (`host_ms` of bench_decode has both).
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from spark_engine.interface import Limits, common_states, outputs, steps, tables, tile_of
+from spark_engine.interface import (
+    PREFILL,
+    Limits,
+    common_states,
+    drafts_of,
+    families,
+    outputs,
+    steps,
+    tables,
+    tile_of,
+)
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded
@@ -27,7 +38,7 @@ from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.tensors import Array
 
 VOCAB, CONTEXT, PROMPT, EOS = 248_320, 1536, 1024, (5, 6)
-WARM, STEPS, LOGPROBS = 20, 300, 4  # every LOGPROBS-th request asks for log-probabilities
+WARM, STEPS, LOGPROBS = 20, 150, 4  # every LOGPROBS-th request asks for log-probabilities
 
 
 class Blocks:
@@ -35,13 +46,14 @@ class Blocks:
 
     def __init__(self, limits: Limits, family: str, rows: int) -> None:
         dims = {"rows": rows, "tokens": rows * tile_of(family)}
-        inputs = tuple(s.bind(dims) for s in steps())
-        outs = tuple(s.bind(dims) for s in outputs(limits) if s.name != "logits")
+        inputs = tuple(s.bind(dims) for s in steps(family, limits.drafts))
+        outs = tuple(s.bind(dims) for s in outputs(limits, family) if s.name != "logits")
         self.specs = Specs(inputs + tables(limits), (), outs)
         self._in = [(s.name, np.zeros(s.dims, s.dtype.numpy)) for s in inputs]
         self._out = [(s.name, np.zeros(s.dims, s.dtype.numpy)) for s in outs]
         for name, array in self._out:
             array.fill({"next_tokens": 7, "ok": 1}.get(name, 0))
+        self._kept = np.arange(rows, dtype=np.int32) % (1 + drafts_of(family))
 
     def run(self, buffers: Mapping[str, Array]) -> None:
         """One step."""
@@ -55,6 +67,8 @@ class Blocks:
         def wait() -> None:
             for name, array in self._out:
                 buffers[name][...] = array
+            if "accepted" in buffers:
+                np.minimum(self._kept + 1, buffers["counts"], out=buffers["accepted"])
 
         return wait
 
@@ -62,13 +76,16 @@ class Blocks:
         """Nothing to free."""
 
 
-def make(rows: int) -> Engine:
+def make(rows: int, drafts: int) -> Engine:
     """An engine of `rows` slots whose pages are enough for all."""
-    limits = Limits(max_seqs=rows, max_context=CONTEXT, pages=rows * CONTEXT // 64, vocab=VOCAB)
-    keys = [("decode", n) for n in (1, 8, 32, 64, 128) if n < rows] + [("decode", rows)]
+    pages = rows * CONTEXT // 64
+    limits = Limits(rows, CONTEXT, pages, VOCAB, drafts=drafts)
+    wide = [n for n in (1, 8, 32, 64, 128) if n < rows] + [rows]
+    keys = [(f, n) for f in families(drafts) if f != PREFILL for n in wide]
     executors = {k: Blocks(limits, *k) for k in (*keys, ("prefill", 32), ("prefill", 128))}
     states = tuple(StateInfo(s, "slot") for s in common_states(limits)[:1])
-    loaded = Loaded(limits, EOS, states, tables(limits), executors)
+    costs = {key: 100.0 + drafts_of(key[0]) for key in keys}  # the longest round is the best
+    loaded = Loaded(limits, EOS, states, tables(limits), executors, costs=costs)
     return Engine(loaded, EngineOptions(depth=1))
 
 
@@ -88,18 +105,19 @@ def split(engine: Engine, spent: dict[str, float]) -> None:
     """Puts a clock around each stage of the loop."""
     loop: Any = engine._loop  # the stages have no public names, and this is their clock
     scheduler: Any = engine.scheduler
-    scheduler.plan = clocked(spent, "schedule", scheduler.plan)
-    for name, stage in (("_fill", "tables"), ("_run", "fill and launch"), ("_collect", "read"),
-                        ("_finish", "finish")):  # fmt: skip
+    scheduler.schedule = clocked(spent, "schedule", scheduler.schedule)
+    scheduler.depth.choose = clocked(spent, "choose k (part of schedule)", scheduler.depth.choose)
+    for name, stage in (("_prepare", "tables"), ("_launch", "fill and launch"),
+                        ("_collect", "read"), ("_postprocess", "postprocess")):  # fmt: skip
         setattr(loop, name, clocked(spent, stage, getattr(loop, name)))
     for executor in engine.loaded.executors.values():
         part: Any = executor
         part.launch = clocked(spent, "launch (part of fill and launch)", part.launch)
 
 
-def measure(rows: int, staged: bool) -> list[dict[str, float]]:
+def measure(rows: int, drafts: int, staged: bool) -> list[dict[str, float]]:
     """Seconds by stage, one row a step; one stage alone, the whole, unless `staged`."""
-    engine, spent = make(rows), defaultdict[str, float](float)
+    engine, spent = make(rows, drafts), defaultdict[str, float](float)
     if staged:
         split(engine, spent)
     rng = np.random.default_rng(0)
@@ -115,7 +133,7 @@ def measure(rows: int, staged: bool) -> list[dict[str, float]]:
         start = time.perf_counter()
         events = engine.step()
         spent["whole step"] = time.perf_counter() - start
-        assert len(events) == rows
+        assert len(events) >= rows
         if turn >= WARM:
             found.append(dict(spent))
     return found
@@ -123,10 +141,11 @@ def measure(rows: int, staged: bool) -> list[dict[str, float]]:
 
 def main() -> None:
     """Prints the table."""
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 128
-    print(f"{rows} decode rows, depth 1, microseconds a step over {STEPS} steps")
+    rows, drafts, *_ = [*map(int, sys.argv[1:]), *(128, 0)[len(sys.argv) - 1 :]]
+    what = f"rows of {1 + drafts} tokens" if drafts else "decode rows"
+    print(f"{rows} {what}, depth 1, microseconds a step over {STEPS} steps")
     for staged in (True, False):
-        table = measure(rows, staged)
+        table = measure(rows, drafts, staged)
         for name in table[0] if staged else ("whole step",):
             if staged and name == "whole step":
                 continue

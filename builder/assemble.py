@@ -24,7 +24,10 @@ from spark_engine.manifest import (
     Refusal,
     StateInfo,
 )
+from spark_engine.models.checkpoint.expected_tensors import MTP
 from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.draft_options import DraftOptions
+from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import WeightLayout
@@ -72,11 +75,11 @@ def make_manifest(
         tables=tables,
         buckets=tuple(buckets),
         memory=Memory.of(layout.total, states, tables, buckets),
-        quantisation=quantisation(model),
+        quantisation=quantisation(model, plan.draft),
         fusions={family: done.counts for family, done in rewritten.items()},
         refusals=_refusals(rewritten),
         tactics=tuple(tactics),
-        ignored=dict(model.ignored),
+        ignored={part: n for part, n in model.ignored.items() if part != MTP or not plan.draft},
         generation=dict(model.checkpoint.generation),
         eos_token_ids=model.config.eos_token_ids,
         fingerprint=fingerprint,
@@ -84,11 +87,15 @@ def make_manifest(
     )
 
 
-def quantisation(model: Model) -> tuple[Quantised, ...]:
-    """How each projection is stored, and of how many checkpoint tensors."""
+def quantisation(model: Model, draft: DraftOptions | None = None) -> tuple[Quantised, ...]:
+    """How each projection is stored, the draft head's if there is one, and of how many checkpoint
+    tensors."""
     rows = []
     owned = model.tensors_by_module()
-    for module, scheme in model.table.modules.items():
+    schemes = dict(model.table.modules)
+    if draft is not None:
+        schemes |= with_draft_dtype(model, draft.dtype).table.drafts
+    for module, scheme in schemes.items():
         stored = scheme.value if scheme is not Scheme.PLAIN else model.config.dtype.value
         rows.append(Quantised(module, stored, owned[module]))
     return tuple(rows)

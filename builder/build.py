@@ -17,6 +17,7 @@ from threading import Lock
 from spark_engine.builder import report
 from spark_engine.builder.assemble import make_manifest, weight_specs
 from spark_engine.builder.clock import Clock
+from spark_engine.builder.draft_costs import draft_costs
 from spark_engine.builder.emit import check_destination, check_space, locked, seal, staging
 from spark_engine.builder.executors.backend import Backend
 from spark_engine.builder.fingerprint import fingerprint
@@ -31,7 +32,6 @@ from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
-from spark_engine.interface import families
 from spark_engine.manifest import Bucket, Fingerprint, Manifest
 from spark_engine.models.checkpoint.files import refuse_pointer
 from spark_engine.models.open_model import open_model
@@ -82,7 +82,10 @@ def build(
             return Report(old, False, clock.seconds(), clock.peak_rss())
         backend = backend_of(plan, destination.parent / CUBINS)
         clock.start("lower", "the network to a graph for each family")
-        graphs = {family: lower(model, plan, family) for family in families(plan.limits.drafts)}
+        graphs = {
+            family: lower(model, plan, family)
+            for family in plan.buckets.families(plan.limits.drafts)
+        }
         clock.start("verify", "the lowered graphs")
         verify_all(graphs, plan, "lowered")
         clock.start("rewrite", "the graphs by the rules")
@@ -102,7 +105,7 @@ def build(
             clock.start("compile", f"the chosen kernels for {plan.target}")
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
-        small = BUCKET_FILE * (len(plan.buckets.decode) + len(plan.buckets.prefill))
+        small = BUCKET_FILE * len(plan.buckets)
         check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
         with staging(destination) as folder:
             clock.start("emit", "the buckets")
@@ -116,7 +119,8 @@ def build(
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes)
+    costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
+    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs)
     seconds = clock.seconds()
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
@@ -224,9 +228,12 @@ def emit_buckets(
     wanted = [(graph, size) for graph in graphs.values() for size in plan.buckets.of(graph.family)]
     for graph, size in wanted:
         advance(len(buckets), len(wanted))
-        header, payload, memory = backend.emit(graph, size, layout.entries)
-        (folder / size.file).write_bytes(encode_engine(header, payload))
-        buckets.append(Bucket(size.family, size.rows, size.tile, size.file, **memory))
+        made = backend.emit(graph, size, layout.entries)
+        (folder / size.file).write_bytes(encode_engine(made.header, made.payload))
+        cost = round(made.seconds * 1e6, 2)
+        buckets.append(
+            Bucket(size.family, size.rows, size.tile, size.file, **made.memory, cost_us=cost)
+        )
     return buckets
 
 

@@ -13,7 +13,8 @@ import click
 from rich.console import Console
 
 from spark_engine.builder.build import build
-from spark_engine.builder.plan.buckets import parse_sizes
+from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
+from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
@@ -32,6 +33,7 @@ from spark_engine.progress import Progress
 )
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
 @click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
+@click.option("--verify", help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2.")
 @click.option("--max-context", type=int, help="Tokens of the longest sequence.")
 @click.option("--max-seqs", type=int, help="Sequences alive at once.")
 @click.option("--kv-tokens", type=int, help="Tokens in the KV pages, all sequences together.")
@@ -41,6 +43,21 @@ from spark_engine.progress import Progress
     "--gdn-ring",
     type=int,
     help="Tokens after which a recurrent state is rewritten, 0: every token; CUDA targets 8.",
+)
+@click.option(
+    "--drafts",
+    default="auto",
+    help="Draft tokens of a round, 0 for none; auto: 3 where the checkpoint has a draft head.",
+)
+@click.option(
+    "--draft-dtype",
+    default="auto",
+    help=f"How the draft head is stored: {', '.join(DTYPES)}; auto: nvfp4 where a GPU's model is.",
+)
+@click.option(
+    "--draft-vocab",
+    metavar="N|FILE",
+    help="Ids that are drafted: the first N, or those of a file. What is generated stays the same.",
 )
 @click.option("--no-fuse", is_flag=True, help="Leave every fusion out.")
 @click.option("--debug", is_flag=True, help="Let every layer's output be read.")
@@ -61,6 +78,9 @@ def main(
     output: Path | None,
     decode: str | None,
     prefill: str | None,
+    verify: str | None,
+    drafts: str,
+    draft_vocab: str | None,
     no_fuse: bool,
     as_json: bool,
     **rest: object,
@@ -75,7 +95,12 @@ def main(
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,
         }
-        options = Options(fuse=not no_fuse, **sizes, **rest)  # type: ignore[arg-type]
+        wishes = {
+            "verify": parse_rounds("--verify", verify) if verify is not None else None,
+            "drafts": parse_drafts(drafts),
+            "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
+        }
+        options = Options(fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             report = build(checkpoint, folder, options, shown.say, shown.advance)
         if as_json:

@@ -96,6 +96,7 @@ def _summary(m: Manifest) -> Table:
         ("dtypes", f"activation {dtypes.activation}, KV {dtypes.kv}, state {dtypes.state}"),
         ("sequences", f"{limits.max_seqs} of up to {limits.max_context} tokens"),
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
+        ("drafts", f"up to {limits.drafts} a round" if limits.drafts else "none"),
         ("left out", ignored or "nothing"),
     ]
     return _table(f"engine {m.name}", ("", ""), rows)
@@ -127,9 +128,10 @@ def _refusals(m: Manifest) -> Table:
 
 def _buckets(m: Manifest) -> Table:
     def row(b: Bucket) -> tuple[str, ...]:
-        return b.file, str(b.rows), str(b.tokens), size(b.arena_bytes), size(m.files[b.file].bytes)
+        sizes = (size(b.arena_bytes), size(m.files[b.file].bytes))
+        return b.file, str(b.rows), str(b.tokens), f"{b.cost_us:.0f}", *sizes
 
-    columns = ("bucket", "rows", "tokens", "arena", "file")
+    columns = ("bucket", "rows", "tokens", "us", "arena", "file")
     return _table("buckets", columns, [row(b) for b in m.buckets])
 
 

@@ -39,7 +39,6 @@ from spark_engine.check.engines import (
     open_engine,
 )
 from spark_engine.check.levels import check_ops, compare_runs
-from spark_engine.check.progress import Say, Track, lines
 from spark_engine.check.prompts import Session, greedy_session, sessions
 from spark_engine.check.record import Recorder
 from spark_engine.check.report import Report
@@ -47,6 +46,7 @@ from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
+from spark_engine.progress import Progress, Say
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import BucketKey
 
@@ -74,16 +74,15 @@ def run_check(
     engine: Path,
     against: Path | None,
     levels: Sequence[str],
-    say: Say,
+    shown: Progress,
     seed: int = 0,
-    track: Track | None = None,
 ) -> Report:
-    """Checks the engine folder `engine`; `track` shows how far it has come, `say` by default.
+    """Checks the engine folder `engine`; `shown` is told how far that has come.
 
     Raises EngineError, CheckpointError, CapacityError or OptionError when one of the folders is
     unusable or the two engines cannot run the same launches.
     """
-    track = track or lines(say)
+    say = shown.say
     report = Report(str(engine), str(against or ""))
     say(f"opening {engine}")
     with closing(open_engine(engine)) as candidate, _other(candidate, against, say) as other:
@@ -98,22 +97,22 @@ def run_check(
             if tuple(levels) == ("op",):
                 raise OptionError(f"{words}, and {against} is an engine")
             say(f"without the op level: {words}")
-        shown = other.shown
+        truth = other.shown
         runs = _runs(candidate, levels)
         if recorder is not None and other.alone is other.shown and runs:
-            shown = recorder.watched
+            truth = recorder.watched
         elif recorder is not None:
-            recorder.run(track)
+            recorder.run(shown)
         if runs:
-            report.levels += compare_runs(runs, (other.label, shown), plan, limits, track)
+            report.levels += compare_runs(runs, (other.label, truth), plan, limits, shown)
         if recorder is not None:
             exact = node_limits(manifests[0].dtypes.activation)
-            report.levels.insert(0, check_ops(candidate, recorder, exact, track))
+            report.levels.insert(0, check_ops(candidate, recorder, exact, shown))
         if "text" in levels:
             texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
                                    _recorded(candidate))  # fmt: skip
             sides = (candidate, (other.label, other.shown))
-            report.levels.append(compare_texts(*sides, texts, limits, track))
+            report.levels.append(compare_texts(*sides, texts, limits, shown))
     return report
 
 

@@ -17,10 +17,10 @@ from rich.console import Console
 # five times longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from spark_engine.check.progress import bars, lines
 from spark_engine.check.report import show
 from spark_engine.command import DIVERGED, OK, command
 from spark_engine.errors import OptionError
+from spark_engine.progress import Progress
 
 
 @click.command()
@@ -52,20 +52,14 @@ def main(engine: Path, against: Path | None, level: str, seed: int, as_json: boo
             words = "polygraphy is not installed: pip install 'spark-engine[check]'"
             raise OptionError(words) from error
         levels = LEVELS if level == "all" else (level,)
-        errors = Console(stderr=True)
-        say = errors.print if errors.is_terminal else _say
-        track = bars(errors) if errors.is_terminal else lines(_say)
-        report = run_check(engine, against, levels, say, seed, track)
+        with Progress(sys.stderr) as shown:
+            report = run_check(engine, against, levels, shown, seed)
         if as_json:
             click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
         else:
             # Narrower than this, figures would be cut; a pipe has no width of its own.
             show(report, Console(width=max(Console().width, 120)))
         sys.exit(OK if report.passed else DIVERGED)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,22 @@ Knows folders and the builder's and the runtime's front doors; compares nothing.
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.mark import mark
-from spark_engine.check.progress import Say
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.manifest import Bucket, Manifest
+from spark_engine.progress import Say
 from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
@@ -80,7 +83,8 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
     The twin is always the CPU's, which has a graph; values between its nodes, KV pages and states
-    have the engine's dtypes. Raises CheckpointError or OptionError.
+    have the engine's dtypes. `where` lies in the temporary folder. Raises CheckpointError or
+    OptionError.
     """
     limits = manifest.limits
     by_family = {
@@ -100,8 +104,27 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
         activation=manifest.dtypes.activation.value,
         fuse=fuse,
     )
-    build(checkpoint, where, options, say)
+    with _named_by_tmpdir(where):
+        build(checkpoint, where, options, say)
     return where
+
+
+@contextmanager
+def _named_by_tmpdir(where: Path) -> Iterator[None]:
+    """Who runs out of space did not choose `where`: says what does."""
+    remedy = "TMPDIR in the environment chooses another folder"
+    try:
+        yield
+    except OptionError as error:
+        words = str(error).removeprefix(f"-o {where}: ")
+        if words == str(error):
+            raise
+        twin = f"what spark-check builds to compare with, in {where.parent}: {words}"
+        raise OptionError(f"{twin}; {remedy}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OptionError(f"{where}: {error.strerror}; {remedy}") from error
 
 
 def folder_of(loaded: Loaded) -> EngineFolder:

@@ -11,8 +11,8 @@ kernel may be off; runs nothing. Two figures per output, because they see differ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -30,17 +30,31 @@ from spark_engine.plugins.common.formats import FP8_BLOCK, NVFP4_BLOCK, nvfp4_de
 from spark_engine.tensors import Array
 
 MOST_OTHER_EXPERTS = 0.01  # part of the tokens whose router may hold two experts to be as good
+POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Held:
+    """A value of the state `name`: all of it, or of its `count` units those of `index` alone."""
+
+    name: str
+    index: NDArray[np.int64] | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True)
 class Recorded:
-    """One node and what it read and wrote in a launch of the reference."""
+    """One node and what it read and wrote in a launch of the reference.
+
+    `states` says which of its tensors are states, on their way through the launch too, and where.
+    """
 
     step: Step
     operands: tuple[NDArray[Any], ...]
     results: tuple[NDArray[Any], ...]
+    states: Mapping[str, Held] = field(default_factory=dict)
 
 
 def module_of(recorded: Recorded, weights: Collection[str]) -> str:
@@ -67,21 +81,20 @@ def module_of(recorded: Recorded, weights: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Masks:
-    """Which rows and tokens of a launch have defined values, and which outputs are states."""
+    """Which rows and tokens of a launch have defined values."""
 
     rows: NDArray[np.bool_]
     tokens: NDArray[np.bool_]
     emitting: NDArray[np.bool_]
-    states: frozenset[str]
 
     @classmethod
-    def of(cls, buffers: Mapping[str, NDArray[Any]], tile: int, states: Iterable[str]) -> Masks:
-        """From the launch's step inputs and the names of the engine's states."""
+    def of(cls, buffers: Mapping[str, NDArray[Any]], tile: int) -> Masks:
+        """From the launch's step inputs."""
         counts = buffers["counts"]
         tokens = np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
         rows = np.asarray(counts > 0)
         emitting = rows & np.asarray(buffers["emit"] == 1)
-        return cls(rows, tokens, emitting, frozenset(name + STATE_OUT for name in states))
+        return cls(rows, tokens, emitting)
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,9 @@ def _outputs(
         got, want = results[i], truth[i]
         if i in scales:
             continue
-        if name in masks.states:
-            yield _state(name, got, want, recorded.operands[_state_operand(step, i)])
+        if (held := recorded.states.get(name)) is not None:
+            before = recorded.operands[step.inputs.index(_before(step, i))]
+            yield _state(name, (got, want, before), held.index is None)
             continue
         pick = _mask(name, want, masks)
         if i + 1 < len(truth) and (decode := _decoder(want, truth[i + 1])):
@@ -136,19 +150,21 @@ def _outputs(
         yield _Output(name, got[pick], want[pick], want.dtype == E4M3, added)
 
 
-def _state_operand(step: Step, output: int) -> int:
+def _before(step: Step, output: int) -> str:
+    """The operand that the state was before."""
     aliases = step.op.aliases(step.attrs) if step.op is not None else {}
     if output in aliases:
-        return aliases[output]
-    return step.inputs.index(step.outputs[output].removesuffix(STATE_OUT))
+        return step.inputs[aliases[output]]
+    return step.outputs[output].removesuffix(STATE_OUT)
 
 
-def _state(name: str, got: Array, want: Array, before: Array) -> _Output:
+def _state(name: str, sides: tuple[Array, Array, Array], whole: bool) -> _Output:
     """What either side wrote, in the units where anything was; the scratch unit left out.
 
-    A launch touches a few units of a large state: the rest would hide any error.
+    `sides`: the node's, the reference's, and what both began with. A launch touches a few units of
+    a large state: the rest would hide any error.
     """
-    got, want, before = (a[:-1] for a in (got, want, before))
+    got, want, before = (a[:-1] if whole else a for a in sides)
     flat = [np.ascontiguousarray(a).reshape(len(a), -1) for a in (got, want, before)]
     raw = [a.view(f"u{a.dtype.itemsize}") for a in flat]
     wrote = (raw[0] != raw[2]) | (raw[1] != raw[2])

@@ -19,12 +19,12 @@ from spark_engine.check.judge import Recorded, judge, module_of
 from spark_engine.check.native_nodes import NativeNodes
 from spark_engine.check.observe import layer_of, place
 from spark_engine.check.operators import Bodies
-from spark_engine.check.progress import Track
 from spark_engine.check.prompts import Session
 from spark_engine.check.record import Recorder, Taken
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.check.thresholds import NodeLimits, Thresholds
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 
 
@@ -33,7 +33,7 @@ def compare_runs(
     reference: tuple[str, Loaded],
     sessions: Sequence[Session],
     thresholds: Thresholds,
-    track: Track,
+    shown: Progress,
 ) -> list[Level]:
     """Runs all over all sessions, launch by launch; a level per candidate, which names it.
 
@@ -44,7 +44,7 @@ def compare_runs(
     runners = [SessionRunner(*pair) for pair in (*candidates, reference)]
     compare = Compare(thresholds)
     names = ", ".join(name for name, _ in candidates)
-    with ExitStack() as active, track(f"{names} level, launches", len(labels)) as step:
+    with ExitStack() as active, shown.track(f"{names} level, launches", len(labels)) as step:
         *tried, truth = [active.enter_context(runner) for runner in runners]
         # Not by Polygraphy's Comparator: it imports every framework it finds, for seconds.
         for label, feed in zip(labels, feeds(sessions), strict=True):
@@ -58,14 +58,14 @@ def compare_runs(
     return levels
 
 
-def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, track: Track) -> Level:
+def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
     """Every node of one decode and one prefill bucket of `loaded` alone.
 
     Operands and results are what `recorder` has of the same graph with weights beyond doubt,
     computed by reference. Raises OptionError when the engine's nodes are not those.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    with track("op level, nodes", sum(len(one.nodes) for one in recorder.taken)) as step:
+    with shown.track("op level, nodes", sum(len(one.nodes) for one in recorder.taken)) as step:
         for one in recorder.taken:
             level.launches += 1
             alone = _alone(loaded, one)

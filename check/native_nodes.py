@@ -7,20 +7,19 @@ are. Knows places and copies; knows no op and judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.check.judge import Recorded
+from spark_engine.check.judge import POISON, Held, Recorded
 from spark_engine.errors import EngineError, InternalError, OptionError
-from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.program import MemoryOperand, Program
 
-POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 Queue = Callable[[], None]
 
 
@@ -39,9 +38,6 @@ class NativeNodes:
         specs = executor.specs
         self._own = {s.name: MemoryOperand("input", s.name) for s in specs.inputs}
         self._own |= {s.name: MemoryOperand("output", s.name) for s in specs.outputs}
-        for spec in specs.states:
-            place = MemoryOperand("state", spec.name)
-            self._own |= {spec.name: place, spec.name + STATE_OUT: place}
         self._queues: dict[str, list[Queue]] = {}
         for node, launches in groupby(opened.launches(payload), lambda x: x.node):
             if node in self._queues:
@@ -60,28 +56,43 @@ class NativeNodes:
                 "nodes cannot be checked one by one; rebuild it, or use --level layer"
             )
         made = [np.empty(a.shape, a.dtype) for a in recorded.results]
-        outputs = [self._address(n, a) for n, a in zip(step.outputs, made, strict=True)]
-        given = list(self._operands(recorded))
+        outputs = list(zip(step.outputs, made, strict=True))
+        operands = zip(step.inputs, recorded.operands, strict=True)
+        given = [(n, np.ascontiguousarray(a)) for n, a in operands if n not in self._weights]
+        copies = [copy for n, a in given for copy in self._copies(n, a, recorded.states)]
         # Poison first: an output that is updated in place is an operand too.
-        for address, array in zip(outputs, made, strict=True):
-            self._gpu.fill(address, POISON, array.nbytes)
-        for address, array in given:
+        for name, array in outputs:
+            held = recorded.states.get(name)
+            units = len(array) if held is None or held.index is None else held.count
+            nbytes = array.itemsize * math.prod((units, *array.shape[1:]))
+            self._gpu.fill(self._address(name, array, held), POISON, nbytes)
+        for address, array in copies:
             self._gpu.upload(address, array)
         self._gpu.wait()
         for queue in self._queues[step.name]:
             queue()
-        for address, array in zip(outputs, made, strict=True):
-            self._gpu.download(array, address)
+        for name, array in outputs:
+            for address, part in self._copies(name, array, recorded.states):
+                self._gpu.download(part, address)
         self._gpu.wait()
         return tuple(made)
 
-    def _operands(self, recorded: Recorded) -> Iterator[tuple[int, NDArray[Any]]]:
-        for name, array in zip(recorded.step.inputs, recorded.operands, strict=True):
-            if name not in self._weights:
-                yield self._address(name, array), np.ascontiguousarray(array)
+    def _copies(
+        self, name: str, array: NDArray[Any], states: Mapping[str, Held]
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """(address, part) of the tensor: all at once, or unit by unit of a state."""
+        held = states.get(name)
+        address = self._address(name, array, held)
+        if held is None or held.index is None:
+            yield address, array
+            return
+        for part, unit in zip(array, held.index.tolist(), strict=True):
+            yield address + unit * part.nbytes, part
 
-    def _address(self, name: str, array: NDArray[Any]) -> int:
-        """Where the tensor lies, in all its length."""
+    def _address(self, name: str, array: NDArray[Any], held: Held | None = None) -> int:
+        """Where the tensor lies, in all its length, or the state that it is."""
+        if held is not None:
+            return int(self._executor.address(MemoryOperand("state", held.name)))
         place = self._program.places.get(name) or self._own.get(name)
         if place is None:
             raise OptionError(

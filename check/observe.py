@@ -105,9 +105,10 @@ def _whole(
     apart has there. In the states' dtype."""
     found = states.copy()
     ends = buffers["starts"] + buffers["counts"]
+    drafts = buffers["drafts"].shape[1] if "drafts" in buffers else 0
     for i, slot in enumerate(_live_slots(buffers)):
         end = int(ends[buffers["slots"] == slot].max())
-        found[i] = completes.whole(states[i].astype(np.float64), rests[slot], end)
+        found[i] = completes.whole(states[i].astype(np.float64), rests[slot], end, drafts)
     return found
 
 

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.judge import Recorded
+from spark_engine.check.judge import POISON, Held, Recorded
 from spark_engine.check.reference import Step
 from spark_engine.errors import OptionError
 from spark_engine.tensors import DType
@@ -46,6 +46,9 @@ class Bodies:
         named = zip(step.inputs, recorded.operands, strict=True)
         operands = {name: self._weights.get(name, array) for name, array in named}
         outputs = dict(zip(step.outputs, recorded.results, strict=True))
+        for tensors in (operands, outputs):
+            for name in tensors.keys() & recorded.states.keys():
+                tensors[name] = _whole(tensors[name], recorded.states[name])
         session = _session(self._model(step, operands, outputs))
         binding = session.io_binding()
         kept = {n: np.ascontiguousarray(a) for n, a in operands.items() if n not in self._weights}
@@ -55,6 +58,9 @@ class Bodies:
         for name, array in made.items():
             binding.bind_output(name, "cpu", 0, *_place(array))
         session.run_with_iobinding(binding)
+        for name in made.keys() & recorded.states.keys():
+            if (index := recorded.states[name].index) is not None:
+                made[name] = made[name][index]
         return tuple(made.values())
 
     def _model(
@@ -70,6 +76,16 @@ class Bodies:
         return helper.make_model(
             graph, functions=used, opset_imports=self._opsets, ir_version=self._ir_version
         )
+
+
+def _whole(array: NDArray[Any], held: Held) -> NDArray[Any]:
+    """All units of a state, poison where it was not kept."""
+    if held.index is None:
+        return array
+    whole = np.empty((held.count, *array.shape[1:]), array.dtype)
+    whole.view(np.uint8).fill(POISON)
+    whole[held.index] = array
+    return whole
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:

@@ -147,6 +147,7 @@ def default_tables(limits: Limits) -> dict[str, Array]:
         "sampling_i": np.zeros((slots, len(SAMPLING_I)), np.int32),
         "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
         "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
+        "bias_until": np.zeros((slots, limits.bias_slots), np.int32),
     }
 
 

@@ -10,16 +10,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.check.engines import folder_of
-from spark_engine.check.judge import Masks, Recorded
-from spark_engine.check.progress import Track
+from spark_engine.check.judge import Held, Masks, Recorded
 from spark_engine.check.prompts import Session
 from spark_engine.check.reference import ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
-from spark_engine.interface import tile_of
+from spark_engine.interface import STATE_OUT, tile_of
+from spark_engine.manifest import StateInfo
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
 from spark_engine.runtime.executors.memory import BucketKey
@@ -47,7 +49,7 @@ class Recorder:
         self.taken: list[Taken] = []
         self._sessions = sessions
         self._wanted = [_longest(sessions, family) for family in ("prefill", "decode")]
-        self._states = [info.spec.name for info in loaded.states]
+        self._states = loaded.states
         self._weights = frozenset(folder_of(loaded).weights())
         self._at = 0
         executors = {
@@ -59,12 +61,12 @@ class Recorder:
             raise InternalError("only reference executors tell what their nodes read")
         self.watched = replace(loaded, executors=executors)
 
-    def run(self, track: Track) -> None:
+    def run(self, shown: Progress) -> None:
         """Runs as many launches as are needed, for the nodes alone."""
         needed = max(self._wanted) + 1
         with (
             SessionRunner("reference", self.watched) as runner,
-            track("op level, launches by reference", needed) as step,
+            shown.track("op level, launches by reference", needed) as step,
         ):
             for _, feed in zip(range(needed), feeds(self._sessions), strict=False):
                 runner.launch(feed)
@@ -73,18 +75,56 @@ class Recorder:
     def launch(self, key: BucketKey, executor: ReferenceExecutor, buffers: Buffers) -> None:
         """Runs the next launch, and keeps its nodes if they are wanted."""
         if self._at in self._wanted:
-            taken = Taken(key, [], Masks.of(buffers, tile_of(key[0]), self._states), self._weights)
-            self.taken.append(taken)
-
-            def keep(
-                step: Step, operands: tuple[NDArray[Any], ...], results: tuple[NDArray[Any], ...]
-            ) -> None:
-                taken.nodes.append(Recorded(step, operands, results))
-
-            executor.watch = keep
+            masks = Masks.of(buffers, tile_of(key[0]))
+            keeper = _Keeper(buffers, self._states)
+            self.taken.append(Taken(key, keeper.nodes, masks, self._weights))
+            executor.watch = keeper.keep
         executor.run(buffers)
         executor.watch = None
         self._at += 1
+
+
+class _Keeper:
+    """Keeps the nodes of one launch. Of pages, those that its sequences hold and their neighbours:
+    a pool is much larger, and a write beside them is seen all the same."""
+
+    def __init__(self, buffers: Buffers, states: Sequence[StateInfo]) -> None:
+        self.nodes: list[Recorded] = []
+        self._buffers = buffers
+        table = buffers["page_table"][buffers["slots"][buffers["counts"] > 0]]
+        pages = np.unique(table[table >= 0]).astype(np.int64)
+        near = np.unique(np.concatenate([pages - 1, pages, pages + 1]))
+        self._held = {info.spec.name: _held(info, near) for info in states}
+
+    def keep(
+        self, step: Step, operands: tuple[NDArray[Any], ...], results: tuple[NDArray[Any], ...]
+    ) -> None:
+        """One node, copied where it lies in buffers that the next launch overwrites."""
+        aliases = step.op.aliases(step.attrs) if step.op is not None else {}
+        for output, operand in aliases.items():
+            if (held := self._held.get(step.inputs[operand])) is not None:
+                self._held[step.outputs[output]] = held
+        for name in step.outputs:
+            if (held := self._held.get(name.removesuffix(STATE_OUT))) is not None:
+                self._held[name] = held
+        names = (*step.inputs, *step.outputs)
+        states = {name: self._held[name] for name in names if name in self._held}
+        read = [self._copy(n, a) for n, a in zip(step.inputs, operands, strict=True)]
+        made = [self._copy(n, a) for n, a in zip(step.outputs, results, strict=True)]
+        self.nodes.append(Recorded(step, tuple(read), tuple(made), states))
+
+    def _copy(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        held = self._held.get(name)
+        if held is not None and held.index is not None:
+            return np.asarray(array[held.index])
+        return array.copy() if held is not None or name in self._buffers else array
+
+
+def _held(info: StateInfo, pages: NDArray[np.int64]) -> Held:
+    if info.unit != "page":
+        return Held(info.spec.name)
+    count = info.spec.dims[0]
+    return Held(info.spec.name, pages[(pages >= 0) & (pages < count - 1)], count)
 
 
 class _Watched:

@@ -53,7 +53,10 @@ def read_steps(payload: bytes) -> list[Step]:
 
 
 class ReferenceExecutor:
-    """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node."""
+    """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
+
+    What it is shown lies in the launch's buffers: who keeps it beyond the launch copies it.
+    """
 
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
@@ -72,9 +75,7 @@ class ReferenceExecutor:
         """One launch. Raises ExecutorError when a reference returns another shape than planned."""
         values: Values = {**self._weights}
         for spec in (*self._specs.inputs, *self._specs.states):
-            # States are large: copied only where somebody keeps them beyond the launch.
-            held = buffers[spec.name] if self.watch is None else buffers[spec.name].copy()
-            values[spec.name] = held.view()
+            values[spec.name] = buffers[spec.name].view()
             values[spec.name].flags.writeable = False
         for step in self._steps:
             operands = tuple(values[name] for name in step.inputs)

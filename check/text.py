@@ -14,11 +14,11 @@ import numpy as np
 
 from spark_engine.check.compare import Verdict
 from spark_engine.check.metrics import near_tie_rows
-from spark_engine.check.progress import Track
 from spark_engine.check.prompts import Launch, Session, next_launches
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
 from spark_engine.check.thresholds import Thresholds
+from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.tensors import Array
 
@@ -28,7 +28,7 @@ def compare_texts(
     reference: tuple[str, Loaded],
     session: Session,
     thresholds: Thresholds,
-    track: Track,
+    shown: Progress,
 ) -> Level:
     """Decodes a greedy session to its room; one finding, over all tokens of all texts.
 
@@ -46,7 +46,7 @@ def compare_texts(
     with (
         SessionRunner("candidate", candidate) as one,
         SessionRunner(*reference) as other,
-        track("text level, tokens", total) as step,
+        shown.track("text level, tokens", total) as step,
     ):
         for launch in _launches(session, said, rows):
             feed = _feed(session, launch)

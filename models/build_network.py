@@ -14,11 +14,17 @@ import onnx_graphsurgeon as gs
 from spark_engine import interface
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
+from spark_engine.models.config.model_config import LINEAR
+from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 from spark_engine.models.families.registry import family_of
+from spark_engine.models.graph.draft_round import DraftRound
 from spark_engine.models.graph.writer import Writer, state_out
+from spark_engine.models.weights.draft_weights import with_draft_dtype
 from spark_engine.models.weights.recipes import Weight
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
+
+ROUND_STATES = ("positions", "drafts")  # which prefill neither reads nor updates
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Network:
     Attributes:
         graph: opset 23 and domain `spark`; inputs are steps, tables, states and weights.
         weights: the recipe of each weight input, by name.
-        states: (spec, unit) of each state; axis 0 counts units ("slot" or "page") and scratch.
+        states: (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot" or
+            "page") and scratch. A state without output `.out` is only read.
     """
 
     graph: gs.Graph
@@ -37,13 +44,18 @@ class Network:
 
 
 def build_network(
-    model: Model, family: str, limits: Limits, precision: Precision, debug: bool = False
+    model: Model,
+    family: str,
+    limits: Limits,
+    precision: Precision,
+    debug: bool = False,
+    draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
 ) -> Network:
-    """The graph of `family` ("decode" or "prefill").
+    """The graph of `family`; `limits.drafts` decides whether the draft head is in it.
 
-    `debug` adds the outputs `layers.{i}.out` and `logits_all` f32 [tokens, V]. Raises
-    OptionError when limits and model contradict each other, CheckpointError when experts are
-    stored in a way that no op reads.
+    `debug` adds the outputs that docs/graph.md lists for debug builds. Raises OptionError when
+    limits, draft options and model contradict each other, CheckpointError when experts are stored
+    in a way that no op reads.
     """
     if limits.vocab != model.config.vocab:
         raise OptionError(
@@ -53,12 +65,48 @@ def build_network(
         raise OptionError(
             f"family is {family!r}; expected one of {', '.join(interface.families(limits.drafts))}"
         )
-    w = Writer(model, family, limits, precision)
+    if limits.drafts:
+        _check_drafts(model, limits, draft)
+    w = Writer(with_draft_dtype(model, draft.dtype), family, limits, precision)
     for spec in (*interface.steps(family, limits.drafts), *interface.tables(limits)):
         w.input(spec)
     for spec in interface.common_states(limits):
-        w.state(spec, "slot")
-    family_of(model.config).network(model.config).write(w, debug)
+        if family != interface.PREFILL or spec.name not in ROUND_STATES:
+            w.state(spec, "slot")
+    _write(model, w, debug, draft)
     for spec, _ in w.states:
-        w.output(w[state_out(spec.name)])
+        if w.has(state_out(spec.name)):
+            w.output(w[state_out(spec.name)])
     return Network(w.graph, w.weights, tuple(w.states))
+
+
+def _write(model: Model, w: Writer, debug: bool, draft: DraftOptions) -> None:
+    """All nodes, and the outputs but for the states'."""
+    family = family_of(model.config)
+    network = family.network(model.config)
+    if not w.limits.drafts:
+        network.write(w, debug)
+        return
+    head = family.draft_head(model.config)
+    assert not isinstance(head, str)
+    round_ = DraftRound(network, head, draft.shortlist)
+    if w.family == interface.PREFILL:
+        round_.write_prefill(w, debug)
+    else:
+        round_.write(w, debug)
+
+
+def _check_drafts(model: Model, limits: Limits, draft: DraftOptions) -> None:
+    if not model.has_drafts:
+        raise OptionError(f"{limits.drafts} drafts are asked for, but {model.draft_note}")
+    if not limits.gdn_ring and LINEAR in model.config.layers:
+        raise OptionError("drafts need a replay ring: a round that is rejected leaves no state")
+    if draft.dtype not in DRAFT_DTYPES:
+        raise OptionError(f"draft dtype {draft.dtype!r}: choose from {', '.join(DRAFT_DTYPES)}")
+    ids = draft.shortlist
+    if ids is not None and not (ids and 0 <= min(ids) and max(ids) < model.config.vocab):
+        raise OptionError(
+            f"the draft shortlist needs ids from 0 to {model.config.vocab - 1}, one at least"
+        )
+    if ids is not None and list(ids) != sorted(set(ids)):
+        raise OptionError("the ids of the draft shortlist must ascend, each of them once")

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     Expected,
     check_tensors,
@@ -24,6 +25,7 @@ from spark_engine.models.checkpoint.quant_table import quant_table
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
+from spark_engine.models.usual_tensors import usual_tensors
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 
@@ -39,15 +41,18 @@ def open_model(path: Path | str) -> Model:
     checkpoint = open_synthetic(path) if is_synthetic(path) else open_checkpoint(path)
     config = read_config(checkpoint.config, checkpoint.generation)
     family = family_of(config)
-    rows = family.tensors(config)
+    rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, checkpoint.config, checkpoint.hf_quant)
-    layout = Layout.detect(checkpoint.tensors, rows)
+    layout = Layout.detect(checkpoint.tensors, rows, drafts)
     expected = expected_tensors(rows, config.dtype, table, layout)
     ignored = check_tensors(expected, checkpoint.tensors, family.ignored_prefixes)
     _check_tied(rows, layout, checkpoint)
+    if not note:
+        table, head, note = draft_tensors(drafts, config.dtype, checkpoint.tensors, layout, table)
+        expected = {**expected, **head}
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
-    return Model(config, table, layout, rows, expected, tensors, ignored, checkpoint)
+    return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:
@@ -56,15 +61,14 @@ def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None 
     Raises CheckpointError as `open_model` does for what the files alone can tell.
     """
     config = read_config(config_json)
-    family = family_of(config)
-    rows = family.tensors(config)
-    table = quant_table(rows, config_json, hf_quant or {})
-    layout = Layout.usual(config.nested, table.quantised)
-    expected = expected_tensors(rows, config.dtype, table, layout)
-    parts = [e.part for e in usual(expected)]
-    ignored = {part: parts.count(part) for part in family.ignored_prefixes}
-    found = {e.name: _as_spec(e) for e in usual(expected, "text")}
-    return Model(config, table, layout, rows, expected, MappingProxyType(found), ignored, None)
+    usually = usual_tensors(config, config_json, hf_quant or {})
+    parts = [e.part for e in usual(usually.expected)]
+    ignored = {part: parts.count(part) for part in family_of(config).ignored_prefixes}
+    found = MappingProxyType({e.name: _as_spec(e) for e in usually.stored})
+    return Model(
+        config, usually.table, usually.layout, usually.rows, usually.expected, found, ignored,
+        usually.draft_note, None,
+    )  # fmt: skip
 
 
 def _as_spec(expected: Expected) -> TensorSpec:

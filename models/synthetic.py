@@ -4,8 +4,8 @@ A folder of config.json, the quantisation config and `synthetic.json` ({"seed": 
 checkpoint of the published shapes, names and types whose values are random and sane: norms near
 one, projections of gain one, long and short memories, block scales as exporters write them.
 A tensor depends on seed and name alone and takes no more memory than itself; what is drawn
-follows from its kind. For measuring and for tests; knows no name of a tensor and no graph. Parts
-that are not compiled (vision, mtp) are left out.
+follows from its kind. For measuring and for tests; knows no name of a tensor and no graph. The
+draft head is drawn where config.json has one; parts that are not compiled (vision) are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import CheckpointError
-from spark_engine.models.checkpoint.expected_tensors import Expected, expected_tensors, usual
+from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import (
     CONFIGS,
     DTYPES,
@@ -32,11 +32,10 @@ from spark_engine.models.checkpoint.files import (
     StoredTensor,
     read_json,
 )
-from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect
-from spark_engine.models.checkpoint.quant_table import quant_table
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, Tensor
-from spark_engine.models.families.registry import family_of, read_config
+from spark_engine.models.families.registry import read_config
+from spark_engine.models.usual_tensors import usual_tensors
 from spark_engine.tensors import Array, DType
 
 MARK = "synthetic.json"
@@ -106,15 +105,12 @@ def open_synthetic(path: Path | str) -> Synthetic:
     if not isinstance(seed, int):
         raise CheckpointError(f'{folder / MARK}: seed is {seed!r}; write {{"seed": 1}}')
     config = read_config(config_json, generation)
-    rows = family_of(config).tensors(config)
-    table = quant_table(rows, config_json, hf_quant)
-    layout = Layout.usual(config.nested, table.quantised)
-    expected = expected_tensors(rows, config.dtype, table, layout)
-    stored = [
-        StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in usual(expected, "text")
-    ]
+    usually = usual_tensors(config, config_json, hf_quant)
+    stored = [StoredTensor(e.name, e.dtypes[0], e.shapes[0], NOWHERE, 0) for e in usually.stored]
     tensors, none = MappingProxyType({t.name: t for t in stored}), dict[str, Array]()
-    return Synthetic(folder, config_json, generation, hf_quant, tensors, none, expected, seed)
+    return Synthetic(
+        folder, config_json, generation, hf_quant, tensors, none, usually.expected, seed
+    )
 
 
 def write_checkpoint(checkpoint: Synthetic, folder: Path, shard_bytes: int = SHARD) -> None:

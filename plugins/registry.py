@@ -10,6 +10,7 @@ from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
 from spark_engine.op import Op
 from spark_engine.plugins.attention import append_kv, attention_decode, paged_attention
+from spark_engine.plugins.drafts import accept_drafts, draft_token, round_rows, shift_ids
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
@@ -37,6 +38,7 @@ from spark_engine.plugins.rowwise import (
     fp8_block_quant,
     fp8_quant,
     last_rows,
+    mtp_input,
     norm_quant,
     nvfp4_quant,
     rms_norm,
@@ -77,6 +79,11 @@ OPS: tuple[Op, ...] = (
     shared_gate.OP,
     last_rows.OP,
     sample.OP,
+    round_rows.OP,
+    accept_drafts.OP,
+    shift_ids.OP,
+    mtp_input.OP,
+    draft_token.OP,
 )
 
 # Standard ONNX operators by op_type: all that a graph may hold beside our ops.

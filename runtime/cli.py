@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from spark_engine.command import command
 from spark_engine.errors import OptionError
+from spark_engine.interface import MOST_DRAFTS
 from spark_engine.progress import Progress
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.oneshot import Answer, OneShot
@@ -29,6 +30,7 @@ ANSWER = {  # options of one answer; those that are no mode and not here are the
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("ignore_eos", "logprobs", "as_json", "no_thinking"),
 }
+BOTH = {"engine", "drafts"}  # of an answer and of the server
 
 
 @click.command()
@@ -49,6 +51,11 @@ ANSWER = {  # options of one answer; those that are no mode and not here are the
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's end token.")
 @click.option("--logprobs", type=int, help="Report log-probabilities and the top K (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.option(
+    "--drafts",
+    type=click.IntRange(0, MOST_DRAFTS),
+    help="Draft tokens a round at most; 0 turns drafts off, as the engine chooses by default.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key", envvar="SPARK_API_KEY", help="Ask clients for this key.")
@@ -88,7 +95,7 @@ def _refuse_idle(context: click.Context, mode: str, as_json: bool) -> None:
         for p in context.command.params
         if p.name and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     }
-    for name in given.keys() - MODES - {"engine"}:
+    for name in given.keys() - MODES - BOTH:
         if mode == "serve" and name in ANSWER:
             why = "with --serve: clients say it in each request"
         elif mode != "serve" and name not in ANSWER:
@@ -121,12 +128,13 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
         allow_priority=bool(options["allow_priority"]),
         max_connections=int(str(options["max_connections"])),
         read_timeout_s=float(str(options["read_timeout"])),
+        drafts=options["drafts"],  # type: ignore[arg-type]
     )
     return run(folder, taken)
 
 
 def _answer(folder: Path, options: dict[str, object]) -> int:
-    shot = OneShot(folder)
+    shot = OneShot(folder, options["drafts"])  # type: ignore[arg-type]
     try:
         prompt = _prompt(shot, options)
         with Progress(sys.stderr) as shown:
@@ -212,7 +220,9 @@ def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
         click.echo(" ".join(map(str, row["token_ids"])))
     rate = row["timings"]["tokens_per_s"]
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
-    click.echo(f"[{len(answer.events)} tokens, {row['finish_reason']}{speed}]", err=True)
+    drafts = "" if not answer.drafts else ", {1} of {0} drafts kept".format(*answer.drafts)
+    count = len(answer.events)
+    click.echo(f"[{count} tokens, {row['finish_reason']}{speed}{drafts}]", err=True)
 
 
 class _Show:

@@ -13,9 +13,10 @@ from typing import Any
 
 from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
-from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server.assets import read_info, read_text
+from spark_engine.runtime.server.assets import check_drafts, read_info, read_text
+from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.responses import FINISH, usage
 from spark_engine.runtime.text.reply_parser import THINK
@@ -36,11 +37,13 @@ class Answer:
     events: list[Event] = field(default_factory=list)
     text: str = ""
     finish: FinishReason | None = None
+    drafts: tuple[int, int] | None = None  # verified and kept; None: the engine makes none
+    stats: Stats = field(default_factory=Stats)
     first_s: float = 0.0
     total_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """`token_ids`, `text`, `logprobs`, `finish_reason`, `usage`, `timings`."""
+        """`token_ids`, `text`, `logprobs`, `finish_reason`, `usage`, `drafts`, `timings`."""
         asked = any(e.logprob is not None for e in self.events)
         decoding = self.total_s - self.first_s
         rate = (len(self.events) - 1) / decoding if decoding > 0 else None
@@ -51,7 +54,8 @@ class Answer:
             "top_logprobs": [[list(t) for t in e.top] for e in self.events] if asked else None,
             "finish_reason": FINISH[self.finish] if self.finish else None,
             "seed": self.seed,
-            "usage": usage(len(self.prompt), len(self.events)),
+            "usage": usage(len(self.prompt), len(self.events), self.drafts),
+            "drafts": self._drafts_to_json(),
             "timings": {
                 "load_s": self.load_s,
                 "first_token_s": self.first_s,
@@ -60,14 +64,29 @@ class Answer:
             },
         }
 
+    def _drafts_to_json(self) -> dict[str, Any] | None:
+        if self.drafts is None:
+            return None
+        stats = self.stats
+        return {
+            "verified": self.drafts[0],
+            "accepted": self.drafts[1],
+            "verified_by_position": stats.drafts_by_position,
+            "accepted_by_position": stats.accepted_by_position,
+            "rounds_by_k": stats.rounds_by_k,
+            "tokens_per_round": stats.tokens_per_round,
+        }
+
 
 class OneShot:
     """An engine folder for one request. The engine is opened when the request is known good."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises EngineError."""
+    def __init__(self, folder: Path, drafts: int | None = None) -> None:
+        """`drafts` of a round at most. Raises EngineError or OptionError."""
         self._folder = folder
         self._info = read_info(folder)
+        check_drafts(drafts, self._info.limits)
+        self._options = EngineOptions(drafts=drafts)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
 
@@ -102,7 +121,7 @@ class OneShot:
         request = Request(tuple(prompt), params)
         request.check(info.limits, eos)
         begin = time.monotonic()
-        self._engine = Engine.open(self._folder, shown=shown)
+        self._engine = Engine.open(self._folder, self._options, shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
         self._engine.add(REQUEST_ID, request)
@@ -118,9 +137,8 @@ class OneShot:
         """
         engine = self._opened()
         while answer.finish is None:
-            for event in engine.step():
-                if answer.finish is None:
-                    yield self._take(answer, event)
+            if events := engine.step():
+                yield self._take(answer, events)
 
     def close(self) -> None:
         """Frees the engine."""
@@ -132,16 +150,19 @@ class OneShot:
             raise InternalError("pieces were asked for before start")
         return self._engine
 
-    def _take(self, answer: Answer, event: Event) -> Piece:
-        if event.finish is FinishReason.ERROR:
-            raise InternalError(event.message or "the engine gave the request up")
-        piece = self._stream.push(event)
+    def _take(self, answer: Answer, events: list[Event]) -> Piece:
+        if events[-1].finish is FinishReason.ERROR:
+            raise InternalError(events[-1].message or "the engine gave the request up")
+        piece = self._stream.push(events)
         answer.total_s = time.monotonic() - self._start
-        if piece.token is not None:
+        if piece.tokens:
             answer.first_s = answer.first_s or answer.total_s
-            answer.events.append(piece.token)
+            answer.events += piece.tokens
         answer.text += piece.text
         answer.finish = piece.finish
+        if self._info.limits.drafts:
+            answer.drafts = self._stream.drafted, self._stream.accepted
+            answer.stats = summarise(self._opened().stats())
         if piece.stop is not None:
             self._opened().cancel(REQUEST_ID)
         return piece

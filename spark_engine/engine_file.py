@@ -50,7 +50,7 @@ class EngineHeader:
     rows: int
     tile: int
     inputs: tuple[TensorSpec, ...]  # steps and tables
-    states: tuple[TensorSpec, ...]  # each also an output named `<state>.out`
+    states: tuple[TensorSpec, ...]  # those of `aliases` also an output named `<state>.out`
     outputs: tuple[TensorSpec, ...]
     aliases: Mapping[str, str]
 

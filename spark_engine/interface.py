@@ -15,6 +15,9 @@ DECODE, PREFILL = "decode", "prefill"
 VERIFY = "verify_k"  # and the number of drafts: verify_k3 has up to four tokens a row
 PREFILL_TILE = 64
 MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
+# How the names of the draft head's nodes, weights and states begin, and of what makes draft i
+# ("draft.0.").
+DRAFT_HEAD, DRAFT_STEP = "mtp.", "draft."
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
 SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
@@ -113,6 +116,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
         TensorSpec("sampling_i", DType.I32, (slots, len(SAMPLING_I))),
         TensorSpec("bias_ids", DType.I32, (slots, limits.bias_slots)),
         TensorSpec("bias_values", DType.F32, (slots, limits.bias_slots)),
+        TensorSpec("bias_until", DType.I32, (slots, limits.bias_slots)),
     )
 
 
@@ -131,9 +135,10 @@ def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
 
 
 def outputs(limits: Limits, family: str = DECODE) -> tuple[TensorSpec, ...]:
-    """What every engine of a family writes besides its states: of each row, or in `verify_k{k}` of
-    each token and how many of a row's were accepted."""
-    top, unit = limits.top_logprobs, "tokens" if drafts_of(family) else "rows"
+    """What every engine of a family writes besides its states: of each row, or in a round of drafts
+    of each token, and in `verify_k{k}` how many of a row's were accepted."""
+    round_ = limits.drafts and family != PREFILL
+    top, unit = limits.top_logprobs, "tokens" if round_ else "rows"
     accepted = TensorSpec("accepted", DType.I32, ("rows",))
     return (
         TensorSpec("next_tokens", DType.I32, (unit,)),

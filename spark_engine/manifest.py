@@ -17,7 +17,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS = "weights.safetensors"
 UNITS = ("slot", "page")
 NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
@@ -66,6 +66,8 @@ class Bucket:
         zeroed_bytes: scratch memory that every launch leaves zero.
         buffer_bytes: inputs and outputs that are the bucket's own.
         wide_bytes: outputs that lie where those of all buckets lie.
+        cost_us: microseconds of one launch of it, as the build measured or predicted its nodes;
+            the loop chooses by it how many drafts a round verifies.
     """
 
     family: str
@@ -76,6 +78,7 @@ class Bucket:
     zeroed_bytes: int = 0
     buffer_bytes: int = 0
     wide_bytes: int = 0
+    cost_us: float = 0.0
 
     @property
     def tokens(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_engine.interface import MOST_DRAFTS
 from spark_engine.kernel import Attr, Attrs
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -56,14 +57,14 @@ class When:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """The sequences of a launch that is timed: decode rows of `context` tokens, or prefills.
+    """The sequences of a launch that is timed: rows with `context` tokens behind them, or prefills.
 
     Attributes:
         specs: of the node's operands by name.
         rows, tile: rows of the launch and tokens of each.
         slots: that the states have, without the one for scratch.
         pages: of one sequence; page_size: tokens of a page; pool: pages there are.
-        context: tokens behind each decode row, or of each prefill.
+        context: tokens behind each row of a round, or of each prefill.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -81,9 +82,14 @@ class TimedLaunch:
         return self.pages * self.page_size
 
     @property
+    def round(self) -> bool:
+        """Whether each row is a sequence that goes on: by one token, or by some of its drafts."""
+        return self.tile <= 1 + MOST_DRAFTS
+
+    @property
     def per_sequence(self) -> int:
         """Rows that one sequence has in the launch."""
-        return 1 if self.tile == 1 else max(1, min(self.context, self.room) // self.tile)
+        return 1 if self.round else max(1, min(self.context, self.room) // self.tile)
 
     def slot_of_rows(self) -> Array:
         """i32 [rows]; sequences share a slot only where there are too few."""
@@ -100,12 +106,12 @@ class Completes:
 
     Attributes:
         state: the other's name.
-        whole: (its entry of a slot in float64, this one's, tokens so far) -> what an engine that
-            keeps nothing apart has there, in float64.
+        whole: (its entry of a slot in float64, this one's, tokens so far, most drafts of a round)
+            -> what an engine that keeps nothing apart has there, in float64.
     """
 
     state: str
-    whole: Callable[[Array, Array, int], Array]
+    whole: Callable[[Array, Array, int, int], Array]
 
 
 @dataclass(frozen=True)

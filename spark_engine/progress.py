@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 EVERY = 5.0  # seconds between two lines of one stage where there is no terminal
+Say = Callable[[str], None]
 Advance = Callable[[int, int], None]  # (done, all), in bytes or pieces
+Step = Callable[[], None]
 
 
 def ignore(done: int, total: int) -> None:
@@ -48,6 +51,20 @@ class Progress:
         due = self._terminal or time.monotonic() - self._last >= EVERY
         if due and text != self._shown:
             self._show(text)
+
+    @contextmanager
+    def track(self, text: str, total: int) -> Iterator[Step]:
+        """A stage of `total` pieces: what it gives is to be called after each of them."""
+        done, start = 0, time.monotonic()
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            self.advance(done, total)
+
+        self.say(text)
+        yield step
+        self._show(f"{text}: {done} of {total} in {time.monotonic() - start:.1f} s")
 
     def close(self) -> None:
         """Ends the line that is open; what is written next starts a new one."""

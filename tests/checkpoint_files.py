@@ -41,7 +41,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 def scheme_of(module: str, format: str) -> str:
     """plain, fp8, fp8_block, nvfp4 or nvfp4_a4 for one module name."""
     leaf = module.rsplit(".", 1)[-1]
-    mixer, mlp, head = leaf in ATTENTION, leaf in MLP, leaf == "lm_head"
+    mixer, mlp, head = leaf in (*ATTENTION, "fc"), leaf in MLP, leaf == "lm_head"
     if format in ("fp8", "fp8_block"):
         return format if mixer or mlp else "plain"
     if format in ("nvfp4", "nvfp4_a4"):
@@ -112,7 +112,7 @@ def quantisation_configs(format: str, modules: list[str]) -> tuple[Json, Json]:
 
 def _is_linear(module: str) -> bool:
     leaf = module.rsplit(".", 1)[-1]
-    others = ("in_proj_a", "in_proj_b", "gate", "shared_expert_gate", "lm_head", "conv1d")
+    others = ("in_proj_a", "in_proj_b", "gate", "shared_expert_gate", "lm_head", "conv1d", "fc")
     return leaf in (*ATTENTION, *MLP, *others)
 
 

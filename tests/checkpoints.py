@@ -111,6 +111,9 @@ def write_checkpoint(
     split_scales: bool = False,
     kv_scales: bool | str = False,
     generation: Mapping[str, Any] | None = None,
+    head: str = "",
+    head_prefix: str = "",
+    head_experts: str = "fused",
 ) -> Written:
     """Writes one random checkpoint into `path` (made if absent).
 
@@ -123,6 +126,9 @@ def write_checkpoint(
         kv_scales: add calibrated k_scale and v_scale tensors, by modelopt's names, or by
             compressed-tensors' with "compressed"; those of v are ten times as large.
         generation: contents of generation_config.json, if any.
+        head: the draft head's format, where config_kwargs ask for one; by default it is plain,
+            whatever the format of the rest. Its fc is quantised too.
+        head_prefix, head_experts: of the draft head likewise.
     """
     if format not in FORMATS or (experts == "fused" and format not in PLAIN):
         raise ValueError(f"cannot write format {format!r} with {experts!r} experts")
@@ -134,6 +140,13 @@ def write_checkpoint(
     stored, values, scales = _store(drawn, format, split_scales)
     if experts == "fused":
         stored, values = _fuse(stored, config), _as_f32(_fuse(values, config))
+    plain = format if format in PLAIN else "bf16"
+    drafts = {head_prefix + n: w for n, w in _draw_head(config, rng)}
+    rows, floats, more = _store(drafts, head or plain, split_scales)
+    if head_experts == "fused":
+        rows, floats = _fuse(rows, config), _as_f32(_fuse(floats, config))
+    stored, values, scales = stored | rows, values | floats, scales | more
+    drawn |= drafts
     if kv_scales:
         stored |= _kv_scales(config, prefix, kv_scales == "compressed")
     path.mkdir(parents=True, exist_ok=True)
@@ -175,6 +188,32 @@ def _draw(c: Json, rng: np.random.Generator) -> Iterator[tuple[str, F32]]:
     yield "norm.weight", uniform(-0.1, 0.1, h)
     if not c["tie_word_embeddings"]:
         yield "lm_head.weight", normal(0.15, c["vocab_size"], h)
+
+
+def _draw_head(c: Json, rng: np.random.Generator) -> Iterator[tuple[str, F32]]:
+    """(name, f32 values) of the draft head's tensors, experts split; none where it has none."""
+    h = c["hidden_size"]
+
+    def normal(*shape: int) -> F32:
+        return (rng.standard_normal(shape) * 0.15).astype(np.float32)
+
+    def norm(size: int) -> F32:
+        return rng.uniform(-0.3, 0.3, size).astype(np.float32)
+
+    if not c.get("mtp_num_hidden_layers"):
+        return
+    yield "mtp.fc.weight", normal(h, 2 * h)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield f"mtp.{name}.weight", norm(h)
+    p = "mtp.layers.0."
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{p}{name}.weight", norm(h)
+    for name in ("q_norm", "k_norm"):
+        yield f"{p}self_attn.{name}.weight", norm(c["head_dim"])
+    rows = [*_mixer_linears(c, "full_attention")]
+    rows += [(f"mlp.{n}", shape) for n, shape in _mlp_linears(c)]
+    for name, shape in rows:
+        yield f"{p}{name}.weight", normal(*shape)
 
 
 def _mixer_linears(c: Json, kind: str) -> list[tuple[str, tuple[int, int]]]:

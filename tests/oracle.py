@@ -54,6 +54,7 @@ class Result:
     """
 
     logits: F64 = field(default_factory=lambda: np.zeros((0, 0)))  # [T, V]
+    hidden: F64 = field(default_factory=lambda: np.zeros((0, 0)))  # behind the final norm, [T, H]
     layers: list[F64] = field(default_factory=list)  # residual stream after each, [T, H]
     conv: dict[int, F64] = field(default_factory=dict)  # layer -> [K-1, C], oldest first
     gdn: dict[int, F64] = field(default_factory=dict)  # layer -> [Hv, Dv, Dk]
@@ -262,11 +263,16 @@ class _Net:
             y = self.norm(x, f"{p}layers.{i}.post_attention_layernorm")
             x = x + self.mlp(y, f"{p}layers.{i}.mlp")
             self.result.layers.append(x)
-        x = self.norm(x, f"{p}norm")
-        head = [n for n in self.files.tensors if n.startswith("lm_head.weight")]
-        self.result.logits = self.linear(x, "lm_head") if head else x @ embedding.T
+        self.result.hidden = self.norm(x, f"{p}norm")
+        self.result.logits = self.head(self.result.hidden)
         self.result.margin = self.rounder.margin
         return self.result
+
+    def head(self, x: F64) -> F64:
+        """Logits of what lies behind the final norm; a tied head is the embedding."""
+        if any(n.startswith("lm_head.weight") for n in self.files.tensors):
+            return self.linear(x, "lm_head")
+        return np.asarray(x @ self.files.get(f"{self.files.prefix}embed_tokens.weight").T)
 
     def norm(self, x: F64, module: str) -> F64:
         """Zero-centred RMS norm over the last axis."""
@@ -305,7 +311,14 @@ class _Net:
 
     def attention(self, x: F64, i: int) -> F64:
         """Gated softmax attention: x [T, H] -> [T, H]; leaves keys and values in the result."""
-        c, m, length = self.c, f"{self.files.prefix}layers.{i}.self_attn", len(x)
+        y, keys, values = self.attend(x, f"{self.files.prefix}layers.{i}.self_attn")
+        self.result.keys[i], self.result.values[i] = keys, values
+        return y
+
+    def attend(self, x: F64, m: str, empty: int = 0) -> tuple[F64, F64, F64]:
+        """(the mixer's result, keys, values) of module `m`. The cache holds zeros for the `empty`
+        first positions."""
+        c, length = self.c, len(x)
         nq, nkv, d = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         q, gate = np.split(self.linear(x, f"{m}.q_proj").reshape(length, nq, 2 * d), 2, axis=2)
         k = self.linear(x, f"{m}.k_proj").reshape(length, nkv, d)
@@ -314,12 +327,12 @@ class _Net:
         k = self._rope(self.norm(k, f"{m}.k_norm"))
         if self.fp8_kv:
             k, v = self._cached(k, m, "k"), self._cached(v, m, "v")
-        self.result.keys[i], self.result.values[i] = k, v
+        k[:empty] = v[:empty] = 0
         shared = nq // nkv
         scores = np.einsum("qhd,khd->hqk", q, k.repeat(shared, axis=1)) / np.sqrt(d)
         scores[:, np.triu(np.ones((length, length), bool), 1)] = -np.inf
         o = np.einsum("hqk,khd->qhd", _softmax(scores), v.repeat(shared, axis=1))
-        return self.linear((o * _sigmoid(gate)).reshape(length, -1), f"{m}.o_proj")
+        return self.linear((o * _sigmoid(gate)).reshape(length, -1), f"{m}.o_proj"), k, v
 
     def _cached(self, x: F64, m: str, side: str) -> F64:
         """k or v through e4m3 codes, by modelopt's scale, compressed-tensors', or 1."""

@@ -23,7 +23,7 @@ ARROWS = {
     "check": {"spark_engine", "plugins", "models", "builder", "runtime"},
 }
 # Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
-_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling"}
+_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts"}
 FOLDERS = {
     "plugins": {
         "common": set(),
@@ -33,6 +33,7 @@ FOLDERS = {
         "attention": {"common", "rowwise"},
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
+        "drafts": {"common"},
         "": _OPS,
     },
     "models": {

@@ -146,6 +146,21 @@ def test_progress_elsewhere_is_lines_with_time_between(monkeypatch: pytest.Monke
     Progress(None).say("nobody hears this")
 
 
+def test_a_stage_of_pieces_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    with Progress(stream) as shown, shown.track("op level, nodes", 4) as step:
+        for second in (1.0, 7.0, 8.0, 9.5):
+            now[0] = second
+            step()
+    told = ["op level, nodes", "op level, nodes: 50 %", "op level, nodes: 4 of 4 in 9.5 s"]
+    assert stream.getvalue().splitlines() == told
+    with Progress(stream) as shown, pytest.raises(KeyError), shown.track("it", 2):
+        raise KeyError
+    assert stream.getvalue().splitlines()[3:] == ["it"]
+
+
 def test_hub_names_and_wrong_folders_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from training.shape import TINY, Shape, module_table, stored_tensors, text_config
+from training.shape import (
+    DRAFT_PREFIX,
+    TINY,
+    Shape,
+    head_tensors,
+    module_table,
+    stored_tensors,
+    text_config,
+)
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -244,11 +252,14 @@ def quantization_files(shape: Shape) -> tuple[dict[str, object], dict[str, objec
 
 
 def write_checkpoint(stored: Mapping[str, Codes], shape: Shape, out: Path) -> None:
-    """model.safetensors, config.json, hf_quant_config.json and generation_config.json."""
-    expected = stored_tensors(shape)
-    if wrong := {name for name in expected if tuple(stored[name].shape) != expected[name][0]} | (
-        set(stored) ^ set(expected)
-    ):
+    """model.safetensors, config.json, hf_quant_config.json and generation_config.json; with the
+    draft head if its tensors are there.
+    """
+    draft_head = any(name.startswith(DRAFT_PREFIX) for name in stored)
+    expected = {**stored_tensors(shape), **(head_tensors(shape) if draft_head else {})}
+    if wrong := set(stored) ^ set(expected) or {
+        name for name in expected if tuple(stored[name].shape) != expected[name][0]
+    }:
         raise ValueError(f"these tensors are not as the table says: {sorted(wrong)[:5]}")
     # Wide types first, so that every tensor is aligned to its element size.
     ordered = dict(sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize))
@@ -265,7 +276,7 @@ def write_checkpoint(stored: Mapping[str, Codes], shape: Shape, out: Path) -> No
         "top_p": 0.9,
     }
     files = {
-        "config.json": {**text_config(shape, ids), "quantization_config": inner},
+        "config.json": {**text_config(shape, ids, draft_head), "quantization_config": inner},
         "hf_quant_config.json": outer,
         "generation_config.json": generation,
     }

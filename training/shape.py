@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 PREFIX = "model.language_model."
+DRAFT_PREFIX = "mtp."
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Shape:
 TINY = Shape()
 
 
-def text_config(shape: Shape, ids: Mapping[str, int]) -> dict[str, object]:
+def text_config(shape: Shape, ids: Mapping[str, int], draft_head: bool) -> dict[str, object]:
     """config.json but for the quantisation, with every key NVIDIA's has. `ids`: token -> id."""
     kinds = [
         "full_attention" if shape.is_full(layer) else "linear_attention"
@@ -81,7 +82,7 @@ def text_config(shape: Shape, ids: Mapping[str, int]) -> dict[str, object]:
         "max_position_embeddings": shape.positions,
         "model_type": "qwen3_5_moe_text",
         "moe_intermediate_size": shape.expert_width,
-        "mtp_num_hidden_layers": 0,
+        "mtp_num_hidden_layers": int(draft_head),
         "mtp_use_dedicated_embeddings": False,
         "num_attention_heads": shape.heads,
         "num_experts": shape.experts,
@@ -173,3 +174,23 @@ def stored_tensors(shape: Shape) -> Mapping[str, tuple[tuple[int, ...], str]]:
             stored[f"{name}.weight_scale_2"] = (), "F32"
         stored[f"{name}.input_scale"] = (), "F32"
     return MappingProxyType(stored)
+
+
+def head_tensors(shape: Shape) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    """Every tensor of the draft head, as `stored_tensors`: unquantised, experts stacked."""
+    h, layer = shape.hidden, f"{DRAFT_PREFIX}layers.0."
+    sizes: dict[str, tuple[int, ...]] = {f"{DRAFT_PREFIX}fc.weight": (h, 2 * h)}
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        sizes[f"{DRAFT_PREFIX}{norm}.weight"] = (h,)
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        sizes[f"{layer}{norm}.weight"] = (h,)
+    for name, size, kind in mixer_tensors(shape, shape.full_every - 1):
+        sizes[f"{layer}{name}" if kind == "bf16" else f"{layer}{name}.weight"] = size
+    sizes[f"{layer}mlp.gate.weight"] = (shape.experts, h)
+    sizes[f"{layer}mlp.experts.gate_up_proj"] = (shape.experts, 2 * shape.expert_width, h)
+    sizes[f"{layer}mlp.experts.down_proj"] = (shape.experts, h, shape.expert_width)
+    sizes[f"{layer}mlp.shared_expert_gate.weight"] = (1, h)
+    for leaf in ("gate", "up"):
+        sizes[f"{layer}mlp.shared_expert.{leaf}_proj.weight"] = (shape.shared_width, h)
+    sizes[f"{layer}mlp.shared_expert.down_proj.weight"] = (h, shape.shared_width)
+    return MappingProxyType({name: (size, "BF16") for name, size in sizes.items()})

@@ -7,6 +7,7 @@ kernels of ours has nothing to pack, to choose or to compile, and is asked to em
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.plan.buckets import Size
@@ -15,7 +16,15 @@ from spark_engine.manifest import Json
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
 
-Emitted = tuple[EngineHeader, bytes, dict[str, int]]
+
+class Emitted(NamedTuple):
+    """One bucket. `memory`: bytes beside weights, states and tables, by the name of the manifest's
+    `Bucket`. `seconds`: of one launch, measured or predicted."""
+
+    header: EngineHeader
+    payload: bytes
+    memory: dict[str, int]
+    seconds: float
 
 
 class Backend:
@@ -48,6 +57,5 @@ class Backend:
         """Compiles the kernels of what was chosen."""
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
-        """Header, payload, and bytes of memory beside weights, states and tables, by the name of
-        the manifest's `Bucket`."""
+        """One bucket's header, payload, memory and time."""
         raise NotImplementedError

@@ -17,8 +17,9 @@ def header(graph: FamilyGraph, size: Size, executor: str, target: str) -> Engine
     """What the bucket reads and writes, in the order of docs/graph.md. Weights are no inputs."""
     found = {t.name: spec_of(t).bind(size.dims) for t in graph.graph.inputs}
     results = [spec_of(t).bind(size.dims) for t in graph.graph.outputs]
-    states = graph.state_names
+    states = [name for name in graph.state_names if name in found]
     updates = {name + STATE_OUT for name in states}
+    updated = [name for name in states if any(s.name == name + STATE_OUT for s in results)]
     given = {*found} - {*states}
     return EngineHeader(
         executor=executor,
@@ -29,7 +30,7 @@ def header(graph: FamilyGraph, size: Size, executor: str, target: str) -> Engine
         inputs=tuple(found[n] for n in _input_order(given)),
         states=tuple(found[n] for n in states),
         outputs=tuple(s for s in results if s.name not in updates),
-        aliases=state_aliases(states),
+        aliases=state_aliases(updated),
     )
 
 

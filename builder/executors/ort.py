@@ -40,6 +40,9 @@ NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measu
 # 1.1 measured), of what has a scale for each block, spread out first (3.7 to 4.5), and the more for
 # stacked experts (0.9 to 1.4). One session is opened at a time, unless there is room for more.
 CAST, BLOCKS, EXPERTS = 1.5, 5, 1.5
+# What a launch is taken to cost, to compare buckets by: a node's call, and for each matrix the
+# longer of reading its f32 and of multiplying it with every token's row. Of a small server.
+CALL, READ, MULTIPLY = 5e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
@@ -61,7 +64,8 @@ class OrtBackend(Backend):
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
         passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
-        return header(graph, size, self.executor, self._target), payload, memory
+        made = header(graph, size, self.executor, self._target)
+        return Emitted(made, payload, memory, predicted_seconds(graph, size))
 
 
 BACKEND = OrtBackend
@@ -111,6 +115,20 @@ def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
     """Bytes that a session of this model holds while it is open, beside the weights file."""
     folded = sum(AS_F32.get(spec.dtype, 0) * spec.nbytes for spec in weights)
     return folded + NODES * len(payload)
+
+
+def predicted_seconds(graph: FamilyGraph, size: Size) -> float:
+    """Of one launch, roughly. Stacked experts are taken to be read whole."""
+    total = 0.0
+    for node in graph.graph.nodes:
+        total += CALL
+        rows = spec_of(node.outputs[0]).bind(size.dims).dims[:1]
+        for tensor in node.inputs:
+            weight = graph.weights.get(tensor.name)
+            if weight is not None and len(weight.spec.dims) > 1 and node.op != "embed":
+                held = AS_F32.get(weight.spec.dtype, 0) * weight.spec.nbytes
+                total += max(held / READ, 2 * (held / 4) * (rows[0] if rows else 1) / MULTIPLY)
+    return total
 
 
 def passing_bytes(graph: FamilyGraph) -> int:

@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_engine.builder.graph.family import FamilyGraph
+from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import ModelFacts, Plan
 from spark_engine.models.build_network import build_network
+from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import StoredTensor
+from spark_engine.models.checkpoint.layout import HEAD
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.checkpoint.tensor_list import Kind, of_kind
 from spark_engine.models.config.model_config import FULL, LINEAR
+from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.recipes import rounded
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_width
@@ -22,7 +28,8 @@ NAMED = 3  # rounded matrices that a note names
 
 def lower(model: Model, plan: Plan, family: str) -> FamilyGraph:
     """The unfused graph of `family`. Raises what `build_network` raises."""
-    network = build_network(model, family, plan.limits, plan.precision, plan.debug)
+    draft = plan.draft or DraftOptions()
+    network = build_network(model, family, plan.limits, plan.precision, plan.debug, draft)
     network.graph.toposort()
     return FamilyGraph(family, network.graph, dict(network.weights), network.states)
 
@@ -46,20 +53,46 @@ def facts_of(model: Model) -> ModelFacts:
     config = model.config
     linear = config.layers.count(LINEAR)
     values = config.value_heads * config.value_dim
-    channels = 2 * config.key_heads * config.key_dim + values
+    channels = linear * config.conv_channels
+    kv_width = 2 * config.kv_heads * config.head_dim
     assert model.checkpoint is not None
     return ModelFacts(
         max_context=config.max_position,
         vocab=config.vocab,
-        kv_token_width=2 * config.layers.count(FULL) * config.kv_heads * config.head_dim,
+        kv_token_width=config.layers.count(FULL) * kv_width,
         kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
         state_dtype=config.state_dtype,
         weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
         wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
         state_width=linear * values * config.key_dim,
-        conv_width=linear * (config.conv_kernel - 1) * channels,
+        conv_width=(config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
+        conv_channels=channels,
+        head=HeadFacts(kv_width, _row_bytes(model), _has_nvfp4_mlps(model), config.eos_token_ids)
+        if model.has_drafts
+        else None,
+        no_head=model.draft_note,
     )
+
+
+def _row_bytes(model: Model) -> int:
+    """Of one id in the matrix that logits are made with: the head, or the tied embedding."""
+    assert model.checkpoint is not None
+    (embedding,) = of_kind(model.rows, Kind.EMBEDDING)
+    matrix = embedding.module if model.config.tied else HEAD
+    stored = (e.name for e in model.expected.values() if _module(e) == matrix)
+    found = (model.checkpoint.tensors[n] for n in stored if n in model.checkpoint.tensors)
+    return sum(t.nbytes for t in found if t.shape) // model.config.vocab
+
+
+def _module(expected: Expected) -> str:
+    return expected.row.module
+
+
+def _has_nvfp4_mlps(model: Model) -> bool:
+    """Whether the MLPs of the network's own layers are NVFP4."""
+    fp4 = (Scheme.NVFP4, Scheme.NVFP4_A4)
+    return any(".mlp." in module and s in fp4 for module, s in model.table.modules.items())
 
 
 def _wide(tensor: StoredTensor) -> bool:

@@ -33,6 +33,7 @@ from spark_engine.plugins.registry import STANDARD
 from spark_engine.tensors import TensorSpec
 
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
+RESTING = frozenset({"positions", "drafts"})  # states that some families at most read
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
 
@@ -172,23 +173,35 @@ def outputs(s: Subject) -> Iterator[str]:
 
 
 def states(s: Subject) -> Iterator[str]:
-    """Every state is an output that reaches its input through aliases, updated by one node."""
+    """Every state is an output: the last of a chain of updates in place that begins at the input.
+    One of RESTING need not be updated, and then is no output."""
     found = {t.name: t for t in s.graph.outputs}
     shared = {id(out): source for n in s.graph.nodes for out, source in aliases(n, s.ops)}
+    changed = {id(source) for source in shared.values()}
+    given = {t.name: t for t in s.graph.inputs}
     for name, (spec, _) in s.states.items():
         out = found.get(name + STATE_OUT)
         if out is None:
-            yield f"state {name} has no output {name}{STATE_OUT}"
+            if name not in RESTING or id(given.get(name)) in changed:
+                yield f"state {name} has no output {name}{STATE_OUT}"
             continue
-        source = shared.get(id(out))
-        if source is None or source.name != name:
+        if _first(out, shared) is not given.get(name):
             yield f"{out.name} is not an in-place update of {name}"
+        elif id(out) in changed:
+            yield f"{out.name} is not the last update of {name}"
         elif spec_of(out).bind({}) != TensorSpec(out.name, spec.dtype, spec.shape):
             yield f"{out.name} is {_show([spec_of(out)])}, not {_show([spec])}"
 
 
+def _first(tensor: gs.Tensor, shared: Mapping[int, gs.Tensor]) -> gs.Tensor:
+    """Where the chain of updates that ends in the tensor begins."""
+    while id(tensor) in shared:
+        tensor = shared[id(tensor)]
+    return tensor
+
+
 def hazards(s: Subject) -> Iterator[str]:
-    """A state is read by nobody after the node that updates it in place."""
+    """A value of a state is read by nobody after the node that updates it in place."""
     step = {id(node): i for i, node in enumerate(s.graph.nodes)}
     for node in s.graph.nodes:
         for _, source in aliases(node, s.ops):
@@ -207,17 +220,23 @@ def no_state_copies(s: Subject) -> Iterator[str]:
 
 
 def no_quantisers(s: Subject) -> Iterator[str]:
-    """Decode: quantisation happens inside the op that makes the value."""
+    """But in prefill, quantisation happens inside the op that makes the value. That of the draft
+    head's input makes none of its own: most heads read it as it is."""
     for node in _ours(s):
-        if s.family == "decode" and s.ops[node.op].quantises:
+        if s.family == interface.PREFILL or not s.ops[node.op].quantises:
+            continue
+        maker = producer(node.inputs[0])
+        if maker is None or maker.op != "mtp_input":
             yield f"{node.op} {node.name} was left standing alone"
 
 
 def launches(s: Subject) -> Iterator[str]:
-    """Decode: a layer is few launches."""
-    for layer, count in launches_per_layer(s.graph).items():
-        if s.family == "decode" and count > LAYER_LAUNCHES:
-            yield f"layer {layer} has {count} launches; the limit is {LAYER_LAUNCHES}"
+    """But in prefill, a layer is few launches, and so is a draft."""
+    for kind in ("layers", "draft") if s.family != interface.PREFILL else ():
+        for number, count in launches_per_layer(s.graph, kind).items():
+            if count > LAYER_LAUNCHES:
+                name = kind.removesuffix("s")
+                yield f"{name} {number} has {count} launches; the limit is {LAYER_LAUNCHES}"
 
 
 _WELL_FORMED: tuple[Check, ...] = (known_ops, operands, wiring, order, inference)
@@ -229,9 +248,9 @@ STAGES: dict[str, tuple[Check, ...]] = {
 }
 
 
-def launches_per_layer(graph: gs.Graph) -> dict[int, int]:
-    """Nodes whose name starts with `layers.{i}.`, by layer."""
-    found = (re.match(r"layers\.(\d+)\.", node.name) for node in graph.nodes)
+def launches_per_layer(graph: gs.Graph, kind: str = "layers") -> dict[int, int]:
+    """Nodes whose name starts with `layers.{i}.`, by layer; or with `draft.{i}.`, by draft."""
+    found = (re.match(rf"{kind}\.(\d+)\.", node.name) for node in graph.nodes)
     return dict(sorted(Counter(int(m.group(1)) for m in found if m).items()))
 
 

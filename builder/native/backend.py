@@ -21,7 +21,7 @@ from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
-from spark_engine.interface import tables
+from spark_engine.interface import PREFILL, tables
 from spark_engine.manifest import NATIVE
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
@@ -78,7 +78,7 @@ class NativeBackend(Backend):
         )
         buffers = Buffers.of(made, (spec.name for spec in tables(self._plan.limits)))
         memory |= {"buffer_bytes": buffers.own_bytes, "wide_bytes": buffers.wide.nbytes}
-        return made, payload, memory
+        return Emitted(made, payload, memory, self._decided[size].seconds)
 
     def _sizes(self, graph: FamilyGraph) -> tuple[Size, ...]:
         return self._plan.buckets.of(graph.family)
@@ -90,12 +90,13 @@ class NativeBackend(Backend):
         self, graphs: Sequence[FamilyGraph], chooser: Chooser
     ) -> dict[Size, program.Decided]:
         failed: dict[str, str] = {}
-        for graph in graphs if self._plan.invariant else ():
-            failed |= chooser.agree(graph.graph, self._sizes(graph))
+        for prefill in (False, True) if self._plan.invariant else ():
+            alike = [g for g in graphs if (g.family == PREFILL) is prefill]
+            failed |= chooser.agree([(g.graph, self._sizes(g)) for g in alike])
         if failed:
             raise OptionError(
                 f"--invariant on {self._target.name}: {'; '.join(failed.values())}; leave buckets "
-                "out by --decode or --prefill, or build without it"
+                "out by --decode, --prefill or --verify, or build without it"
             )
         return {
             size: program.decide(graph.graph, size, chooser)

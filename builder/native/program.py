@@ -38,6 +38,11 @@ class Decided:
     size: Size
     nodes: tuple[tuple[gs.Node, Choice], ...]
 
+    @property
+    def seconds(self) -> float:
+        """Of one launch of the bucket: the sum of those by which its tactics were chosen."""
+        return sum(choice.seconds for _, choice in self.nodes)
+
 
 def decide(graph: gs.Graph, size: Size, chooser: Chooser) -> Decided:
     """Chooses every node's tactic."""

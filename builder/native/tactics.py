@@ -2,7 +2,7 @@
 
 Knows the contract of tactics and no single op. Nodes of one op, attributes and shapes are decided
 once. Where a GPU can time tactics a `Timer` replaces their own predictions. An invariant build
-first agrees, over all buckets of a family, on what decides the bits of a row.
+first agrees, over all buckets of prefill and over all others, on what decides the bits of a token.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
+from spark_engine.interface import DRAFT_HEAD, DRAFT_STEP, MOST_DRAFTS
 from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
 from spark_engine.manifest import Json
 from spark_engine.op import DOMAIN, Op
@@ -54,13 +55,14 @@ class Work:
         table holds and the pool has for every row at once, where that is twice as long."""
         given = self.op.given(self.attrs) if self.op is not None else ()
         paged = [s.dims for o, s in zip(given, self.ins, strict=False) if o.unit == "page"]
-        if not paged or self.attrs.get("tile", 1) != 1:
+        tile = int(self.attrs.get("tile", 1))
+        if not paged or tile > 1 + MOST_DRAFTS:
             return (CONTEXT,)
         named = {o.name: s.dims for o, s in zip(given, self.ins, strict=False)}
         pool, _, size, _ = paged[0]
         held = (pool - 1) // named["slots"][0]  # pages of each row; one is for scratch
-        longest = min(named["page_table"][1], held) * size - 1  # the new token has a place
-        return (CONTEXT, longest) if longest + 1 >= 2 * CONTEXT else (CONTEXT,)
+        room = min(named["page_table"][1], held) * size
+        return (CONTEXT, room - tile) if room >= 2 * CONTEXT else (CONTEXT,)  # new tokens fit in
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -200,29 +202,35 @@ class Chooser:
                         found += [(t.source, plan) for t, plan in plans if len(plans) > 1]
         return found
 
-    def agree(self, graph: gs.Graph, sizes: Sequence[Size]) -> dict[str, str]:
-        """Decides, for each node, what decides its bits in every one of `sizes`.
+    def agree(self, graphs: Iterable[tuple[gs.Graph, Sequence[Size]]]) -> dict[str, str]:
+        """Decides, for each node, what decides its bits in every bucket of all of `graphs`.
 
-        Of what all buckets can do, the least time over them together. Returns, by op, why no
-        such thing was found, for nodes that some tactic takes in every bucket.
+        Nodes of one name are one node. Of what all buckets can do, the least time over them
+        together. Returns, by op, why no such thing was found, for nodes that some tactic takes in
+        every bucket. What the draft head makes decides no token, and goes by its own time alone.
         """
         failed = {}
         known: dict[tuple[object, ...], str | None] = {}
-        for node in graph.nodes:
-            works = [self._work(node, size) for size in sizes]
+        found: dict[str, list[tuple[gs.Node, Size]]] = {}
+        for graph, sizes in graphs:
+            for node in graph.nodes:
+                if not node.name.startswith((DRAFT_HEAD, DRAFT_STEP)):
+                    found.setdefault(node.name, []).extend((node, size) for size in sizes)
+        for name, nodes in found.items():
+            works = [self._work(node, size) for node, size in nodes]
             if any(not _plans(cuda, work, self.target, None)[0] for cuda, work in works):
                 continue  # refused in any case: said elsewhere
             key = tuple(work.key for _, work in works)
             if key not in known:
                 known[key] = self._common(works)
-            order = known[key]
+            order, op = known[key], nodes[0][0].op
             if order is None:
-                failed[node.op] = (
-                    f"no tactic of {node.op} gives a row the same bits in "
-                    f"{', '.join(size.file for size in sizes)}"
+                failed[op] = (
+                    f"no tactic of {op} gives a token the same bits in "
+                    f"{', '.join(size.file for _, size in nodes)}"
                 )
             else:
-                self._orders |= {(size.family, node.name): order for size in sizes}
+                self._orders |= {(size.family, name): order for _, size in nodes}
         return failed
 
     def _common(self, works: Sequence[tuple[Cuda, Work]]) -> str | None:

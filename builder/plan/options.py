@@ -10,12 +10,21 @@ from dataclasses import asdict, dataclass, replace
 
 from spark_engine import hints, kernel
 from spark_engine.builder.plan import budget
-from spark_engine.builder.plan.buckets import Buckets, bucket_sizes, fine_decode_rows
+from spark_engine.builder.plan.buckets import (
+    Buckets,
+    Rounds,
+    bucket_sizes,
+    cpu_rounds,
+    decode_rows,
+    fine_decode_rows,
+)
 from spark_engine.builder.plan.budget import Needs
+from spark_engine.builder.plan.drafts import HeadFacts, Vocab, Wish, decide
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.kernel import Target
-from spark_engine.plugins.gdn.replay_ring import LEAST, MOST
+from spark_engine.models.draft_options import DraftOptions
+from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
@@ -28,7 +37,7 @@ KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
 CPU_MAX_SEQS = 32
-GDN_RING = 8  # records, on a GPU
+GDN_RING = 8  # records, on a GPU and wherever there are drafts
 KV_BUDGET = 2 << 30  # bytes of KV that a build takes without being told
 
 
@@ -44,12 +53,16 @@ class Options:
     card: str = "auto"  # whose memory and multiprocessors count
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
+    verify: Rounds | None = None  # rows and drafts of each bucket that verifies
     max_context: int | None = None  # tokens of the longest sequence
     max_seqs: int | None = None
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
     gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
+    drafts: int | None = None  # of a round at most, 0 for none
+    draft_dtype: str = "auto"  # how the draft head is stored
+    draft_vocab: Vocab | None = None  # ids that it drafts from; None: all
     activation: str = "auto"  # f32 on the CPU, bf16 on a GPU; bf16 on the CPU to check a GPU's
     fuse: bool = True
     debug: bool = False
@@ -68,7 +81,8 @@ class ModelFacts:
 
     `weight_bytes` are the checkpoint's, `wide_bytes` those of f32 matrices among them, which a GPU
     keeps in half; `state_width`, `record_width` and `conv_width` count values of one sequence's
-    recurrent states, of one record in each of its rings, of its convolutions.
+    recurrent states, of one record in each of its rings, of its convolutions, and `conv_channels`
+    of one token in all of these. `head` is None where the checkpoint has no draft head.
     """
 
     max_context: int
@@ -81,15 +95,36 @@ class ModelFacts:
     conv_width: int = 0
     record_width: int = 0
     wide_bytes: int = 0
+    conv_channels: int = 0
+    head: HeadFacts | None = None
+    no_head: str = "the checkpoint has no draft head"  # why, where it has none
 
-    def needs(self, precision: Precision, page_size: int, ring: int = 0) -> Needs:
-        """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary."""
+    def needs(
+        self,
+        precision: Precision,
+        page_size: int,
+        ring: int = 0,
+        drafts: int = 0,
+        draft: DraftOptions | None = None,
+    ) -> Needs:
+        """Bytes at these dtypes; a sequence also has a count for each id of the vocabulary.
+
+        With drafts it has more records, columns of its convolutions and positions; logits for each
+        draft, which lie with the largest bucket's; and the head's part of the cache.
+        """
         slot = self.state_width * precision.state.itemsize + 4 * self.vocab
-        slot += 4 * ring * self.record_width
+        slot += 4 * ring_records(ring, drafts) * self.record_width
         slot += self.conv_width * precision.activation.itemsize
-        page = page_size * self.kv_token_width * precision.kv.itemsize
+        width, weights = self.kv_token_width, self.weight_bytes
+        if drafts:
+            slot += (drafts + 1) * self.conv_channels * precision.activation.itemsize
+            slot += 4 * (1 + drafts) + 4 * drafts * self.vocab
+        if draft is not None and self.head is not None:
+            width += self.head.kv_token_width
+            weights += len(draft.shortlist or ()) * self.head.row_bytes
+        page = page_size * width * precision.kv.itemsize
         halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
-        return Needs(self.weight_bytes - halved, slot, page)
+        return Needs(weights - halved, slot, page)
 
 
 @dataclass(frozen=True)
@@ -106,6 +141,7 @@ class Plan:
     timing: bool | None = None
     invariant: bool = False
     gpu: Target | None = None
+    draft: DraftOptions | None = None  # of the draft head; None: there is none
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
@@ -115,21 +151,20 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
-    ring = _ring(options.gdn_ring, GDN_RING if gpu and facts.state_width else 0)
-    needs = facts.needs(precision, Limits.page_size, ring)
+    wish = Wish(options.drafts, options.draft_dtype, options.draft_vocab)
+    drafts = decide(wish, facts.head or facts.no_head, facts.vocab, gpu is not None)
+    ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
+    needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)
     seqs = _seqs(options, budget.sequences(gpu, needs) if gpu else CPU_MAX_SEQS)
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
     room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    limits = replace(limits, pages=pages, gdn_ring=ring)
-    prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
-    decode = fine_decode_rows(seqs) if gpu and options.decode is None else options.decode
-    buckets = bucket_sizes(decode, prefill, limits)
+    limits = replace(limits, pages=pages, gdn_ring=ring, drafts=drafts.drafts)
     return Plan(
-        target, limits, precision, buckets, options.fuse, options.debug, note,
-        options.timing, options.invariant, gpu,
+        target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
+        (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
     )  # fmt: skip
 
 
@@ -191,10 +226,27 @@ def _dtype(option: str, name: str, legal: tuple[str, ...]) -> DType:
     return DType.F8E4M3 if name == "fp8" else DType(name)
 
 
-def _ring(wish: int | None, default: int) -> int:
-    """Records of each ring. Raises OptionError for a length that no op takes."""
+def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
+    prefill = budget.prefill(gpu) if gpu and options.prefill is None else options.prefill
+    decode, verify = options.decode, options.verify
+    if gpu and decode is None:
+        decode = fine_decode_rows(limits.max_seqs)
+    if gpu is None and verify is None:
+        most = limits.max_seqs
+        rows = decode_rows(most) if decode is None else (*decode, most)
+        verify = cpu_rounds(rows, limits.drafts)
+    return bucket_sizes(decode, prefill, limits, verify)
+
+
+def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
+    """Records of each ring, drafts' not counted. Raises OptionError for a length no op takes."""
     if wish is None:
-        return default
+        return GDN_RING if (gpu or drafts) and facts.state_width else 0
+    if drafts and facts.state_width and not wish:
+        raise OptionError(
+            f"--gdn-ring 0: drafts need a ring of {LEAST} to {MOST}, in which the wrong ones are "
+            "overwritten; leave it out, or build with --drafts 0"
+        )
     if wish and not LEAST <= wish <= MOST:
         raise OptionError(f"--gdn-ring {wish} is not possible; choose 0 or from {LEAST} to {MOST}")
     return wish

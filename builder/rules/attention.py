@@ -11,19 +11,19 @@ import onnx_graphsurgeon as gs
 from spark_engine.builder.graph.edit import add_node, detach
 from spark_engine.builder.graph.nodes import is_op, producer, read_alone
 from spark_engine.builder.graph.rewrite import Match, RewriteContext, Rule
-
-SIZES = ("heads", "kv_heads", "head_dim", "eps", "kv_dtype")
+from spark_engine.interface import MOST_DRAFTS
 
 
 def find_decode(context: RewriteContext, node: gs.Node) -> Match | None:
-    """sigmoid_gate, or act_quant of it, over paged_attention of one token a row."""
+    """sigmoid_gate, or act_quant of it, over paged_attention of a few tokens a row."""
     gated = is_op(node, "act_quant") and node.attrs["act"] == "sigmoid_gate"
     if not gated and not is_op(node, "sigmoid_gate"):
         return None
     attention = producer(node.inputs[0])
     if attention is None or not is_op(attention, "paged_attention"):
         return None
-    return Match(node, {"attention": attention}) if attention.attrs["tile"] == 1 else None
+    few = attention.attrs["tile"] <= 1 + MOST_DRAFTS
+    return Match(node, {"attention": attention}) if few else None
 
 
 def can_fuse(context: RewriteContext, match: Match) -> str | None:
@@ -42,7 +42,8 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
     outputs = [*attention.outputs[1:], *gate.outputs]
     attrs = {"keep": 1, "quant": "none", "n": 1}
     attrs |= {n: gate.attrs[n] for n in attrs if n in gate.attrs}
-    attrs |= {n: attention.attrs[n] for n in SIZES}
+    known = context.ops["attention_decode"].attrs
+    attrs |= {n: value for n, value in attention.attrs.items() if n in known}
     for node in (gate, attention):
         detach(node)
     node = add_node(

@@ -51,8 +51,9 @@ def fuse_decode(context: RewriteContext, match: Match) -> None:
     operands = [qkvz, delta[0], conv_weight, conv_state, *delta[1:], weight, *rows]
     outputs = [conv.outputs[1], *step.outputs[1:], *norm.outputs]
     attrs = {"keep": 1, "quant": "none", "n": 1, **norm.attrs}
-    attrs |= {n: value for n, value in step.attrs.items() if n != "tile"}
-    del attrs["heads"]
+    known = context.ops["gdn_decode"].attrs
+    attrs |= step.attrs
+    attrs = {n: value for n, value in attrs.items() if n in known}
     for node in (norm, step, conv):
         detach(node)
     node = add_node(context.ops, norm.name, "gdn_decode", [*operands, *scales], outputs, **attrs)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.quant_table import QuantTable
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row, Shape, Tensor
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row, Shape, Tensor, of_kind
 from spark_engine.tensors import DType
 
 PLAIN = (DType.BF16, DType.F16, DType.F32)
 SCALE = (DType.F32, DType.BF16, DType.F16)
 SCALAR: tuple[Shape, ...] = ((), (1,))
+TEXT, MTP = "text", "mtp"
 FIRST = 10  # faults listed one by one; the rest are counted
 _NEED = {Kind.TIED_HEAD: "rare", Kind.CACHE_SCALE: "rare"}
 
@@ -32,7 +33,8 @@ class Expected:
 
     `row` is the entry of the network's list that it stores, or stores a part of. `need`:
     "required"; "usual" (exporters write it, nothing reads it); "rare" (read if there). `scheme`
-    is that of its module.
+    is that of its module, `part` what it belongs to: text, mtp (the draft head), or what is left
+    out of every graph.
     """
 
     name: str
@@ -41,11 +43,7 @@ class Expected:
     row: Row
     need: str = "required"
     scheme: Scheme = Scheme.PLAIN
-
-    @property
-    def part(self) -> str:
-        """text, or the part of the model that is left out."""
-        return self.row.part if isinstance(self.row, Tensor) else "text"
+    part: str = TEXT
 
     @property
     def nbytes(self) -> int:
@@ -69,9 +67,11 @@ class Stored(Protocol):
 
 
 def expected_tensors(
-    rows: Iterable[Row], plain: DType, table: QuantTable, layout: Layout
+    rows: Iterable[Row], plain: DType, table: QuantTable, layout: Layout, part: str = TEXT
 ) -> Mapping[str, Expected]:
     """Every tensor by its name in the file; `plain` is the usual dtype of what is not quantised.
+
+    `part` is that of all rows but those which name another.
 
     Raises CheckpointError when a quantised projection's columns do not split into groups, or
     stacked experts are declared to be quantised.
@@ -79,18 +79,16 @@ def expected_tensors(
     dtypes = (plain, *(d for d in PLAIN if d is not plain))
     found: list[Expected] = []
     listed = list(rows)
-    stacked = layout.fused_experts and any(_is_stacked(row) for row in listed)
+    stacked = {t.module for t in of_kind(listed, Kind.STACKED_EXPERTS) if layout.fused(t.module)}
     for row in listed:
         if isinstance(row, Linear):
-            if not (row.group and stacked):
-                found += _projection(row, table[row.table_key], table.dialect, dtypes, layout)
-        elif stacked or not _is_stacked(row):
+            if row.group not in stacked:
+                dialect = table.dialect_of(row.module)
+                found += _projection(row, table[row.table_key], dialect, dtypes, layout)
+        elif row.kind is not Kind.STACKED_EXPERTS or row.module in stacked:
             found.append(_unquantised(row, table, dtypes, layout))
-    return {tensor.name: tensor for tensor in found}
-
-
-def _is_stacked(row: Row) -> bool:
-    return isinstance(row, Tensor) and row.kind is Kind.STACKED_EXPERTS
+    named = (e if e.part != TEXT else replace(e, part=part) for e in found)
+    return {tensor.name: tensor for tensor in named}
 
 
 def usual(expected: Mapping[str, Expected], *parts: str) -> list[Expected]:
@@ -110,17 +108,25 @@ def check_tensors(
     ten, and how many there are), with what to do.
     """
     parts = {name: _part(name, ignored) for name in tensors}
-    faults: list[str] = []
-    for name, want in expected.items():
-        if name in tensors and want.part == "text":
-            faults += _misfit(want, tensors[name])
-        elif name not in tensors and want.part == "text" and want.need == "required":
-            faults.append(f"{name} is missing: expected {want}")
+    faults = misfits(expected, tensors, TEXT)
     unknown = [n for n in tensors if n not in expected and not parts[n]]
     faults += [f"{n} in {tensors[n].file} is not a tensor of this network" for n in unknown]
     if faults:
         raise CheckpointError(_report(faults))
     return {part: list(parts.values()).count(part) for part in ignored}
+
+
+def misfits(
+    expected: Mapping[str, Expected], tensors: Mapping[str, Stored], part: str
+) -> list[str]:
+    """A sentence for each tensor of a part that is missing, mistyped or misshapen."""
+    faults: list[str] = []
+    for name, want in expected.items():
+        if name in tensors and want.part == part:
+            faults += _misfit(want, tensors[name])
+        elif name not in tensors and want.part == part and want.need == "required":
+            faults.append(f"{name} is missing: expected {want}")
+    return faults
 
 
 def _part(name: str, ignored: Mapping[str, tuple[str, ...]]) -> str:
@@ -148,8 +154,8 @@ def _unquantised(
     row: Tensor, table: QuantTable, plain: tuple[DType, ...], layout: Layout
 ) -> Expected:
     """A tensor that no scheme changes. Stacked experts are refused where one should."""
-    if row.part != "text":
-        return Expected(row.name, plain, (row.shape,), row, "usual")
+    if row.part != TEXT:
+        return Expected(row.name, plain, (row.shape,), row, "usual", part=row.part)
     name = layout.file_name(row.name)
     if row.kind is Kind.CACHE_SCALE:
         return Expected(name, SCALE, SCALAR, row, _NEED[row.kind])

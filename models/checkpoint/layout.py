@@ -14,19 +14,33 @@ from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
 
 HEAD = "lm_head"
+DRAFT = "mtp."  # how our names of the draft head's tensors begin
 PREFIXES = ("model.language_model.", "model.")
+DRAFT_PREFIXES = ("", *PREFIXES, "language_model.")  # before DRAFT
 SPELLINGS = (*PREFIXES, "language_model.model.", "language_model.")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What two files of one network may differ in."""
+    """What two files of one network may differ in.
+
+    The draft head has a prefix of its own, and experts in a form of their own.
+    """
 
     prefix: str
     fused_experts: bool
+    draft_prefix: str = ""
+    fused_draft_experts: bool = True
+
+    def fused(self, experts: str) -> bool:
+        """Whether the experts of this group are stacked."""
+        drafts = experts.startswith(DRAFT)
+        return self.fused_draft_experts if drafts else self.fused_experts
 
     def file_name(self, name: str) -> str:
         """The name in the file of a module or tensor of ours."""
+        if name.startswith(DRAFT):
+            return self.draft_prefix + name
         return name if name.startswith(HEAD) else self.prefix + name
 
     @classmethod
@@ -35,17 +49,22 @@ class Layout:
         return cls(PREFIXES[0 if nested else 1], not quantised)
 
     @classmethod
-    def detect(cls, names: Iterable[str], rows: Collection[Row]) -> Layout:
-        """Reads the layout off the names in the files of a network that lists `rows`.
+    def detect(
+        cls, names: Iterable[str], rows: Collection[Row], drafts: Collection[Row] = ()
+    ) -> Layout:
+        """Reads the layout off the names in the files of a network that lists `rows`, and `drafts`
+        of its draft head.
 
         Raises CheckpointError when no token embedding is found under a known prefix.
         """
         known = set(names)
+        before = next((p for p in DRAFT_PREFIXES if _any_begins(known, p + DRAFT)), None)
+        stacked = before is None or _any_stacked(known, before, drafts)
         (embedding,) = of_kind(rows, Kind.EMBEDDING)
         for prefix in PREFIXES:
             if prefix + embedding.name in known:
-                stacked = of_kind(rows, Kind.STACKED_EXPERTS)
-                return cls(prefix, any(prefix + t.name in known for t in stacked))
+                fused = _any_stacked(known, prefix, rows)
+                return cls(prefix, fused, before or "", stacked)
         raise CheckpointError(
             f"no {embedding.name} under {' or '.join(PREFIXES)}: the files hold no text model, "
             "or name its tensors otherwise; give a checkpoint as transformers saves it"
@@ -56,4 +75,13 @@ def spellings(module: str) -> tuple[str, ...]:
     """Every way a quantisation config may write one of our module names."""
     if module == HEAD:
         return (HEAD, f"language_model.{HEAD}", f"model.{HEAD}")
-    return tuple(prefix + module for prefix in SPELLINGS)
+    bare = (module,) if module.startswith(DRAFT) else ()
+    return (*bare, *(prefix + module for prefix in SPELLINGS))
+
+
+def _any_begins(names: Iterable[str], start: str) -> bool:
+    return any(name.startswith(start) for name in names)
+
+
+def _any_stacked(known: Collection[str], prefix: str, rows: Iterable[Row]) -> bool:
+    return any(prefix + t.name in known for t in of_kind(rows, Kind.STACKED_EXPERTS))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint import quant_declarations
-from spark_engine.models.checkpoint.layout import spellings
+from spark_engine.models.checkpoint.layout import DRAFT, spellings
 from spark_engine.models.checkpoint.quant_schemes import Declared, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
 from spark_engine.models.config.json_values import malformed_json
@@ -24,24 +24,43 @@ from spark_engine.models.config.json_values import malformed_json
 class QuantTable:
     """Scheme by module; experts of one layer share one, found at the name of their group.
 
-    `kv_fp8`: the checkpoint asks for an e4m3 KV cache.
+    Attributes:
+        modules: of the text network.
+        kv_fp8: the checkpoint asks for an e4m3 KV cache.
+        drafts: of the draft head, which files store as they like.
+        draft_dialect: whose names the head's tensors have.
     """
 
     modules: Mapping[str, Scheme]
     dialect: Dialect
     kv_fp8: bool
+    drafts: Mapping[str, Scheme] = field(default_factory=dict)
+    draft_dialect: Dialect = Dialect.MODELOPT
 
     def __getitem__(self, module: str) -> Scheme:
         """The scheme of a module; what is not a projection is plain."""
-        return self.modules.get(module, Scheme.PLAIN)
+        return self.modules.get(module, self.drafts.get(module, Scheme.PLAIN))
+
+    def dialect_of(self, module: str) -> Dialect:
+        """Whose names a module's tensors have."""
+        return self.draft_dialect if module.startswith(DRAFT) else self.dialect
+
+    def drafting(self, drafts: QuantTable) -> QuantTable:
+        """The same with the head that `drafts` is the table of."""
+        return replace(self, drafts=drafts.modules, draft_dialect=drafts.dialect)
+
+    def quantising(self, scheme: Scheme) -> QuantTable:
+        """The same with the head's plain projections in another scheme."""
+        drafts = {m: scheme if s is Scheme.PLAIN else s for m, s in self.drafts.items()}
+        return replace(self, drafts=MappingProxyType(drafts))
 
     @property
     def quantised(self) -> bool:
-        """True when any module is not plain."""
+        """True when any module of the text network is not plain."""
         return any(s is not Scheme.PLAIN for s in self.modules.values())
 
     def summary(self) -> Mapping[str, int]:
-        """Projections by scheme; the experts of a layer count as one."""
+        """Projections of the text network by scheme; the experts of a layer count as one."""
         return Counter(s.value for s in self.modules.values())
 
 

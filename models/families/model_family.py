@@ -14,8 +14,10 @@ from spark_engine.models.checkpoint.tensor_list import Row, Tensor, tensors_of
 from spark_engine.models.config.json_values import Json
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.graph.decoder import Decoder
+from spark_engine.models.graph.draft_head import DraftHead
 
 C = TypeVar("C", bound=ModelConfig)
+NO_DRAFT_HEAD = "networks of this model type have no draft head"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ModelFamily(Generic[C]):
         architectures: of config.json likewise.
         read_config: config.json and generation_config.json to its frozen dataclass.
         network: the blocks that compute it, each with its tensors' names and shapes.
+        draft_head: likewise its draft head, or a sentence that says why there is none.
         ignored: tensors of its files that are recognised and not compiled, each with its part.
         ignored_prefixes: how the names of each such part begin.
     """
@@ -37,9 +40,15 @@ class ModelFamily(Generic[C]):
     architectures: tuple[str, ...]
     read_config: Callable[[Json, Json], C]
     network: Callable[[C], Decoder]
+    draft_head: Callable[[C], DraftHead | str] = lambda config: NO_DRAFT_HEAD
     ignored: Callable[[C], Iterable[Tensor]] = lambda config: ()
     ignored_prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def tensors(self, config: C) -> tuple[Row, ...]:
         """Every tensor of a checkpoint, in the order of the network."""
         return (*tensors_of(self.network(config)), *self.ignored(config))
+
+    def draft_tensors(self, config: C) -> tuple[tuple[Row, ...], str]:
+        """Every tensor of the draft head and ""; or none, and why."""
+        head = self.draft_head(config)
+        return ((), head) if isinstance(head, str) else (tuple(tensors_of(head)), "")

@@ -1,11 +1,13 @@
 """A decoder of pre-normed layers: embedding, layers, final norm, head, sampling.
 
 Knows the order of the blocks and the names that docs/graph.md gives to what a layer makes; knows
-no tensor's name. A block is a frozen dataclass of tensors, and of how it is written in ops.
+no tensor's name. A block is a frozen dataclass of tensors, and of how it is written in ops. Graphs
+with drafts are written in `draft_round.py`, of the same parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,8 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import one_plus
 from spark_engine.tensors import DType
+
+SAMPLED = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok")
 
 
 class Mixer(Protocol):
@@ -40,10 +44,19 @@ class Layer:
 
     def write(self, w: Writer, x: gs.Variable, layer: str) -> gs.Variable:
         """The layer over the residual stream x [tokens, H]."""
-        h = _zero_centred_norm(w, x, self.mixer_norm, f"{self.mixer_norm.module}.y")
-        u = w.add(x, self.mixer.write(w, h, layer), f"{layer}.mixed")
-        h = _zero_centred_norm(w, u, self.mlp_norm, f"{self.mlp_norm.module}.y")
+        return self.around(w, x, layer, lambda h: self.mixer.write(w, h, layer))
+
+    def around(
+        self, w: Writer, x: gs.Variable, layer: str, mix: Callable[[gs.Variable], gs.Variable]
+    ) -> gs.Variable:
+        """The same with `mix` of normed x in the mixer's place."""
+        u = w.add(x, mix(self.normed(w, x)), f"{layer}.mixed")
+        h = centred_norm(w, u, self.mlp_norm, f"{self.mlp_norm.module}.y")
         return w.add(u, self.mlp.write(w, h), f"{layer}.out")
+
+    def normed(self, w: Writer, x: gs.Variable) -> gs.Variable:
+        """What the mixer reads."""
+        return centred_norm(w, x, self.mixer_norm, f"{self.mixer_norm.module}.y")
 
 
 @dataclass(frozen=True)
@@ -55,33 +68,59 @@ class Decoder:
     norm: Tensor
     head: Linear | Tensor
 
-    def write(self, w: Writer, debug: bool) -> None:
-        """Writes the whole graph; steps, tables and common states are its inputs already."""
-        embedding = w.stored_matrix(self.embedding)
-        operands = [w["token_ids"], w["last_tokens"], w["slots"], embedding]
+    def write(self, w: Writer, debug: bool) -> gs.Variable:
+        """Writes the graph without drafts; steps, tables and common states are its inputs already.
+
+        Returns the residual stream x [tokens, H] behind the last layer.
+        """
+        x = self.stream(w, w["token_ids"], debug)
+        last = w.one("last_rows", [x, w["counts"]], "last", tile=w.tile)
+        logits = self.logits(w, self.normed(w, last, "logits.norm"), "logits")
+        if debug:
+            normed = self.normed(w, x, "logits_all.norm")
+            w.output(self.logits(w, normed, "logits_all"))
+        _sample(w, logits)
+        return x
+
+    def stream(self, w: Writer, ids: gs.Variable, debug: bool) -> gs.Variable:
+        """The residual stream [tokens, H] of these ids behind the last layer."""
+        operands = [ids, w["last_tokens"], w["slots"], self.embedded(w)]
         x = w.one("embed", operands, "embed", tile=w.tile, dtype=w.activation)
         for i, layer in enumerate(self.layers):
             x = layer.write(w, x, f"layers.{i}")
             if debug:
                 w.output(x)
-        last = w.one("last_rows", [x, w["counts"]], "last", tile=w.tile)
-        logits = self._logits(w, last, "logits")
-        if debug:
-            w.output(self._logits(w, x, "logits_all"))
-        _sample(w, logits)
+        return x
 
-    def _logits(self, w: Writer, x: gs.Variable, output: str) -> gs.Variable:
-        """f32 logits [rows or tokens, V]; a tied head reads the embedding's own matrix."""
-        h = _zero_centred_norm(w, x, self.norm, f"{output}.norm")
+    def embedded(self, w: Writer) -> gs.Variable:
+        """The embedding [V, H]."""
+        return w.stored_matrix(self.embedding)
+
+    def normed(self, w: Writer, x: gs.Variable, output: str) -> gs.Variable:
+        """The final norm of x [tokens or rows, H]: what the head reads."""
+        return centred_norm(w, x, self.norm, output)
+
+    def logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
+        """f32 logits [rows or tokens, V] of h; a tied head reads the embedding's own matrix."""
         if isinstance(self.head, Linear):
             return w.project(h, self.head, DType.F32.value, output)
-        return w.matmul(h, w[self.embedding.name], output, DType.F32.value)
+        return w.matmul(h, self.embedded(w), output, DType.F32.value)
 
 
-def _zero_centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:
+def centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:
     """RMSNorm whose stored weight is the deviation from one."""
-    scale = w.weight(norm.name, one_plus(w.model.source(norm.name)))
-    return w.one("rms_norm", [x, scale], output, eps=w.config.eps)
+    return w.one("rms_norm", [x, norm_scale(w, norm)], output, eps=w.config.eps)
+
+
+def norm_scale(w: Writer, norm: Tensor) -> gs.Variable:
+    """f32: one plus the stored weight."""
+    return w.weight(norm.name, one_plus(w.model.source(norm.name)))
+
+
+def sampling_tables(w: Writer) -> list[gs.Variable]:
+    """What `sample` reads of a sequence's parameters, in its operands' order."""
+    names = ("sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until")
+    return [w[name] for name in names]
 
 
 def _sample(w: Writer, logits: gs.Variable) -> None:
@@ -89,11 +128,9 @@ def _sample(w: Writer, logits: gs.Variable) -> None:
     step = [w[n] for n in ("token_ids", "last_tokens", "slots", "starts", "counts")]
     counted = [w["token_counts"], *step, w["prompt_lens"]]
     token_counts = w.one("mark_tokens", counted, state_out("token_counts"), tile=w.tile)
-    knobs = [w[n] for n in ("sampling_f", "sampling_i", "bias_ids", "bias_values")]
-    operands = [logits, token_counts, *knobs, *w.rows, w["emit"], w["last_tokens"]]
-    names = ("next_tokens", "logprobs", "top_ids", "top_logprobs", "ok")
-    outputs = [*names, state_out("last_tokens")]
+    operands = [logits, token_counts, *sampling_tables(w), *w.rows, w["emit"], w["last_tokens"]]
+    outputs = [*SAMPLED, state_out("last_tokens")]
     attrs = {"vocab": w.config.vocab, "top": w.limits.top_logprobs}
     made = w.op("sample", operands, outputs, **attrs)
-    for tensor in (*made[: len(names)], logits):
+    for tensor in (*made[: len(SAMPLED)], logits):
         w.output(tensor)

@@ -6,6 +6,7 @@ stored. Shapes are [tokens, columns].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,27 +48,50 @@ class GatedAttention:
 
     def write(self, w: Writer, x: gs.Variable, layer: str) -> gs.Variable:
         """The mixer over normed x [tokens, H]; `layer` names its states."""
-        c = w.config
-        qkv = w.concat(
-            [w.project(x, part) for part in (self.q, self.k, self.v)], f"{self.name}.qkv"
-        )
-        o = self._paged_attention(w, qkv, layer)
-        attrs = {"heads": c.heads, "head_dim": c.head_dim}
-        y = w.one("sigmoid_gate", [o, qkv], f"{self.name}.gated", **attrs)
-        return w.project(y, self.o)
+        pages = self.pages(w, layer)
+        y, _ = self.attend(w, x, pages, [state_out(page.name) for page in pages])
+        return y
 
-    def _paged_attention(self, w: Writer, qkv: gs.Variable, layer: str) -> gs.Variable:
+    def pages(self, w: Writer, layer: str) -> list[gs.Variable]:
+        """The states that hold keys and values, new to the graph."""
+        c, kv = w.config, w.precision.kv_storage
+        shape = (w.limits.pages + 1, c.kv_heads, w.limits.page_size, c.head_dim)
+        names = (f"{layer}.k_pages", f"{layer}.v_pages")
+        return [w.state(TensorSpec(name, kv, shape), "page") for name in names]
+
+    def attend(
+        self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
+    ) -> tuple[gs.Variable, list[gs.Variable]]:
+        """The mixer over normed x [tokens, H], and its pages with x's keys and values, so named."""
         c, p = w.config, self.name
-        pages = [_pages(w, f"{layer}.{name}") for name in ("k_pages", "v_pages")]
-        norms = [w.weight(t.name, _head_norm(w, t)) for t in (self.q_norm, self.k_norm)]
-        freqs = w.weight("rotary.inv_freq", constant(c.rope.inv_freq()))
-        scales = w.weight(f"{p}.kv_scale", self._kv_scale(w))
-        attrs = {"heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "tile": w.tile}
-        outputs = [f"{p}.o", *(state_out(page.name) for page in pages)]
-        operands = [qkv, *norms, freqs, scales, *pages, w["page_table"], *w.rows]
-        kv_dtype = w.precision.kv.value
-        o, _, _ = w.op("paged_attention", operands, outputs, eps=c.eps, kv_dtype=kv_dtype, **attrs)
-        return o
+        qkv = w.concat([w.project(x, part) for part in (self.q, self.k, self.v)], f"{p}.qkv")
+        q_norm = w.weight(self.q_norm.name, _head_norm(w, self.q_norm))
+        k_norm, *rest = self._append_operands(w)
+        attrs = {"heads": c.heads, **self._append_attrs(w)}
+        operands = [qkv, q_norm, k_norm, *rest, *pages, w["page_table"], *w.rows]
+        o, *updated = w.op("paged_attention", operands, [f"{p}.o", *updates], **attrs)
+        heads = {"heads": c.heads, "head_dim": c.head_dim}
+        y = w.one("sigmoid_gate", [o, qkv], f"{p}.gated", **heads)
+        return w.project(y, self.o), updated
+
+    def append(
+        self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
+    ) -> list[gs.Variable]:
+        """The pages with the keys and values of normed x [tokens, H], which attends to nothing."""
+        kv = w.concat([w.project(x, part) for part in (self.k, self.v)], f"{self.name}.kv")
+        operands = [kv, *self._append_operands(w), *pages, w["page_table"], *w.rows]
+        return w.op("append_kv", operands, updates, **self._append_attrs(w))
+
+    def _append_operands(self, w: Writer) -> list[gs.Variable]:
+        """What turns keys and values into those of a page: k_norm, frequencies, scales."""
+        k_norm = w.weight(self.k_norm.name, _head_norm(w, self.k_norm))
+        freqs = w.weight("rotary.inv_freq", constant(w.config.rope.inv_freq()))
+        return [k_norm, freqs, w.weight(f"{self.name}.kv_scale", self._kv_scale(w))]
+
+    def _append_attrs(self, w: Writer) -> dict[str, int | float | str]:
+        c = w.config
+        sizes = {"kv_heads": c.kv_heads, "head_dim": c.head_dim, "tile": w.tile}
+        return {**sizes, "eps": c.eps, "kv_dtype": w.precision.kv.value}
 
     def _kv_scale(self, w: Writer) -> Recipe:
         """f32 [2]: the FP8 cache's scales of k and v, 1 where the checkpoint has none."""
@@ -79,12 +103,6 @@ class GatedAttention:
                 if w.model.has(scale.name):
                     found[i] = reshape(cast(whole_scale(w.model.source(scale.name))), ())
         return stack(found)
-
-
-def _pages(w: Writer, name: str) -> gs.Variable:
-    c = w.config
-    shape = (w.limits.pages + 1, c.kv_heads, w.limits.page_size, c.head_dim)
-    return w.state(TensorSpec(name, w.precision.kv_storage, shape), "page")
 
 
 def _head_norm(w: Writer, norm: Tensor) -> Recipe:

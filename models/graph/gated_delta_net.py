@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import cast, reshape
-from spark_engine.plugins.gdn.replay_ring import ring_width
+from spark_engine.plugins.gdn.causal_conv import conv_rows
+from spark_engine.plugins.gdn.replay_ring import ring_records, ring_width
 from spark_engine.tensors import DType, TensorSpec
 
 
@@ -51,13 +53,14 @@ class GatedDeltaNet:
 
     def _convolution(self, w: Writer, packed: gs.Variable, layer: str) -> gs.Variable:
         c, conv = w.config, self.conv
-        slots = w.limits.max_seqs + 1
-        shape = (slots, c.conv_kernel - 1, c.conv_channels)
+        columns = conv_rows(c.conv_kernel, w.limits.drafts)
+        shape = (w.limits.max_seqs + 1, columns, c.conv_channels)
         state = w.state(TensorSpec(f"{layer}.conv_state", w.precision.activation, shape), "slot")
         stored = cast(w.model.source(conv.name))  # [C, 1, K]
         kernel = w.weight(conv.name, reshape(stored, (c.conv_channels, c.conv_kernel)))
         outputs = [f"{conv.module}.y", state_out(state.name)]
-        mixed, _ = w.op("causal_conv", [packed, kernel, state, *w.rows], outputs, tile=w.tile)
+        operands = [packed, kernel, state, *w.rows]
+        mixed, _ = w.op("causal_conv", operands, outputs, tile=w.tile, **_drafts(w))
         return mixed
 
     def _delta_rule(
@@ -70,12 +73,18 @@ class GatedDeltaNet:
             w.weight(t.name, cast(w.model.source(t.name)))
             for t in (self.log_decay, self.decay_bias)
         ]
-        kind = "step" if w.tile == 1 else "chunk"
-        attrs = {**c.delta_heads, "tile": w.tile, "ring": w.limits.gdn_ring}
+        kind = "chunk" if w.tile == PREFILL_TILE else "step"
+        attrs = {**c.delta_heads, "tile": w.tile, "ring": w.limits.gdn_ring, **_drafts(w)}
         states = [state]
         if w.limits.gdn_ring:
-            records = (w.limits.max_seqs + 1, w.limits.gdn_ring, ring_width(**c.delta_heads))
-            states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, records), "slot"))
+            records = ring_records(w.limits.gdn_ring, w.limits.drafts)
+            ring = (w.limits.max_seqs + 1, records, ring_width(**c.delta_heads))
+            states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, ring), "slot"))
         outputs = [f"{self.name}.delta", *(state_out(s.name) for s in states)]
         operands = [mixed, gates, *decay, *states, *w.rows]
         return w.op(f"gated_delta_{kind}", operands, outputs, **attrs)[0]
+
+
+def _drafts(w: Writer) -> dict[str, int]:
+    """The attribute of ops whose states keep what a round of drafts may take back."""
+    return {"drafts": w.limits.drafts} if w.limits.drafts else {}

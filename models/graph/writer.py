@@ -6,7 +6,8 @@ knows no block. A writer is used for one graph and thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -32,7 +33,7 @@ class Writer:
     Attributes:
         weights: every weight by its graph input's name, in order of first use.
         states: (spec, unit) of every state, unit "slot" or "page".
-        rows: slots, starts, counts, which sequence ops take in this order.
+        tile, rows: tokens of a row, and the variables of its slots, starts and counts.
     """
 
     def __init__(self, model: Model, family: str, limits: Limits, precision: Precision) -> None:
@@ -43,6 +44,8 @@ class Writer:
         self.weights: dict[str, Weight] = {}
         self.states: list[tuple[TensorSpec, str]] = []
         self._tensors: dict[str, gs.Variable] = {}
+        self._rows: Sequence[gs.Variable] = ()
+        self._scope = ""
         self._quantised: dict[object, list[gs.Variable]] = {}
 
     @property
@@ -52,14 +55,31 @@ class Writer:
 
     @property
     def rows(self) -> list[gs.Variable]:
-        """slots, starts, counts."""
-        return [self[name] for name in ("slots", "starts", "counts")]
+        """slots, starts, counts, which sequence ops take in this order."""
+        return [*self._rows] or [self[name] for name in ("slots", "starts", "counts")]
+
+    @contextmanager
+    def over(
+        self, rows: Sequence[gs.Variable], tile: int | None = None, scope: str = ""
+    ) -> Iterator[None]:
+        """Writes over other rows than the launch's; `scope` stands before what nodes are named."""
+        kept = self._rows, self.tile, self._scope
+        self._rows, self.tile = rows, self.tile if tile is None else tile
+        self._scope = scope
+        try:
+            yield
+        finally:
+            self._rows, self.tile, self._scope = kept
 
     def __getitem__(self, name: str) -> gs.Variable:
         """The tensor of that name. Raises GraphError when nothing has written it yet."""
         if name not in self._tensors:
             raise GraphError(f"the {self.family} graph has no tensor {name} yet")
         return self._tensors[name]
+
+    def has(self, name: str) -> bool:
+        """Whether something has written the tensor."""
+        return name in self._tensors
 
     def input(self, spec: TensorSpec) -> gs.Variable:
         """A new graph input."""
@@ -68,7 +88,7 @@ class Writer:
         return tensor
 
     def state(self, spec: TensorSpec, unit: str) -> gs.Variable:
-        """A new state: a graph input, whose `.out` some op must write."""
+        """A new state: a graph input, whose `.out` some op writes if any updates it."""
         self.states.append((spec, unit))
         return self.input(spec)
 
@@ -101,7 +121,10 @@ class Writer:
     def op(
         self, op: str, inputs: Sequence[gs.Variable], outputs: Sequence[str], **attrs: Any
     ) -> list[gs.Variable]:
-        """One `spark` node. Raises GraphError when the op refuses its operands."""
+        """One `spark` node. Raises GraphError when the op refuses its operands.
+
+        The scope stands before the outputs' names, but for a state's last update.
+        """
         specs = [TensorSpec(t.name, DType.of(t.dtype), tuple(t.shape)) for t in inputs]
         found = registry.get(op)
         defaults = {k: v for k, v in found.attrs.items() if v is not None}
@@ -109,7 +132,7 @@ class Writer:
         if len(typed) != len(outputs):
             raise GraphError(f"{op} gives {len(typed)} outputs, not {len(outputs)}")
         made = [
-            self._new(TensorSpec(name, spec.dtype, spec.shape))
+            self._new(TensorSpec(self._scoped(name), spec.dtype, spec.shape))
             for name, spec in zip(outputs, typed, strict=True)
         ]
         self._node(op, inputs, made, attrs, DOMAIN)
@@ -121,15 +144,15 @@ class Writer:
 
     def add(self, a: gs.Variable, b: gs.Variable, output: str) -> gs.Variable:
         """The residual addition, a standard Add."""
-        out = self._new(TensorSpec(output, DType.of(a.dtype), tuple(a.shape)))
+        out = self._new(TensorSpec(self._scoped(output), DType.of(a.dtype), tuple(a.shape)))
         self._node("Add", [a, b], [out], {}, None)
         return out
 
     def concat(self, parts: Sequence[gs.Variable], output: str) -> gs.Variable:
         """Columns of unmerged projections side by side, a standard Concat."""
         width = sum(p.shape[1] for p in parts)
-        spec = TensorSpec(output, DType.of(parts[0].dtype), (parts[0].shape[0], width))
-        out = self._new(spec)
+        name = self._scoped(output)
+        out = self._new(TensorSpec(name, DType.of(parts[0].dtype), (parts[0].shape[0], width)))
         self._node("Concat", parts, [out], {"axis": 1}, None)
         return out
 
@@ -140,19 +163,22 @@ class Writer:
 
         y is named after the module unless `output` names it.
         """
-        module = linear.module
-        output = output or f"{module}.y"
-        scheme = self.model.table[module]
-        if scheme is Scheme.PLAIN:
-            matrix = self.matrix(linear.weight, self.model.source(linear.weight))
-            return self.matmul(x, matrix, output, dtype)
-        p = projection(self.model, module, scheme)
+        p = projection(self.model, linear.module, self.model.table[linear.module])
+        return self.multiply(x, linear.module, p, dtype, output)
+
+    def multiply(
+        self, x: gs.Variable, module: str, p: Projection, dtype: str | None = None, output: str = ""
+    ) -> gs.Variable:
+        """`project` by recipes, which need not be those of a module of the checkpoint."""
+        output, weight = output or f"{module}.y", f"{module}.weight"
+        if p.scheme is Scheme.PLAIN:
+            return self.matmul(x, self.matrix(weight, p.weight), output, dtype)
         scales = [self.weight(f"{module}.{name}", r) for name, r in p.scales.items()]
-        operands = [*self._quantise(x, module, p), self.weight(linear.weight, p.weight)]
-        if scheme is Scheme.FP8:  # xq, w, x_scale, w_scale
+        operands = [*self._quantise(x, module, p), self.weight(weight, p.weight)]
+        if p.scheme is Scheme.FP8:  # xq, w, x_scale, w_scale
             operands = [operands[0], operands[2], operands[1]]
         attrs = {"dtype": dtype or self.activation}
-        return self.one(_LINEAR[scheme], [*operands, *scales], output, **attrs)
+        return self.one(_LINEAR[p.scheme], [*operands, *scales], output, **attrs)
 
     def matmul(
         self, x: gs.Variable, matrix: gs.Variable, output: str, dtype: str | None = None
@@ -171,13 +197,18 @@ class Writer:
         return self._quantised[key]
 
     def _quantiser(self, x: gs.Variable, module: str, p: Projection) -> list[gs.Variable]:
-        base = f"{x.name}.{module.rsplit('.', 1)[-1]}"
+        base = f"{x.name.removeprefix(self._scope)}.{module.rsplit('.', 1)[-1]}"
         if p.input_scale is None:
             return self.op("fp8_block_quant", [x], [f"{base}.q", f"{base}.s"])
         scale = self.weight(f"{module}.input_scale", p.input_scale)
         if p.scheme is Scheme.FP8:
             return [*self.op("fp8_quant", [x, scale], [f"{base}.q"]), scale]
         return self.op("nvfp4_quant", [x, scale], [f"{base}.q", f"{base}.s"])
+
+    def _scoped(self, name: str) -> str:
+        """The name of what a node makes here; a state's last update keeps its own."""
+        last = any(name == state_out(spec.name) for spec, _ in self.states)
+        return name if last else self._scope + name
 
     def _new(self, spec: TensorSpec) -> gs.Variable:
         if spec.name in self._tensors:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.expected_tensors import PLAIN
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
 from spark_engine.models.checkpoint.tensor_list import Experts, Linear
+from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import (
     Recipe,
     cast,
@@ -48,12 +50,25 @@ class Projection:
 
 
 def projection(model: Model, module: str, scheme: Scheme) -> Projection:
-    """The recipes of one module, named without prefix.
+    """The recipes of one module, named without prefix; what is stored plain is quantised.
 
     fp8: weight_scale f32 [N]. fp8_block: weight_scale f32 [⌈N/128⌉, ⌈K/128⌉]. nvfp4:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
     """
+    if scheme is not Scheme.PLAIN and is_plain(model, f"{module}.weight"):
+        return quantised(model.source(f"{module}.weight"), scheme)
     return _READERS[scheme](model, module)
+
+
+def is_plain(model: Model, name: str) -> bool:
+    """Whether the file has the tensor as a plain matrix."""
+    return model.has(name) and model.source(name).dtype in PLAIN
+
+
+def quantised(weight: Recipe, scheme: Scheme) -> Projection:
+    """A plain matrix [..., N, K] in another scheme: FP8 in blocks, or NVFP4 with plain inputs."""
+    parts = quantised_parts(weight, scheme)
+    return Projection(scheme, parts.pop("weight"), parts)
 
 
 def _plain(model: Model, module: str) -> Projection:
@@ -68,7 +83,7 @@ def _fp8(model: Model, module: str) -> Projection:
 
 
 def _fp8_block(model: Model, module: str) -> Projection:
-    suffix = SUFFIXES[model.table.dialect].block_scale
+    suffix = SUFFIXES[model.table.dialect_of(module)].block_scale
     scale = cast(part_scale(model.source(f"{module}.{suffix}")))
     weight = codes(model.source(f"{module}.weight"))
     return Projection(Scheme.FP8_BLOCK, weight, {"weight_scale": scale})
@@ -90,7 +105,7 @@ def _fp4_tensors(
     model: Model, module: str, reads_input: bool
 ) -> tuple[Recipe, Recipe, Recipe, Recipe]:
     """(codes, block scales, global scale that multiplies, input scale that multiplies)."""
-    dialect = model.table.dialect
+    dialect = model.table.dialect_of(module)
     suffixes = SUFFIXES[dialect]
 
     def multiplier(suffix: str) -> Recipe:
@@ -129,9 +144,10 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
 
     Raises CheckpointError when FP8 blocks of gate and up would not tile their concatenation.
     """
-    if model.layout.fused_experts:
-        return {"w13": model.source(experts.gate_up.name), "w2": model.source(experts.down.name)}
     scheme, inner = model.table[experts.name], experts.down.columns
+    if model.layout.fused(experts.name):
+        stacks = {"w13": experts.gate_up, "w2": experts.down}
+        return _stacked({n: model.source(t.name) for n, t in stacks.items()}, scheme)
     if scheme is Scheme.FP8_BLOCK and inner % 128:
         raise CheckpointError(
             f"{experts.name}: moe_intermediate_size is {inner}; with FP8 blocks it must be a "
@@ -139,6 +155,21 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
         )
     rows = [_expert(model, each, scheme) for each in experts.each]
     return {name: stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _stacked(stacks: Mapping[str, Recipe], scheme: Scheme) -> dict[str, Recipe]:
+    """Operands of experts that the file stacks, plain or quantised here."""
+    out: dict[str, Recipe] = {}
+    for name, weight in stacks.items():
+        p = Projection(scheme, weight) if scheme is Scheme.PLAIN else quantised(weight, scheme)
+        out |= {name: p.weight, **_named(name, p)}
+    return out
+
+
+def _named(weight: str, p: Projection) -> dict[str, Recipe]:
+    """The scales of `weight` as `grouped_moe` calls them."""
+    suffixes = zip(p.scales.values(), ("scale", "scale2"), strict=False)
+    return {f"{weight}_{suffix}": scale for scale, suffix in suffixes}
 
 
 def _expert(
@@ -152,8 +183,7 @@ def _expert(
     for name, suffix in zip(gate.scales, ("scale", "scale2"), strict=False):
         out[f"w13_{suffix}"] = concat0([gate.scales[name], up.scales[name]])
     out["w2"] = down.weight
-    for name, suffix in zip(down.scales, ("scale", "scale2"), strict=False):
-        out[f"w2_{suffix}"] = down.scales[name]
+    out |= _named("w2", down)
     if scheme in (Scheme.FP8, Scheme.NVFP4_A4):
         of_gate, of_up, of_down = (_input_scale(model, one.module, scheme) for one in linears)
         # The input is quantised once for both; calibration gives both the same scale.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from spark_engine.errors import GraphError
 from spark_engine.models.weights import value_checks
@@ -35,7 +36,7 @@ class Recipe:
         dtype, shape: of the result.
         args: operands.
         source: the tensor's name in the file, for the leaf "source".
-        values: the elements in order, for the leaf "constant".
+        values: the elements in order, for the leaf "constant"; the rows, for "take".
         function: what "transform" does; equal functions make equal recipes.
     """
 
@@ -99,10 +100,15 @@ def source(name: str, dtype: DType, shape: Sequence[int]) -> Recipe:
     return Recipe("source", dtype, tuple(shape), source=name)
 
 
-def constant(values: Array) -> Recipe:
-    """f32 values that are in no file (rotary frequencies, default scales)."""
-    wide = np.asarray(values, np.float32)
-    return Recipe("constant", DType.F32, wide.shape, values=tuple(map(float, wide.ravel())))
+def constant(values: ArrayLike, dtype: DType = DType.F32) -> Recipe:
+    """Values that are in no file (rotary frequencies, default scales, ids), exact in f64."""
+    given = np.asarray(values, dtype.numpy)
+    return Recipe("constant", dtype, given.shape, values=tuple(map(float, given.ravel())))
+
+
+def take(x: Recipe, rows: Sequence[int]) -> Recipe:
+    """Rows of a matrix or vector, in this order."""
+    return Recipe("take", x.dtype, (len(rows), *x.shape[1:]), (x,), values=tuple(map(float, rows)))
 
 
 def cast(x: Recipe, dtype: DType = DType.F32) -> Recipe:
@@ -137,7 +143,7 @@ def to_bf16(x: Recipe) -> Recipe:
 def rounded(recipe: Recipe) -> Iterator[Recipe]:
     """The sources that evaluating rounds to bf16, repeats included."""
     if recipe.op == ROUND:
-        yield recipe.args[0]
+        yield _leaf(recipe)
     for arg in recipe.args:
         yield from rounded(arg)
 
@@ -203,6 +209,13 @@ def append_expert(experts: Recipe, one: Recipe) -> Recipe:
     return concat0([experts, reshape(one, (1, *one.shape))])
 
 
+def _leaf(recipe: Recipe) -> Recipe:
+    """The source below operations on a single value."""
+    while recipe.args:
+        recipe = recipe.args[0]
+    return recipe
+
+
 def _same(parts: Sequence[Recipe]) -> Recipe:
     first = parts[0]
     if any(p.shape != first.shape or p.dtype is not first.dtype for p in parts):
@@ -239,7 +252,8 @@ _CHECKS = {
 }
 _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "source": lambda r, a, c: c.read(r.source),
-    "constant": lambda r, a, c: np.array(r.values, np.float32).reshape(r.shape),
+    "constant": lambda r, a, c: np.array(r.values).astype(r.dtype.numpy).reshape(r.shape),
+    "take": lambda r, a, c: np.take(a[0], np.array(r.values).astype(np.int64), axis=0),
     "cast": lambda r, a, c: a[0].astype(r.dtype.numpy),
     "one_plus": lambda r, a, c: np.asarray(np.float32(1) + a[0].astype(np.float32)),
     "reciprocal": lambda r, a, c: np.asarray(np.float32(1) / a[0].astype(np.float32)),
@@ -248,6 +262,6 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
-    ROUND: lambda r, a, c: value_checks.round_to_bf16(r.args[0].source, a[0]),
+    ROUND: lambda r, a, c: value_checks.round_to_bf16(_leaf(r).source, a[0]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
 }

@@ -28,10 +28,12 @@ class Model:
     """What lowering needs to know of a checkpoint.
 
     Attributes:
-        rows: the network's list of tensors.
+        rows: the text network's list of tensors.
         expected: what a file may hold of them, by the name in the file.
         tensors: dtype and shape of each tensor that this one holds, likewise.
-        ignored: how many tensors of the file are of each part that is left out.
+        ignored: how many tensors of the file are of each part that a graph without drafts leaves
+            out; the draft head is such a part.
+        draft_note: a sentence that says why there is no draft head; "" where there is one.
         checkpoint: the open files, None where only the configs are there.
     """
 
@@ -42,7 +44,13 @@ class Model:
     expected: Mapping[str, Expected]
     tensors: Mapping[str, TensorSpec]
     ignored: Mapping[str, int]
+    draft_note: str
     checkpoint: Checkpoint | None
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether graphs with drafts can be written."""
+        return not self.draft_note
 
     def has(self, name: str) -> bool:
         """True when the file holds the tensor that we name so (without prefix)."""

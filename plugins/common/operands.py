@@ -19,8 +19,8 @@ def _slots(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
 
 
 def _starts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
-    if launch.tile == 1:
-        start = max(0, min(launch.context, launch.room - 1))
+    if launch.round:
+        start = max(0, min(launch.context, launch.room - launch.tile))
         return np.full(launch.rows, start, np.int32)
     return np.asarray(np.arange(launch.rows) % launch.per_sequence * launch.tile, np.int32)
 

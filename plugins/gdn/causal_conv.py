@@ -3,7 +3,9 @@
 c[t,ch] = silu(Σ_j weight[ch,j] · x[t−K+1+j, ch]), j = 0…K−1: weight[:, K−1] multiplies the
 current token. Columns before the row's first token come from the tile before it in the launch if
 that tile is continued, else from `conv_state` (oldest first); they are zero before position 0.
-The new state is the last K−1 raw columns before position starts + counts.
+The new state is the last K−1 raw columns before position starts + counts. With `drafts` the state
+is a ring of K + drafts columns: that of position q stands at q mod (K + drafts), those of a row's
+last tokens are written, and nothing else changes; rejected tokens' are written over.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from spark_engine.errors import GraphError
+from spark_engine.interface import MOST_DRAFTS
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Operand, Result, Role
 from spark_engine.plugins.common import operands
@@ -32,7 +35,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 OPERANDS = (
     operands.x("A[tokens,X]", "first C columns"),
     operands.weight("weight", "f32[C,K]"),
-    Operand("conv_state", Role.STATE, "A[S+1,K−1,C]"),
+    Operand("conv_state", Role.STATE, "A[S+1,K−1,C]"),  # with drafts [S+1,K+drafts,C]
     *operands.ROWS,
 )
 INPUTS = tuple(o.name for o in OPERANDS)
@@ -45,20 +48,28 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     rows = expect_rows("causal_conv", *steps)
     expect("causal_conv", weight, (DType.F32,), (None, None))
     channels, taps = weight.dims
-    tile = int(attrs["tile"])
-    if not (1 < taps and (tile == 1 or taps <= tile + 1)):
+    tile, drafts = int(attrs["tile"]), int(attrs.get("drafts", 0))
+    kept = conv_rows(taps, drafts)
+    if not (1 < taps and (tile <= 1 + drafts or kept <= tile)):
         raise GraphError(f"causal_conv: {taps} taps do not fit a tile of {tile} tokens")
     expect("causal_conv", x, ACTIVATIONS, (tokens_of("causal_conv", rows, tile), None))
-    expect("causal_conv", state, (x.dtype,), (None, taps - 1, channels))
+    expect("causal_conv", state, (x.dtype,), (None, kept, channels))
     return (
         TensorSpec("c", x.dtype, (x.shape[0], channels)),
         TensorSpec("state_out", state.dtype, state.shape),
     )
 
 
+def conv_rows(taps: int, drafts: int) -> int:
+    """Columns that a slot's state keeps: behind a round's first token and of all of its tokens."""
+    return taps + drafts if drafts else taps - 1
+
+
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The arrays of INPUTS -> (c, state_out)."""
     x, weight, state, slots, starts, counts = arrays
+    if attrs.get("drafts", 0):
+        return _by_position(int(attrs["tile"]), *arrays)
     tile, (channels, taps) = int(attrs["tile"]), weight.shape
     wide = weight.astype(np.float64)
     c = np.zeros((len(x), channels))
@@ -77,45 +88,88 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return c.astype(x.dtype), new_state
 
 
+def _by_position(
+    tile: int, x: Array, weight: Array, state: Array, slots: Array, starts: Array, counts: Array
+) -> tuple[Array, ...]:
+    """`reference` with drafts."""
+    channels, taps = weight.shape
+    wide = weight.astype(np.float64)
+    c = np.zeros((len(x), channels))
+    new_state = state.copy()
+    for row, slot in enumerate(slots):
+        for j in range(counts[row] if slot >= 0 else 0):
+            position, token = int(starts[row]) + j, row * tile + j
+            new_state[slot, position % state.shape[1]] = x[token, :channels]
+            y = np.zeros(channels)
+            for tap in range(max(0, taps - 1 - position), taps):
+                column = new_state[slot, (position - taps + 1 + tap) % state.shape[1]]
+                y += column.astype(np.float64) * wide[:, tap]
+            c[token] = y / (1 + np.exp(-y))
+    return c.astype(x.dtype), new_state
+
+
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """K shifted multiply-adds; the state is gathered before and scattered at the end."""
     f = Text()
-    fragment(f, int(attrs["tile"]), specs, ("x", "weight"), ("c", "state_out"))
+    fragment(f, attrs, specs, ("x", "weight"), ("c", "state_out"))
     return f.function("causal_conv", INPUTS, ("c", "state_out"))
 
 
 def fragment(
     f: Text,
-    tile: int,
+    attrs: Attrs,
     specs: tuple[TensorSpec, ...],
     names: tuple[str, str],
     outs: tuple[str, str],
 ) -> None:
     """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
-    n = specs[3].dims[0]
+    n, tile, drafts = specs[3].dims[0], int(attrs["tile"]), int(attrs.get("drafts", 0))
     channels, taps = specs[1].dims
     rows = read_rows(f, "slots", "starts", "counts")
     x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
     x = f("Reshape", x, [n, tile, channels])
     x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
-    columns = f("Concat", _history(f, rows, x, n, tile, taps), x, axis=1)
-    y = _convolve(f, names[1], columns, tile, taps)
+    prompt = tile > 1 + MOST_DRAFTS or not drafts  # whose tiles may continue each other
+    kept = conv_rows(taps, drafts)
+    stored = _stored(f, rows, kept, drafts)
+    history = _history(f, rows, x, n, tile, stored, kept) if prompt else stored
+    columns = f("Concat", history, x, axis=1)
+    seen = f("Concat", _recent(f, rows, history, taps, kept), x, axis=1) if drafts else columns
+    y = _convolve(f, names[1], seen, tile, taps)
     silu = f("Mul", y, f("Sigmoid", y))
     f.cast(f("Reshape", silu, [n * tile, channels]), specs[0].dtype, out=outs[0])
-    steps = f("Add", over(f, rows.counts, [1]), np.arange(taps - 1)[None])  # [rows, K-1]
+    steps = f("Add", over(f, rows.counts, [1]), np.arange(kept)[None])  # [rows, kept]
+    if drafts:  # place r takes the last position that is r modulo `kept`
+        end = over(f, f("Add", rows.starts, rows.counts), [1])
+        back = f("Mod", f("Sub", f("Sub", end, 1), np.arange(kept)[None]), kept)
+        steps = f("Sub", over(f, f("Add", rows.counts, kept - 1), [1]), back)
     newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
-    target = over(f, final_slots(f, rows, n) if tile > 1 else rows.slots, [1])
+    target = over(f, final_slots(f, rows, n) if tile > 1 and prompt else rows.slots, [1])
     update = f.cast(newest, specs[2].dtype)
     f("ScatterND", "conv_state", target, update, out=outs[1])
 
 
-def _history(f: Text, rows: Rows, x: str, n: int, tile: int, taps: int) -> str:
-    """f32 [rows, K−1, C]: the raw columns before each row's first token."""
+def _stored(f: Text, rows: Rows, kept: int, drafts: int) -> str:
+    """f32 [rows, kept, C]: the raw columns that the slots hold, oldest first."""
     stored = f.cast(f("Gather", "conv_state", rows.slots), DType.F32)
-    stored = f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
+    if not drafts:
+        return f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
+    places = f("Mod", f("Add", over(f, rows.starts, [1]), np.arange(kept)[None]), kept)
+    return f("GatherND", stored, over(f, places, [2]), batch_dims=1)
+
+
+def _recent(f: Text, rows: Rows, history: str, taps: int, kept: int) -> str:
+    """f32 [rows, K−1, C]: the last of the history, zero before position 0."""
+    columns = f("Slice", history, [kept - taps + 1], [kept], [1])
+    position = f("Add", over(f, rows.starts, [1]), np.arange(1 - taps, 0)[None])
+    return f("Where", over(f, f("Less", position, 0), [2]), 0.0, columns)
+
+
+def _history(f: Text, rows: Rows, x: str, n: int, tile: int, stored: str, kept: int) -> str:
+    """f32 [rows, kept, C]: the raw columns before each row's first token."""
     if tile == 1 or n == 1:
         return stored
-    tails = f("Slice", x, [tile - taps + 1], [tile], [1])
+    tails = f("Slice", x, [tile - kept], [tile], [1])
     first = f("Slice", stored, [0], [1], [0])  # no tile precedes the first
     before = f("Concat", first, f("Slice", tails, [0], [n - 1], [0]), axis=0)
     return f("Where", over(f, continuing(f, rows, n), [1, 2]), before, stored)
@@ -142,6 +196,7 @@ def _inputs(
     tile: int,
     taps: int = 4,
     dtype: DType = DType.F32,
+    drafts: int = 0,
 ) -> Inputs:
     channels, extra, units = 40, 7, 6
 
@@ -150,11 +205,15 @@ def _inputs(
         for row, n in enumerate(counts):
             x[row, :n, :channels] = rng.standard_normal((n, channels))
         weight = rng.standard_normal((channels, taps)) * 0.4
-        state = rng.standard_normal((units + 1, taps - 1, channels))
+        kept = conv_rows(taps, drafts)
+        state = rng.standard_normal((units + 1, kept, channels))
         state[-1] = np.nan
-        for row, slot in enumerate(slots):
-            if slot >= 0 and starts[row] == 0:
+        for slot, start in zip(slots[::-1], starts[::-1], strict=True):
+            if slot >= 0 and start == 0:
                 state[slot] = np.nan  # stale
+            elif slot >= 0 and drafts and tile <= 1 + drafts:
+                read = np.arange(max(0, start - taps + 1), start) % kept
+                state[slot, np.setdiff1d(np.arange(kept), read)] = np.nan
         steps = tuple(np.asarray(s, np.int32) for s in (slots, starts, counts))
         flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
         return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
@@ -170,6 +229,7 @@ def _case(
     counts: tuple[int, ...],
     taps: int = 4,
     dtype: DType = DType.F32,
+    drafts: int = 0,
 ) -> Case:
     def ignore(outputs: tuple[Array, ...]) -> None:
         c = outputs[0].reshape(len(slots), tile, -1)
@@ -178,12 +238,15 @@ def _case(
             c[row, n:] = 0
         outputs[1][-1] = 0
 
-    make = _inputs(slots, starts, counts, tile, taps, dtype)
+    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts)
+    attrs: Attrs = {"tile": tile, "drafts": drafts} if drafts else {"tile": tile}
     rtol, atol = (1e-5, 1e-6) if dtype is DType.F32 else (1e-2, 1e-2)
-    return Case(label, {"tile": tile}, make, rtol, atol, ignore=ignore)
+    return Case(label, attrs, make, rtol, atol, ignore=ignore)
 
 
 _TILES = ((3, 3, -1, 1, 5, -1), (0, 64, 1 << 30, 0, 131, 0), (64, 2, 0, 1, 64, 0))
+
+_ROUNDS = ((3, -1, 0, 2, 5, 4), (69, 1 << 30, 0, 1, 2, 9))
 
 CASES = (
     _case("decode", 1, (3, -1, 0, 2), (69, 1 << 30, 0, 1), (1, 0, 1, 1)),
@@ -194,6 +257,13 @@ CASES = (
     _case("all inert", 64, (-1, -1), (0, 7), (0, 0)),
     _case("two taps", 64, *_TILES, taps=2),
     _case("bf16", 64, *_TILES, dtype=DType.BF16),
+    _case("drafts, 1 token", 1, *_ROUNDS, (1, 0, 1, 1, 1, 0), drafts=3),
+    _case("drafts, 2 tokens", 2, *_ROUNDS, (2, 0, 1, 2, 2, 0), drafts=3),
+    _case("drafts, 4 tokens", 4, *_ROUNDS, (4, 0, 3, 4, 1, 0), drafts=3),
+    _case("drafts, 8 tokens of two taps", 8, *_ROUNDS, (8, 0, 3, 7, 1, 0), taps=2, drafts=7),
+    _case("drafts, bf16", 4, *_ROUNDS, (4, 0, 3, 4, 1, 0), dtype=DType.BF16, drafts=3),
+    _case("drafts, prefill", 64, *_TILES, drafts=3),
+    _case("drafts, three tiles", 64, (2, 2, 2, 4), (7, 71, 135, 3), (64, 64, 1, 3), drafts=7),
     _case("bf16 decode", 1, (3, -1, 0, 2), (69, 0, 0, 1), (1, 0, 1, 1), dtype=DType.BF16),
 )
 
@@ -204,7 +274,7 @@ OP = Op(
         Result("c", "A[tokens,C]", note="after SiLU"),
         Result("state_out", "A[S+1,K−1,C]", updates="conv_state"),
     ),
-    attrs={"tile": None},
+    attrs={"tile": None, "drafts": 0},
     infer=infer,
     reference=reference,
     body=body,

@@ -49,6 +49,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     numbers = {
         "ACT_F32": single,
         "ALIGNED": int(width % 4 == 0),
+        "DRAFTS": int(attrs.get("drafts", 0)),
         "SEGMENT": segment,
         "TAPS": taps,
         "TILE": tile,

@@ -10,7 +10,7 @@ import numpy as np
 
 from spark_engine.op import Attr, Case
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads
-from spark_engine.plugins.gdn.replay_ring import Ring
+from spark_engine.plugins.gdn.replay_ring import Ring, since
 from spark_engine.tensors import Array, DType
 
 UNITS = 6
@@ -37,18 +37,20 @@ class Launch:
     same: bool = False  # all keys nearly equal: the hard case of the triangular solve
     ring: int = 0  # records behind each state
     lags: tuple[int, ...] = LAGS
+    drafts: int = 0  # most of a round; 0: a ring without header
 
     @property
     def attrs(self) -> dict[str, Attr]:
         sizes = {"key_heads": self.keys, "value_heads": self.values}
         dims = {"key_dim": self.key_dim, "value_dim": self.value_dim}
-        return {"tile": self.tile, **sizes, **dims, "ring": self.ring}
+        more = {"drafts": self.drafts} if self.drafts else {}
+        return {"tile": self.tile, **sizes, **dims, "ring": self.ring, **more}
 
     @property
     def layout(self) -> Ring:
         """Of a slot's records."""
         heads = Heads(self.tile, self.keys, self.values, self.key_dim, self.value_dim)
-        return Ring(self.ring, heads)
+        return Ring(self.ring, heads, self.drafts)
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         c, ba = self._tokens(rng)
@@ -66,20 +68,30 @@ class Launch:
         return (c, ba, *floats, state.astype(self.state.numpy), *rings, *steps)
 
     def records(self, rng: np.random.Generator) -> Array:
-        """f32 [units+1, L, width]: NaN but for what a sequence at its row's position may read."""
+        """f32 [units+1, rows, width]: NaN but for what a sequence at its row's position may read.
+
+        With drafts the slots' states were left one token after another behind the position.
+        """
         ring = self.layout
-        held = np.full((self.units + 1, ring.length, ring.width), np.nan, np.float32)
+        held = np.full((self.units + 1, ring.rows, ring.width), np.nan, np.float32)
         firsts = {s: start for s, start in zip(self.slots[::-1], self.starts[::-1], strict=True)}
         for i, slot in enumerate(sorted(s for s in firsts if s >= 0)):
             start = firsts[slot]
             if start == 0:
                 continue
-            base = max(0, start - self.lags[i % len(self.lags)])
-            behind = np.minimum(start - base, ring.phases(start))
-            for age in range(1, min(start - base, ring.length - 1) + 1):
-                record = held[slot, (start - age) % ring.length]
+            done = max(1, start - i % (self.drafts + 1)) if self.drafts else start
+            base = max(0, done - self.lags[i % len(self.lags)])
+            if self.drafts:
+                held[slot, -1, : self.values], held[slot, -1, self.values : 2 * self.values] = (
+                    done,
+                    base,
+                )
+            else:
+                held[slot, 0, -1] = base
+            behind = start - since(ring, held[slot], start)
+            for age in range(1, int(behind.max(initial=0)) + 1):
+                record = held[slot, (start - age) % ring.records]
                 record[: ring.decays + self.values] = self._record(rng, behind >= age)
-            held[slot, 0, -1] = base
         return held
 
     def _record(self, rng: np.random.Generator, live: Array) -> Array:
@@ -151,6 +163,49 @@ def _phase(start: int) -> Case:
     return _case(f"ring of 4, position {start}", launch, atol=3e-6)
 
 
+# Rounds: behind a full ring and a short one, at position 0, of fewer tokens than fit, of none.
+_ROUNDS = (
+    (3, -1, 0, 2, 5, 4, 1),
+    (69, 1 << 30, 0, 1, 8, 1031, 14),
+    (9, 0, 9, 2, 0, 1, 9),
+)
+
+
+def _drafted(
+    label: str,
+    tile: int,
+    drafts: int = 3,
+    ring: int = 8,
+    rtol: float = 1e-5,
+    atol: float = 3e-6,
+    **sizes: object,
+) -> Case:
+    slots, starts, most = _RING_TILES if tile > 8 else _ROUNDS
+    counts = tuple(min(n, tile) for n in most)
+    launch = Launch(tile, slots, starts, counts, **sizes)  # type: ignore[arg-type]
+    launch = replace(launch, ring=ring, drafts=drafts)
+    return _case(f"{drafts} drafts, ring of {ring}, {label}", launch, rtol, atol)
+
+
+_BF16 = DType.BF16
+ROUNDS = (
+    replace(_drafted("4 tokens, served sizes", 4, key_dim=128, value_dim=128), bench=True),
+    _drafted("1 token", 1),
+    _drafted("2 tokens", 2),
+    _drafted("3 tokens", 3),
+    _drafted("4 tokens", 4),
+    _drafted("2 tokens of 2", 2, 1),
+    _drafted("8 tokens", 8, 7),
+    _drafted("4 tokens behind little", 4, 3, 2),
+    _drafted("4 tokens behind much", 4, 3, 16),
+    _drafted("one value head per key head", 4, keys=3, values=3),
+    _drafted("three value heads per key head", 4, keys=2, values=6),
+    _drafted("key and value sizes differ", 4, key_dim=16, value_dim=48),
+    _drafted("strong decay", 4, speed=3.0, strength=6.0),
+    _drafted("bf16 state", 4, rtol=1e-2, atol=1e-3, state=_BF16),
+    _drafted("bf16", 4, rtol=1e-2, atol=1e-2, dtype=_BF16, state=_BF16),
+)
+
 STEP = (
     _bench(Launch(1, *_DECODE)),
     _case("rows", Launch(1, *_DECODE)),
@@ -172,6 +227,7 @@ STEP = (
     *(_phase(start) for start in range(1, 10)),
     _ringed("bf16 state", 1, 8, 1e-2, 1e-3, state=DType.BF16),
     _ringed("bf16", 1, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
+    *ROUNDS,
 )
 
 CHUNK = (
@@ -199,4 +255,9 @@ CHUNK = (
     _ringed("strong decay", 64, speed=3.0),
     _ringed("bf16 state", 64, 8, 1e-2, 1e-3, state=DType.BF16),
     _ringed("bf16", 64, 8, 1e-2, 1e-2, dtype=DType.BF16, state=DType.BF16),
+    _drafted("tiles, served sizes", 64, key_dim=128, value_dim=128),
+    _drafted("tiles", 64),
+    _drafted("tiles", 64, 7, 4),
+    _drafted("tiles, sizes differ", 64, 1, key_dim=16, value_dim=48),
+    _drafted("tiles, bf16", 64, 3, 8, 1e-2, 1e-2, dtype=_BF16, state=_BF16),
 )

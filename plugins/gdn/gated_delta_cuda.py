@@ -71,6 +71,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (name, str(value))
         for name, value in (
             ("ACT_F32", 0),
+            ("DRAFTS", attrs.get("drafts", 0)),
             ("DS", ds),
             ("HK", h.keys),
             ("KBUFFERS", buffers),
@@ -115,7 +116,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         pdl=True,
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
-    bases = (Scratch(4 * rows),) * ring
+    told = 2 if attrs.get("drafts", 0) else 1  # numbers that a ring tells of its slot
+    bases = (Scratch(4 * told * rows),) * ring
     return Plan((prepare, scan), (*(Scratch(tile_heads * size) for size in sizes), *bases))
 
 

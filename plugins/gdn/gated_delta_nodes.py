@@ -44,9 +44,9 @@ def heads_of(attrs: Attrs) -> Heads:
     return Heads(*(int(attrs[n]) for n in names))
 
 
-def per_head(f: Text, h: Heads, rows: Rows, n: int) -> tuple[str, str, str]:
+def per_head(f: Text, h: Heads, rows: Rows, n: int, c: str = "c") -> tuple[str, str, str]:
     """(q, k, v) f32 [rows, Hv, tile, D], normalised; zero where there is no token."""
-    c = f("Reshape", f.cast("c", DType.F32), [n, h.tile, h.width])
+    c = f("Reshape", f.cast(c, DType.F32), [n, h.tile, h.width])
     c = f("Where", over(f, valid_tokens(f, rows, h.tile), [2]), c, 0.0)
     size = h.keys * h.key_dim
     q = _split(f, h, c, 0, h.keys, h.key_dim)
@@ -75,9 +75,9 @@ def _repeat(f: Text, h: Heads, x: str, n: int) -> str:
     return f("Reshape", wide, [n, h.values, h.tile, h.key_dim])
 
 
-def rates(f: Text, h: Heads, rows: Rows, n: int) -> tuple[str, str]:
+def rates(f: Text, h: Heads, rows: Rows, n: int, ba: str = "ba") -> tuple[str, str]:
     """(β, g) f32 [rows, Hv, tile]; both zero, that is without effect, where there is no token."""
-    ba = f("Reshape", f.cast("ba", DType.F32), [n, h.tile, 2 * h.values])
+    ba = f("Reshape", f.cast(ba, DType.F32), [n, h.tile, 2 * h.values])
     ba = f("Transpose", ba, perm=[0, 2, 1])
     b, a = f.many(2, "Split", ba, axis=1, num_outputs=2)
     valid = f("Unsqueeze", valid_tokens(f, rows, h.tile), [1])

@@ -1,11 +1,11 @@
-"""The whole gated delta net of one decode token: the fusion of causal_conv, gated_delta_step and
-gated_norm[_quant] (see those for the maths).
+"""The whole gated delta net of one decode token or a round of drafts: the fusion of causal_conv,
+gated_delta_step and gated_norm[_quant] (see those for the maths).
 
 c = causal_conv(qkvz), o = gated_delta_step(c, ba), y = gated_norm(o, qkvz), then the quantised
 copies of y. Each intermediate is rounded to the activation dtype as if it were stored. Written
 with the fragments of the ops it replaces, so that the CPU's bits do not change. The states are
-the first outputs, since the number of the others depends on the format. `ring` is
-gated_delta_step's.
+the first outputs, since the number of the others depends on the format. `ring`, `drafts` and
+`tile` are gated_delta_step's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spark_engine.plugins.common.shapes import count
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
+    gated_delta_body,
     gated_norm,
 )
 from spark_engine.plugins.gdn.gdn_decode_cases import CASES
@@ -64,7 +65,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 def _inferred(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """(conv_state', gdn_state', [gdn_ring'], o, y) by the parts' own inference."""
-    c, conv = causal_conv.infer({"tile": 1}, _conv(specs))
+    c, conv = causal_conv.infer(_round(attrs), _conv(specs))
     o, *states = gated_delta.infer(_delta(attrs), _rule(c, specs))
     (y,) = gated_norm.infer(_norm(attrs), (o, specs[0], specs[-4]))
     return conv, *states, o, y
@@ -80,8 +81,13 @@ def _rule(c: T, given: tuple[T, ...]) -> tuple[T, ...]:
     return (c,) + given[1:2] + given[4:-4] + given[-3:]
 
 
+def _round(attrs: Attrs) -> Attrs:
+    """causal_conv's attributes."""
+    return {"tile": attrs.get("tile", 1), "drafts": attrs.get("drafts", 0)}
+
+
 def _delta(attrs: Attrs) -> Attrs:
-    return {"tile": 1, **{n: attrs[n] for n in SIZES}}
+    return {**_round(attrs), **{n: attrs[n] for n in SIZES}}
 
 
 def _norm(attrs: Attrs) -> Attrs:
@@ -92,7 +98,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands, [scales] -> conv_state', gdn_state', [gdn_ring'], [y], quantised…"""
     known = len(_names(attrs))
     given, scales = arrays[:known], arrays[known:]
-    c, conv = causal_conv.reference({"tile": 1}, _conv(given))
+    c, conv = causal_conv.reference(_round(attrs), _conv(given))
     o, *states = gated_delta.reference(_delta(attrs), _rule(c, given))
     y = gated_norm.evaluate(_norm(attrs), o, given[0], given[-4])
     kept = [y] if attrs["keep"] else []
@@ -104,7 +110,7 @@ def parts(attrs: Attrs) -> Chain:
     """The convolution, the recurrence, the norm, the quantisers."""
     names, states = _names(attrs), _states(attrs)
     chain = (
-        Part("causal_conv", _conv(names), ("c", states[0]), {"tile": 1}),
+        Part("causal_conv", _conv(names), ("c", states[0]), _round(attrs)),
         Part("gated_delta_step", _rule("c", names), ("o", *states[1:]), _delta(attrs)),
         Part("gated_norm", ("o", "qkvz", "norm_weight"), ("y",), _norm(attrs)),
     )
@@ -117,9 +123,9 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     given = specs[: len(names)]
     outs = [s.name for s in infer(attrs, specs)]
     free = iter(outs[len(states) :])
-    c, _ = causal_conv.infer({"tile": 1}, _conv(given))
-    causal_conv.fragment(f, 1, _conv(given), ("qkvz", "conv_weight"), ("c", states[0]))
-    gated_delta.step_fragment(f, _delta(attrs), _rule(c, given), states[1:])
+    c, _ = causal_conv.infer(_round(attrs), _conv(given))
+    causal_conv.fragment(f, _round(attrs), _conv(given), ("qkvz", "conv_weight"), ("c", states[0]))
+    gated_delta_body.step_fragment(f, _delta(attrs), _rule(c, given), states[1:])
     o = _inferred(attrs, given)[-2]
     y_out = next(free) if attrs["keep"] else ""
     y = gated_norm.fragment(f, _norm(attrs), o, y_out, "qkvz", "norm_weight")
@@ -150,7 +156,11 @@ OP = Op(
         *(Result(f"{o.name}_out", o.spec, o.when, updates=o.name) for o in STATES),
         Result("result*", "[y A[tokens,Hv·Dv] if keep], quantised…"),
     ),
-    attrs=dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+    attrs={
+        **dict.fromkeys((*SIZES, "eps", "offset", "keep", "quant", "n")),
+        "drafts": 0,
+        "tile": 1,
+    },
     infer=infer,
     reference=reference,
     body=body,

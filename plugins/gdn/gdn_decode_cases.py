@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from spark_engine.op import Attrs, Case
 from spark_engine.plugins.common import quantised, random_arrays
-from spark_engine.plugins.gdn import gated_delta_cases
+from spark_engine.plugins.gdn import causal_conv, gated_delta_cases
 from spark_engine.tensors import Array, DType
 
 TAPS, EXTRA = 4, 8  # columns that nobody reads stand between v and z, and after z
@@ -32,22 +33,30 @@ class Launch:
     def attrs(self) -> Attrs:
         sizes = {k: v for k, v in self.delta.attrs.items() if k != "tile"}
         made: Attrs = {"keep": self.keep, "quant": self.quant, "n": self.n}
-        return {**sizes, "eps": 1e-6, "offset": self.channels + EXTRA, **made}
+        rounds = {"tile": self.delta.tile} if self.delta.drafts else {}
+        return {**sizes, "eps": 1e-6, "offset": self.channels + EXTRA, **made, **rounds}
 
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         d = self.delta
-        _, ba, a_log, dt_bias, state, slots, starts, counts = replace(d, ring=0).inputs(rng)
-        inner, rows = d.values * d.value_dim, len(slots)
+        plain = replace(d, ring=0, drafts=0)
+        _, ba, a_log, dt_bias, state, slots, starts, counts = plain.inputs(rng)
+        inner, rows = d.values * d.value_dim, len(slots) * d.tile
+        live = np.concatenate([np.arange(d.tile) < n for n in d.counts])
         qkvz = np.full((rows, self.channels + inner + 2 * EXTRA), np.nan)
         qkvz[:, : self.channels] = rng.standard_normal((rows, self.channels))
         z = slice(self.channels + EXTRA, self.channels + EXTRA + inner)
         qkvz[:, z] = rng.standard_normal((rows, inner)) * 2
-        qkvz[counts == 0, : self.channels] = np.nan  # z is read of every row (its y is not)
+        qkvz[~live, : self.channels] = np.nan  # z is read of every row (its y is not)
         weight = random_arrays.normal(rng, self.channels, TAPS, scale=0.4)
-        history = rng.standard_normal((d.units + 1, TAPS - 1, self.channels))
+        columns = causal_conv.conv_rows(TAPS, d.drafts)
+        history = rng.standard_normal((d.units + 1, columns, self.channels))
         history[-1] = np.nan
-        stale = [s for s, start in zip(d.slots, d.starts, strict=True) if s >= 0 and start == 0]
-        history[stale] = np.nan
+        for slot, start in zip(d.slots, d.starts, strict=True):
+            if slot >= 0 and start == 0:
+                history[slot] = np.nan
+            elif slot >= 0 and d.drafts:
+                read = np.arange(max(0, start - TAPS + 1), start) % columns
+                history[slot, np.setdiff1d(np.arange(columns), read)] = np.nan
         numpy = d.dtype.numpy
         operands = (qkvz.astype(numpy), ba, weight, history.astype(numpy), a_log, dt_bias, state)
         norm = random_arrays.positive(rng, d.value_dim)
@@ -63,9 +72,9 @@ class Launch:
         for result in outputs[states:]:
             if result.dtype != np.uint8:
                 assert np.isfinite(result.astype(np.float32)).all(), "an inert row is not finite"
+            tokens = result.reshape(len(self.delta.counts), self.delta.tile, *result.shape[1:])
             for row, n in enumerate(self.delta.counts):
-                if n == 0:
-                    result[row] = np.zeros((), result.dtype)
+                tokens[row, n:] = np.zeros((), result.dtype)
 
 
 _ROWS = ((3, -1, 0, 2, 5), (69, 1 << 30, 0, 1, 8), (1, 0, 1, 1, 0))
@@ -108,9 +117,31 @@ def _cases(ring: int) -> tuple[Case, ...]:
     )
 
 
+def _rounds(label: str, tile: int, drafts: int = 3, quant: str = "none", **sizes: object) -> Case:
+    """Of up to `tile` tokens, behind a ring of 8."""
+    counts = tuple(min(n, tile) for n in (9, 0, 9, 2, 0, 1, 9))
+    rows = gated_delta_cases.Launch(tile, *_RING_ROWS[:2], counts, **sizes)  # type: ignore[arg-type]
+    launch = Launch(replace(rows, ring=8, drafts=drafts), quant, keep=int(quant == "none"))
+    return _case(f"{drafts} drafts, {label}", launch)
+
+
+_SERVED: dict[str, Any] = {"key_dim": 128, "value_dim": 128}
+ROUNDS = (
+    replace(_rounds("4 tokens, served sizes", 4, **_SERVED), bench=True),
+    _rounds("1 token", 1),
+    _rounds("2 tokens, fp8", 2, 1, "fp8"),
+    _rounds("3 tokens, fp8_block", 3, 3, "fp8_block", **_SERVED),
+    _rounds("4 tokens, nvfp4", 4, 3, "nvfp4"),
+    _rounds("8 tokens", 8, 7),
+    _rounds("three value heads per key head", 4, keys=2, values=6),
+    _rounds("key and value sizes differ", 4, key_dim=16, value_dim=48),
+    _rounds("bf16", 4, dtype=DType.BF16, state=DType.BF16),
+)
+
 CASES = (
     *_cases(0),
     *_cases(8),
     _case("rows", Launch(_delta(16))),
     _case("rows", Launch(_delta(2))),
+    *ROUNDS,
 )

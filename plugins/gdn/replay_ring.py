@@ -4,7 +4,8 @@ docs/graph.md tells how a step reads, writes and folds. A record is δ [Hv,Dv], 
 padding. With the n records that a value row lags behind numbered by age, 1 the newest, the state S
 that is stored for it stands for
     e^(g_1 + … + g_n) S + Σ_j e^(g_1 + … + g_{j−1}) δ_j k_jᵀ,
-what token after token would have left but for the order of the sums. Knows no op.
+what token after token would have left but for the order of the sums. With `drafts` the ring is
+longer and ends in a header (see `round_ring`). Knows no op.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.errors import GraphError
+from spark_engine.interface import MOST_DRAFTS
 from spark_engine.op import Attrs
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of
 from spark_engine.tensors import Array
@@ -27,10 +29,24 @@ Wide = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ring:
-    """Where things stand in one slot's ring f32 [length, width]; offsets in floats."""
+    """Where things stand in one slot's ring f32 [rows, width]; offsets in floats.
+
+    `length`: tokens after which a value row folds. `drafts`: most drafts of a round.
+    """
 
     length: int
     heads: Heads
+    drafts: int = 0
+
+    @property
+    def records(self) -> int:
+        """Records of the ring: position q stands at q mod so many."""
+        return self.length + 2 * self.drafts
+
+    @property
+    def rows(self) -> int:
+        """Of a slot's array: the records, and with drafts a header."""
+        return ring_records(self.length, self.drafts)
 
     @property
     def keys(self) -> int:
@@ -48,7 +64,7 @@ class Ring:
 
     @property
     def width(self) -> int:
-        """Floats of a record; the last of record 0 is `base`."""
+        """Floats of a record; without drafts the last of record 0 is `base`."""
         used = self.decays + self.heads.values + 1
         return -(-used // ALIGNMENT) * ALIGNMENT
 
@@ -71,23 +87,35 @@ class Ring:
 
 def ring_of(attrs: Attrs) -> Ring | None:
     """The ring of a node; None for a length of 0. Raises GraphError for one that no op takes."""
-    length = int(attrs["ring"])
+    length, drafts = int(attrs["ring"]), int(attrs.get("drafts", 0))
+    if drafts and not (length and drafts <= MOST_DRAFTS):
+        raise GraphError(
+            f"{drafts} drafts over a ring of {length} records; they need a ring, and {MOST_DRAFTS} "
+            "are the most"
+        )
     if length and not LEAST <= length <= MOST:
         raise GraphError(f"a ring of {length} records; {LEAST} to {MOST} are possible, or 0: none")
-    return Ring(length, heads_of(attrs)) if length else None
+    return Ring(length, heads_of(attrs), drafts) if length else None
 
 
-def ring_behind(state: tuple[int, ...], records: tuple[int, ...]) -> Ring:
+def ring_records(length: int, drafts: int) -> int:
+    """Rows of a slot's ring: a round of drafts may write 2 · drafts records ahead of what must be
+    kept, and the last row is then a header."""
+    return length + 2 * drafts + 1 if drafts else length
+
+
+def ring_behind(state: tuple[int, ...], records: tuple[int, ...], drafts: int = 0) -> Ring:
     """The ring of one slot by the shapes of its state [Hv,Dv,Dk] and of its records."""
     values, value_dim, key_dim = state
     # Padding is shorter than a key, whose size is at least its alignment.
     keys = (records[1] - values * (value_dim + 1) - 1) // key_dim
-    return Ring(records[0], Heads(1, keys, values, key_dim, value_dim))
+    length = records[0] - ring_records(0, drafts)
+    return Ring(length, Heads(1, keys, values, key_dim, value_dim), drafts)
 
 
-def whole_state(state: Array, records: Array, end: int) -> Array:
-    """The state of a slot after `end` tokens, by its records [length, width]: `caught_up`."""
-    ring = ring_behind(state.shape, records.shape)
+def whole_state(state: Array, records: Array, end: int, drafts: int = 0) -> Array:
+    """The state of a slot after `end` tokens, by its records [rows, width]: `caught_up`."""
+    ring = ring_behind(state.shape, records.shape, drafts)
     return caught_up(ring, state.astype(np.float64), records, end)
 
 
@@ -106,25 +134,40 @@ def ring_bytes(length: int, keys: int, values: int, key_dim: int, value_dim: int
 
 def append(ring: Ring, records: Array, start: int, token: tuple[Wide, Wide, Wide]) -> None:
     """Writes the record of the token at position `start`, its (δ, k, g), into a slot's `records`
-    [length, width], and `base` at position 0."""
+    [rows, width], and without drafts `base` at position 0."""
     parts = [x.reshape(-1) for x in token]
-    records[start % ring.length, : ring.decays + ring.heads.values] = np.concatenate(parts)
-    if start == 0:
+    records[start % ring.records, : ring.decays + ring.heads.values] = np.concatenate(parts)
+    if start == 0 and not ring.drafts:
         records[0, -1] = 1
+
+
+def since(ring: Ring, records: Array, start: int) -> NDArray[np.int64]:
+    """The position before which each value row of the stored state stands, [Hv,Dv], of a sequence
+    that is before position `start` > 0: with drafts it was left before the header's."""
+    if not ring.drafts:
+        return start - np.minimum(start - int(records[0, -1]), ring.phases(start))
+    done, base = (int(records[-1, i * ring.heads.values]) for i in range(2))
+    return np.maximum(base, done - ring.phases(done))
 
 
 def caught_up(ring: Ring, state: Wide, records: Array, start: int) -> Wide:
     """The state [Hv,Dv,Dk] that the sequence has before position `start` > 0.
 
-    `state` is the stored one, `records` [length, width] the slot's ring.
+    `state` is the stored one, `records` [rows, width] the slot's ring.
     """
+    return replayed(ring, state, records, start - since(ring, records, start), start)
+
+
+def replayed(
+    ring: Ring, state: Wide, records: Array, behind: NDArray[np.int64], start: int
+) -> Wide:
+    """`state` whose value rows lag `behind` [Hv,Dv] tokens, as it is before position `start`."""
     h = ring.heads
     wide = records.astype(np.float64)
-    behind = np.minimum(start - int(records[0, -1]), ring.phases(start))
     added, factor = np.zeros(state.shape), np.ones((h.values, h.value_dim))
     decay = np.ones(h.values)
     for age in range(1, int(behind.max()) + 1):
-        record = wide[(start - age) % ring.length]
+        record = wide[(start - age) % ring.records]
         delta = decay[:, None] * record[: ring.keys].reshape(h.values, h.value_dim)
         k = np.repeat(record[ring.keys : ring.decays].reshape(h.keys, h.key_dim), h.repeat, axis=0)
         live = behind >= age

@@ -40,18 +40,18 @@ def catch_up(f: Text, ring: Ring, rows: Rows, state: str, records: str) -> Lag:
     behind = f("Min", over(f, lag, [1, 2]), _phases(f, ring, rows))  # [rows, Hv, Dv]
     mine = f("LessOrEqual", over(f, age, [1, 2]), over(f, behind, [3]))  # [rows, Hv, Dv, L]
     dead = over(f, live, [2])
-    g = f("Where", dead, _part(f, held, ring.decays, h.values), 0.0)  # [rows, L, Hv]
+    g = f("Where", dead, part(f, held, ring.decays, h.values), 0.0)  # [rows, L, Hv]
     g = f("Transpose", g, perm=[0, 2, 1])
     younger = f("Less", over(f, age, [1]), over(f, age, [2]))  # [rows, r, r']: r' after r
     since = f("Where", over(f, younger, [1]), over(f, g, [2]), 0.0)  # [rows, Hv, L, L]
     decay = f("Exp", f("ReduceSum", since, [3], keepdims=0))  # [rows, Hv, L]
-    delta = _part(f, held, 0, ring.keys)
+    delta = part(f, held, 0, ring.keys)
     delta = f("Reshape", delta, [0, length, h.values, h.value_dim])
     delta = f("Mul", f("Transpose", delta, perm=[0, 2, 3, 1]), over(f, decay, [2]))
     delta = f("Where", mine, delta, 0.0)
     total = f("Where", mine, over(f, g, [2]), 0.0)
     total = f("Exp", f("ReduceSum", total, [3], keepdims=1))  # [rows, Hv, Dv, 1]
-    added = f("MatMul", delta, _keys(f, ring, f("Where", dead, held, 0.0)))
+    added = f("MatMul", delta, keys(f, ring, f("Where", dead, held, 0.0)))
     now = f("Add", f("Mul", stored, total), added)
     return Lag(stored, held, f("Where", fresh, 0.0, now))
 
@@ -67,14 +67,15 @@ def _phases(f: Text, ring: Ring, rows: Rows) -> str:
     return f("Mod", f("Add", over(f, rows.starts, [1, 2]), ring.groups[None]), ring.length)
 
 
-def _part(f: Text, records: str, offset: int, width: int) -> str:
+def part(f: Text, records: str, offset: int, width: int) -> str:
+    """[rows, L, width]: so many columns of every record."""
     return f("Slice", records, [offset], [offset + width], [2])
 
 
-def _keys(f: Text, ring: Ring, records: str) -> str:
+def keys(f: Text, ring: Ring, records: str) -> str:
     """[rows, Hv, L, Dk]: each key head's stand `repeat` times in a row."""
     h = ring.heads
-    k = _part(f, records, ring.keys, h.keys * h.key_dim)
+    k = part(f, records, ring.keys, h.keys * h.key_dim)
     k = f("Reshape", k, [0, ring.length, h.keys, h.key_dim])
     k = f("Unsqueeze", f("Transpose", k, perm=[0, 2, 1, 3]), [2])  # [rows, Hk, 1, L, Dk]
     k = f("Expand", k, [1, 1, h.repeat, 1, 1])

@@ -97,6 +97,8 @@ def _case(label: str, rows: int, tile: int, weight: DType, dtype: DType) -> Case
 CASES = (
     _case("one row", 1, 1, DType.F32, DType.F32),
     _case("decode", 8, 1, DType.F32, DType.F32),
+    _case("round", 5, 4, DType.F32, DType.F32),
+    _case("longest round", 3, 8, DType.BF16, DType.BF16),
     _case("prefill", 3, 64, DType.F32, DType.F32),
     _case("bf16 weight", 8, 1, DType.BF16, DType.F32),
     _case("bf16 throughout", 2, 64, DType.BF16, DType.BF16),

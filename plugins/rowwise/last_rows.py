@@ -58,6 +58,9 @@ def _inputs(counts: tuple[int, ...], tile: int, dtype: DType = DType.F32) -> Inp
 
 CASES = (
     Case("decode", {"tile": 1}, _inputs((1, 0, 1, 1), 1)),
+    Case("round", {"tile": 4}, _inputs((4, 1, 0, 3, 2), 4)),
+    Case("round of two", {"tile": 2}, _inputs((2, 0, 1), 2, DType.BF16)),
+    Case("longest round", {"tile": 8}, _inputs((8, 5), 8, DType.BF16)),
     Case("one tile", {"tile": 64}, _inputs((64,), 64)),
     Case("ragged", {"tile": 64}, _inputs((64, 1, 0, 63, 17), 64)),
     Case("bf16", {"tile": 64}, _inputs((2, 64), 64, DType.BF16)),

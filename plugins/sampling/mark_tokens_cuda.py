@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import (
     Arg,
     Attrs,
@@ -26,7 +27,7 @@ def _refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 
 def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     vocab, rows, tile = specs[0].dims[1], specs[3].dims[0], int(attrs["tile"])
-    parts = DECODE_PARTS if tile == 1 else PREFILL_PARTS
+    parts = PREFILL_PARTS if tile == PREFILL_TILE else DECODE_PARTS
     macros = {"VOCAB": vocab, "TILE": tile, "THREADS": BLOCK, "PARTS": parts}
     args: tuple[Arg, ...] = (
         Pointer("output", 0),

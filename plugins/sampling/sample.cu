@@ -10,7 +10,8 @@
 // without penalties do not read `token_counts`.
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
 // 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory).
+// Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory),
+// TILE as in sample_cells.cu.
 #include "sampling/sample_draw.cuh"
 
 DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 most,
@@ -51,16 +52,18 @@ DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 m
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,
-                const int* slots, const int* starts, const int* counts, const int* emit,
-                const u32* raw_keys, const u32* keys, const float* sums, const float* weights,
-                int* tokens, float* logprobs, int* top_ids, float* top_logprobs, int* ok,
-                int* last_tokens) {
+                const int* bias_until, const int* slots, const int* starts, const int* counts,
+                const int* ids, const u32* raw_keys, const u32* keys, const float* sums,
+                const float* weights, int* tokens, float* logprobs, int* top_ids,
+                float* top_logprobs, int* ok, const int* emit, int* last_tokens) {
   extern __shared__ __align__(16) u8 memory[];
   __shared__ u32 tops[2][WARPS];
   RowMemory& w = *(RowMemory*)memory;
   wait_for_previous();
   launch_dependents();
-  const int row = blockIdx.x, slot = slots[row];
+  const int row = blockIdx.x;
+  const Place place = place_of(row, slots, starts, counts);
+  const int slot = place.slot;
   const u64 cells = (u64)row * CELLS;
   top_ids += row * TOP, top_logprobs += row * TOP;
   if (slot < 0) {
@@ -78,12 +81,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   const float* f = sampling_f + (u64)slot * 8;
   const int* i4 = sampling_i + (u64)slot * 4;
-  const u32 position = (u32)(starts[row] + counts[row]), seed0 = i4[1], seed1 = i4[2];
-  const bool emits = emit[row] > 0;
+  const u32 position = (u32)place.position, seed0 = i4[1], seed1 = i4[2];
+  const bool emits = !DRAFTED && emit[row] > 0;
   Rule rule = {f[0], f[1], f[2], i4[0], 0.0};
   raw_most = __reduce_max_sync(~0u, raw_most), most = __reduce_max_sync(~0u, most);
   if (lane_id() == 0) tops[0][threadIdx.x / 32] = raw_most, tops[1][threadIdx.x / 32] = most;
-  find_biases(r, bias_ids, bias_values, slot, 0, WIDTH, w.bias_ids, w.bias_values, &w.biases);
+  find_drafts(r, ids, row, place.drafts);
+  find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, 0, WIDTH, w.bias_ids,
+              w.bias_values, &w.biases);
   const bool fine = !__syncthreads_or(bad);
   for (int i = 0; i < WARPS; ++i)
     raw_most = max(raw_most, tops[0][i]), most = max(most, tops[1][i]);

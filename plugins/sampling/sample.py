@@ -8,20 +8,29 @@ of those in descending order whose weight reaches top_p of theirs; ties go to th
 draw is the first id, in ascending order of ids over what is kept, whose cumulated weight exceeds
 u · total, u from Philox at the new token's position. Temperature 0 takes the largest z.
 
-ids ≥ `vocab` are never chosen, but they count in the raw log-probabilities. A row with a
-non-finite logit gets ok = 0 and token 0. A row's result does not depend on the rows beside it.
+A bias counts for new tokens at positions below its `bias_until`. ids ≥ `vocab` are never chosen,
+but they count in the raw log-probabilities. A row with a non-finite logit gets ok = 0 and token 0.
+A row's result does not depend on the rows beside it.
+
+With `drafts` 1 every token of a row samples, as if the row's tokens up to there had come one by
+one: the new token of token j stands at starts + j + 1, and ids[1 … j] of the row count as
+generated once more than `token_counts` says. No state is updated; a token that is not there gives
+token 0 and ok 0.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.op import Attrs, Op
-from spark_engine.operand import Operand, Result, Role, TimedLaunch
+from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.sequence_tiles import expect_rows, over, read_rows
+from spark_engine.plugins.common.sequence_tiles import expect_rows, over, tokens_of
 from spark_engine.plugins.common.shapes import count, expect
 from spark_engine.plugins.sampling import philox, sample_cuda
 from spark_engine.plugins.sampling import sample_cases as cases
@@ -31,6 +40,7 @@ from spark_engine.plugins.sampling.sample_nodes import (
     log_probabilities,
     parameters,
     penalised,
+    sampled_rows,
 )
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -49,75 +59,118 @@ def _emit(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) 
     return np.ones(dims, np.int32)
 
 
+ONE, ALL = When("drafts", (0,)), When("drafts")  # of a row's tokens: the last samples, or all
 OPERANDS = (
-    operands.x("f32[rows,V]", name="logits"),
+    replace(operands.x("f32[rows,V]", name="logits"), when=ONE),
+    replace(operands.x("f32[tokens,V]", name="logits"), when=ALL),
     Operand("token_counts", Role.STATE, "i32[S+1,V]"),
     Operand("sampling_f", Role.TABLE, "f32[S+1,8]", fill=_greedy),
     Operand("sampling_i", Role.TABLE, "i32[S+1,4]"),
     Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=_unused),
     Operand("bias_values", Role.TABLE, "f32[S+1,NB]"),
+    Operand("bias_until", Role.TABLE, "i32[S+1,NB]"),
     *operands.ROWS,
-    Operand("emit", Role.STEP, "i32[rows]", fill=_emit),
-    operands.LAST_TOKENS,
+    Operand("emit", Role.STEP, "i32[rows]", ONE, fill=_emit),
+    replace(operands.LAST_TOKENS, when=ONE),
+    Operand("ids", Role.ACTIVATION, "i32[tokens]", ALL),
 )
+
+
+def _made(unit: str, when: When) -> tuple[Result, ...]:
+    return (
+        Result("next_tokens", f"i32[{unit}]", when),
+        Result("logprobs", f"f32[{unit}]", when),
+        Result("top_ids", f"i32[{unit},top]", when),
+        Result("top_logprobs", f"f32[{unit},top]", when),
+        Result("ok", f"i32[{unit}]", when),
+    )
+
+
 RESULTS = (
-    Result("next_tokens", "i32[rows]"),
-    Result("logprobs", "f32[rows]"),
-    Result("top_ids", "i32[rows,top]"),
-    Result("top_logprobs", "f32[rows,top]"),
-    Result("ok", "i32[rows]"),
-    Result("last_tokens_out", "i32[S+1]", updates="last_tokens"),
+    *_made("rows", ONE),
+    Result("last_tokens_out", "i32[S+1]", ONE, updates="last_tokens"),
+    *_made("tokens", ALL),
 )
 Wide = NDArray[np.float64]
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> the results, as declared."""
-    count("sample", specs, len(OPERANDS))
-    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = specs
+    drafted = bool(attrs.get("drafts", 0))
+    count("sample", specs, 11 if drafted else 12)
+    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, *steps = specs[:10]
     rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
+    drawn = tokens_of("sample", rows, _tile(attrs)) if drafted else rows
     expect("sample", token_counts, (DType.I32,), (None, None))
-    expect("sample", logits, (DType.F32,), (rows, vocab))
+    expect("sample", logits, (DType.F32,), (drawn, vocab))
     expect("sample", sampling_f, (DType.F32,), (units, 8))
     expect("sample", sampling_i, (DType.I32,), (units, 4))
     expect("sample", bias_ids, (DType.I32,), (units, None))
-    expect("sample", bias_values, (DType.F32,), bias_ids.shape)
-    expect("sample", last, (DType.I32,), (units,))
-    top = int(attrs["top"])
-    return (
-        TensorSpec("next_tokens", DType.I32, (rows,)),
-        TensorSpec("logprobs", DType.F32, (rows,)),
-        TensorSpec("top_ids", DType.I32, (rows, top)),
-        TensorSpec("top_logprobs", DType.F32, (rows, top)),
-        TensorSpec("ok", DType.I32, (rows,)),
-        TensorSpec("last_tokens_out", DType.I32, last.shape),
+    expect("sample", values, (DType.F32,), bias_ids.shape)
+    expect("sample", until, (DType.I32,), bias_ids.shape)
+    if drafted:
+        expect("sample", specs[10], (DType.I32,), (drawn,))
+    else:
+        expect("sample", specs[10], (DType.I32,), (rows,))
+        expect("sample", specs[11], (DType.I32,), (units,))
+    n, top = logits.shape[0], int(attrs["top"])
+    made = (
+        TensorSpec("next_tokens", DType.I32, (n,)),
+        TensorSpec("logprobs", DType.F32, (n,)),
+        TensorSpec("top_ids", DType.I32, (n, top)),
+        TensorSpec("top_logprobs", DType.F32, (n, top)),
+        TensorSpec("ok", DType.I32, (n,)),
     )
+    return made if drafted else (*made, TensorSpec("last_tokens_out", DType.I32, specs[11].shape))
+
+
+def _tile(attrs: Attrs) -> int:
+    """Tokens of a row that samples behind each of them."""
+    return int(attrs.get("tile", 1))
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The operands -> the results, row by row. Inert rows are left zero."""
-    logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values, *steps, last = arrays
+    """The operands -> the results, one drawn token after the other. Idle ones are left zero."""
+    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until = arrays[:7]
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
     top_ids, top_logprobs = np.zeros((rows, top), np.int32), np.zeros((rows, top), np.float32)
-    last = last.copy()
-    for row, (slot, start, n, emit) in enumerate(zip(*steps, strict=True)):
-        if slot < 0:
-            continue
+    for row, slot, position, drafts in _drawing(attrs, arrays[7:]):
         finite = np.isfinite(logits[row])
         ok[row] = finite.all()
         clean = np.where(finite, logits[row], 0).astype(np.float64)
         raw = clean - clean.max() - np.log(np.sum(np.exp(clean - clean.max())))
         top_ids[row] = np.argsort(-raw, kind="stable")[:top]
         top_logprobs[row] = raw[top_ids[row]]
-        bias = (bias_ids[slot], bias_values[slot])
-        z = _penalised(clean, token_counts[slot], sampling_f[slot], bias)[: int(attrs["vocab"])]
-        u = philox.uniform(int(start + n), [int(x) for x in sampling_i[slot, 1:3]])
+        counts = token_counts[slot] + 2 * np.bincount(drafts, minlength=len(clean))
+        used = until[slot] > position
+        bias = (bias_ids[slot][used], values[slot][used])
+        z = _penalised(clean, counts, sampling_f[slot], bias)[: int(attrs["vocab"])]
+        u = philox.uniform(position, [int(x) for x in sampling_i[slot, 1:3]])
         tokens[row] = choose(z, sampling_f[slot], int(sampling_i[slot, 0]), u) if ok[row] else 0
         logprobs[row] = raw[tokens[row]]
-        if emit > 0:
-            last[slot] = tokens[row]
-    return tokens, logprobs, top_ids, top_logprobs, ok, last
+    made = (tokens, logprobs, top_ids, top_logprobs, ok)
+    if attrs.get("drafts", 0):
+        return made
+    slots, _, _, emit, last = arrays[7:]
+    last = last.copy()
+    for slot, token, emits in zip(slots, tokens, emit, strict=True):
+        if slot >= 0 and emits > 0:
+            last[slot] = token
+    return (*made, last)
+
+
+def _drawing(attrs: Attrs, arrays: tuple[Array, ...]) -> Iterator[tuple[int, int, int, Array]]:
+    """(index among the logits, slot, the new token's position, drafts before it) of what draws."""
+    slots, starts, counts, *rest = arrays
+    nothing = np.zeros(0, np.int32)
+    for row, (slot, start, n) in enumerate(zip(slots, starts, counts, strict=True)):
+        if slot >= 0 and not attrs.get("drafts", 0):
+            yield row, slot, int(start + n), nothing
+        elif slot >= 0:
+            ids = rest[0].reshape(len(slots), _tile(attrs))[row]
+            for j in range(n):
+                yield row * _tile(attrs) + j, slot, int(start) + j + 1, ids[1 : j + 1]
 
 
 def _penalised(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
@@ -159,26 +212,31 @@ def choose(z: Wide, f: Array, top_k: int, u: float) -> int:
 
 def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The draw stands in an If: a launch without sampled rows costs no sort and no random bits."""
-    f, vocab, n = Text(), int(attrs["vocab"]), specs[6].dims[0]
-    rows = read_rows(f, "slots", "starts", "counts")
+    f, vocab, (n, width) = Text(), int(attrs["vocab"]), specs[0].dims
+    rows = sampled_rows(f, attrs, n)
     p = parameters(f, rows)
     finite = f("Equal", f("Sub", "logits", "logits"), 0.0)
     clean = f("Where", finite, "logits", 0.0)
     fine = f("ReduceMin", f.cast(finite, DType.I32), [1], keepdims=1)
     top = log_probabilities(f, clean, int(attrs["top"]))
-    z = penalised(f, p, clean, vocab, specs[0].dims[1])
+    z = penalised(f, p, clean, vocab, width)
     greatest, greedy = f.many(2, "TopK", z, [1])
-    chosen = _drawn(f, p, z, greatest, greedy, specs[0].dims[1])
+    chosen = _drawn(f, p, z, greatest, greedy, width)
     chosen = f("Where", f.cast(fine, DType.BOOL), chosen, 0)  # [rows, 1]
+    if attrs.get("drafts", 0):
+        chosen = f("Where", p.live, chosen, 0)
+        fine = f("Where", p.live, fine, np.int32(0))
     logit = f("GatherElements", clean, chosen, axis=1)
     f("Squeeze", f("Sub", f("Sub", logit, top.largest), top.log_sum), [1], out="logprobs")
     f.cast(top.ids, DType.I32, out="top_ids")
     f("Identity", top.logprobs, out="top_logprobs")
     f("Squeeze", fine, [1], out="ok")
     tokens = f("Identity", f.cast(f("Reshape", chosen, [n]), DType.I32), out="next_tokens")
-    target = f("Where", p.emits, rows.slots, -1)
-    f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")
-    return f.function("sample", OP.inputs, OP.outputs)
+    if not attrs.get("drafts", 0):
+        target = f("Where", rows.emits, rows.slots, -1)
+        f("ScatterND", "last_tokens", over(f, target, [1]), tokens, out="last_tokens_out")
+    made = [r.name for r in OP.made(attrs)]
+    return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
 def _drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
@@ -198,7 +256,7 @@ OP = Op(
     name="sample",
     operands=OPERANDS,
     results=RESULTS,
-    attrs={"vocab": None, "top": None},
+    attrs={"vocab": None, "top": None, "drafts": 0, "tile": 1},
     infer=infer,
     reference=reference,
     body=body,

@@ -19,9 +19,14 @@ SILENT = 4
 Edit = Callable[[np.random.Generator, Array], None]
 
 
+WILD = 1 << 30  # an id that nobody may read
+ALWAYS = (1 << 31) - 1  # as `bias_until`
+
+
 @dataclass(frozen=True)
 class Launch:
-    """One launch; `edit` may change the logits after they are drawn."""
+    """One launch; `edit` may change the logits after they are drawn. With a `tile` each token of a
+    row samples, else its last one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -36,10 +41,12 @@ class Launch:
     bias: bool = False
     slots: tuple[int, ...] = SLOTS
     edit: Edit | None = None
+    tile: int = 0
 
     @property
     def attrs(self) -> dict[str, Attr]:
-        return {"vocab": self.vocab, "top": TOP}
+        drafted = {"drafts": 1, "tile": self.tile} if self.tile else {}
+        return {"vocab": self.vocab, "top": TOP, **drafted}
 
     @property
     def idle(self) -> NDArray[np.bool_]:
@@ -53,9 +60,17 @@ class Launch:
         flags: NDArray[np.bool_] = np.arange(len(self.slots)) == SILENT
         return flags
 
+    @property
+    def live(self) -> NDArray[np.bool_]:
+        """Tokens that are there, of a launch with a tile: full rows, shorter ones, an empty one."""
+        counts = (self.tile - np.arange(len(self.slots))) % (self.tile + 1)
+        flags: NDArray[np.bool_] = np.arange(self.tile) < (counts * ~self.idle)[:, None]
+        return flags
+
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         rows = len(self.slots)
-        logits = (rng.standard_normal((rows, self.width)) * self.spread).astype(np.float32)
+        shape = (rows * max(self.tile, 1), self.width)
+        logits = (rng.standard_normal(shape) * self.spread).astype(np.float32)
         if self.edit is not None:
             self.edit(rng, logits)
         token_counts = rng.integers(0, 8, (UNITS + 1, self.width))
@@ -63,12 +78,21 @@ class Launch:
         token_counts[-1] = -(1 << 31)
         starts, counts = rng.integers(0, 5000, rows), rng.integers(1, 65, rows)
         counts[self.idle] = 0
-        last = rng.integers(0, self.width, UNITS + 1)
-        steps = (self.slots, starts, counts, ~self.idle & ~self.silent)
-        ints = [np.asarray(x, np.int32) for x in (*steps, last)]
-        return (logits, token_counts.astype(np.int32), *self._tables(rng), *ints)
+        rest: tuple[object, ...] = (
+            ~self.idle & ~self.silent,
+            rng.integers(0, self.width, UNITS + 1),
+        )
+        if self.tile:
+            logits[np.flatnonzero(~self.live)[::2]] = np.nan
+            counts = self.live.sum(axis=1)
+            ids = rng.integers(0, self.vocab, 3)[rng.integers(0, 3, self.live.shape)]  # repeated
+            rest = (np.where(self.live, ids, WILD).reshape(-1),)
+        tables = self._tables(rng, starts + (1 if self.tile else counts))
+        ints = [np.asarray(x, np.int32) for x in (self.slots, starts, counts, *rest)]
+        return (logits, token_counts.astype(np.int32), *tables, *ints)
 
-    def _tables(self, rng: np.random.Generator) -> tuple[Array, ...]:
+    def _tables(self, rng: np.random.Generator, position: Array) -> tuple[Array, ...]:
+        """`position`: of each row's first new token; some biases end there, or a little later."""
         floats = np.full((UNITS + 1, 8), np.nan, np.float32)
         floats[:-1, :6] = (
             *(self.temperature, self.top_p, self.min_p),
@@ -82,12 +106,21 @@ class Launch:
             ids[:-1, : BIASES - 1] = rng.integers(0, self.vocab, (UNITS, BIASES - 1))
             ids[0, 1] = ids[0, 0]  # twice the same: both count
             values[:-1, : BIASES - 1] = rng.uniform(-4, 9, (UNITS, BIASES - 1))
+            values[1, 2] = -np.inf
         ids[-1] = 1 << 30
-        return floats, integers, ids, values
+        until = np.full((UNITS + 1, BIASES), ALWAYS)
+        for slot, first in zip(self.slots, position, strict=True):
+            until[slot] = first + rng.permutation([0, 0, 1, 2, 3, ALWAYS - first])
+        return floats, integers, ids, values, until.astype(np.int32)
 
     def ignore(self, outputs: tuple[Array, ...]) -> None:
         for output in outputs[:5]:
             assert np.isfinite(output.astype(np.float64)).all()
+        if self.tile:
+            for output in outputs[1:4]:
+                output[~self.live.reshape(-1)] = 0
+            return
+        for output in outputs[:5]:
             output[self.idle] = 0
         for output in outputs[:2]:
             output[self.silent] = 0
@@ -154,5 +187,18 @@ CASES = (
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
     _case("not finite", Launch(1.0, 0.9, edit=_broken)),
     _case("large", Launch(6.0, 0.999, width=4096, vocab=4090)),
+    *(
+        _case(f"{tile} tokens a row, {label}", replace(launch, tile=tile))
+        for tile, label, launch in (
+            (4, "greedy, penalties and bias", replace(_PENALISED, temperature=0.0)),
+            (4, "everything", _PENALISED),
+            (2, "top_p", Launch(1.0, 0.9, presence=1.5, bias=True)),
+            (3, "not finite", Launch(1.0, 0.9, edit=_broken)),
+            (8, "all ids", Launch(1.3, frequency=0.7, width=1024, vocab=1020, bias=True)),
+            (1, "plain draw", Launch(bias=True)),
+            (4, "all inert", Launch(slots=(-1, -1))),
+            (4, "one row", Launch(0.8, top_k=20, repetition=1.2, slots=(2,), width=4096)),
+        )
+    ),
     replace(_case("served sizes", Launch(1.0, 0.95, top_k=20, width=4096, vocab=4090)), bench=True),
 )

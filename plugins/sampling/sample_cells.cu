@@ -3,7 +3,8 @@
 // warp. A source of its own: the second pass is compiled once for all numbers of rows. Variants:
 // benchmarks/log/sample.md.
 //
-// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp).
+// Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens that a row
+// of the launch has, if each of them has a row of logits).
 #include "sampling/sample_row.cuh"
 
 struct Cell {
@@ -75,6 +76,13 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
       for (int i = 1; i < 8; ++i) token_counts[0] |= token_counts[i];
       if (token_counts[0]) hard |= 1u << c;
     }
+#ifdef TILE
+  if (r.penalised)
+    for (int d = 0; d < r.drafts; ++d) {
+      const int c = r.drafted[d] / CELL - first;
+      if (c >= 0 && c < PER) hard |= 1u << c;
+    }
+#endif
   for (int i = 0; i < r.biases; ++i) {
     const int c = r.bias_ids[i] / CELL - first;
     if (c >= 0 && c < PER) hard |= 1u << c;
@@ -129,14 +137,17 @@ DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 a
 extern "C" __global__ void __launch_bounds__(256, 4)
     sample_cells(const float* logits, const int* token_counts, const float* sampling_f,
                  const int* sampling_i, const int* bias_ids, const float* bias_values,
-                 const int* slots, u32* raw_keys, u32* keys, float* sums, float* weights) {
+                 const int* bias_until, const int* slots, const int* starts, const int* counts,
+                 const int* ids, u32* raw_keys, u32* keys, float* sums, float* weights) {
   __shared__ int found_ids[BIASES];
   __shared__ float found_values[BIASES];
   __shared__ int found;
   constexpr int BLOCK = 8 * PER;
   wait_for_previous();
   launch_dependents();
-  const int row = blockIdx.y, slot = slots[row];
+  const int row = blockIdx.y;
+  const Place place = place_of(row, slots, starts, counts);
+  const int slot = place.slot;
   const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
   float x[PER][8];
 #pragma unroll
@@ -144,8 +155,9 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   if (slot < 0) return;
   Row r = row_of(logits, token_counts, sampling_f, row, slot);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
-  find_biases(r, bias_ids, bias_values, slot, begin * CELL, (begin + BLOCK) * CELL, found_ids,
-              found_values, &found);
+  find_drafts(r, ids, row, place.drafts);
+  find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, begin * CELL,
+              (begin + BLOCK) * CELL, found_ids, found_values, &found);
   const u64 at = (u64)row * CELLS + first;
   const u32 hard = hard_cells(r, first, x);
   summarise_easy(x, hard, heat, at, raw_keys, keys, sums, weights);

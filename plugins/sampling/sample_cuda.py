@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spark_engine.kernel import (
+    NULL,
+    Arg,
     Attrs,
     Cuda,
     Launch,
@@ -58,26 +60,30 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     rows, width = specs[0].dims
     cells, per = _cells(specs), _per(specs, target)
     row = {"WIDTH": width, "VOCAB": int(attrs["vocab"]), "BIASES": specs[4].dims[1]}
+    drafted = bool(attrs.get("drafts", 0))
+    if drafted:
+        row["TILE"] = int(attrs["tile"])
     first_pass = _macros({**row, "PER": per})
     second_pass = _macros({**row, "TOP": int(attrs["top"]), "SHARED": _shared(specs)})
-    given = [Pointer("input", i) for i in range(11)]
+    ids: Arg = Pointer("input", 10) if drafted else NULL
+    given = (*(Pointer("input", i) for i in range(10)), ids)
     left = tuple(Pointer("scratch", i) for i in range(4))
-    logits, token_counts, floats, integers, bias_ids, bias_values, *steps, last = given
     first = Launch(
         "sample_cells",
         (-(-cells // (WARPS * per)), rows, 1),
         (32 * WARPS, 1, 1),
-        (logits, token_counts, floats, integers, bias_ids, bias_values, steps[0], *left),
+        (*given, *left),
         defines=first_pass,
         pdl=True,
         source="sampling/sample_cells.cu",
     )
-    outputs = tuple(Pointer("output", i) for i in range(6))
+    made = (Pointer("output", i) for i in range(5))
+    emitted: tuple[Arg, ...] = (Pointer("input", 10), Pointer("output", 5))
     second = Launch(
         "sample_rows",
         (rows, 1, 1),
         (THREADS, 1, 1),
-        (logits, token_counts, floats, integers, bias_ids, bias_values, *steps, *left, *outputs),
+        (*given, *left, *made, *((NULL, NULL) if drafted else emitted)),
         _shared(specs),
         defines=second_pass,
         pdl=True,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_engine.op import Attrs
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
-from spark_engine.plugins.common.sequence_tiles import Rows, over
+from spark_engine.plugins.common.sequence_tiles import over, positions, read_rows, valid_tokens
 from spark_engine.plugins.sampling import philox
 from spark_engine.tensors import DType
 
@@ -21,10 +22,50 @@ _NEUTRAL = np.asarray([[0, 1, 0, 1, 0, 0, 0, 0]], np.float32)
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Names of what is sampled for, all [rows] (of a row with drafts each token counts as one).
+
+    Attributes:
+        slots: int64, −1 where nothing is. position: int64, of the new token.
+        live, emits: bool, there is a sequence; its token is wanted.
+        token_counts: i32 [rows,V], anything where nothing is.
+    """
+
+    slots: str
+    position: str
+    live: str
+    emits: str
+    token_counts: str
+
+
+def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
+    """The `n` rows that have logits."""
+    rows = read_rows(f, "slots", "starts", "counts")
+    if not attrs.get("drafts", 0):
+        emits = f("And", rows.live, f("Greater", "emit", np.int32(0)))
+        known = f("Gather", "token_counts", rows.slots)
+        return Sampled(rows.slots, f("Add", rows.starts, rows.counts), rows.live, emits, known)
+    tile = int(attrs["tile"])
+    valid = valid_tokens(f, rows, tile)
+    live = f("Reshape", valid, [n])
+    slots = f("Reshape", f("Where", valid, over(f, rows.slots, [1]), -1), [n])
+    position = f("Reshape", f("Add", positions(f, rows, tile), 1), [n])
+    known = f("Gather", "token_counts", slots)
+    # ids[1 … j] of the row, for each token j: once more generated each.
+    ids = f.long(f("Where", valid, f("Reshape", "ids", [-1, tile]), np.int32(0)))
+    ids = f("Reshape", f("Expand", over(f, ids, [1]), [1, tile, 1]), [n, tile])
+    up_to = np.tril(np.ones((tile, tile), np.int32))
+    up_to[:, 0] = 0
+    twos = np.tile(2 * up_to, (n // tile, 1))
+    known = f("ScatterElements", known, ids, twos, axis=1, reduction="add")
+    return Sampled(slots, position, live, live, known)
+
+
+@dataclass(frozen=True)
 class Parameters:
     """Names of one parameter per row, [rows,1]; neutral where the row is inert.
 
-    `samples` is bool: the row draws. `emits` is bool [rows]. `seed` is int64 [rows,2].
+    `samples` is bool: the row draws. `seed` is int64 [rows,2], `token_counts` i32 [rows,V].
     """
 
     temperature: str
@@ -37,12 +78,12 @@ class Parameters:
     seed: str
     position: str
     samples: str
-    emits: str
     live: str
     slots: str
+    token_counts: str
 
 
-def parameters(f: Text, rows: Rows) -> Parameters:
+def parameters(f: Text, rows: Sampled) -> Parameters:
     """Gathers the slots' parameters."""
     live = over(f, rows.live, [1])
     floats = f("Where", live, f("Gather", "sampling_f", rows.slots), _NEUTRAL)
@@ -50,7 +91,6 @@ def parameters(f: Text, rows: Rows) -> Parameters:
         6, "Split", f("Slice", floats, [0], [6], [1]), axis=1, num_outputs=6
     )
     integers = f("Where", live, f.long(f("Gather", "sampling_i", rows.slots)), 0)
-    emits = f("And", rows.live, f("Greater", "emit", np.int32(0)))
     hot = f("Greater", heat, 0.0)
     return Parameters(
         temperature=heat,
@@ -61,11 +101,11 @@ def parameters(f: Text, rows: Rows) -> Parameters:
         frequency=frequency,
         top_k=f("Slice", integers, [0], [1], [1]),
         seed=f("Slice", integers, [1], [3], [1]),
-        position=over(f, f("Add", rows.starts, rows.counts), [1]),
-        samples=f("And", hot, over(f, emits, [1])),
-        emits=emits,
+        position=over(f, rows.position, [1]),
+        samples=f("And", hot, over(f, rows.emits, [1])),
         live=live,
         slots=rows.slots,
+        token_counts=rows.token_counts,
     )
 
 
@@ -91,12 +131,11 @@ def log_probabilities(f: Text, logits: str, top: int) -> Top:
 def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> str:
     """f32 [rows,V]: logits after bias and penalties, within ±FLOOR."""
     z = _biased(f, p, logits, width)
-    token_counts = f("Gather", "token_counts", p.slots)
-    known = f("And", p.live, f("Greater", token_counts, np.int32(0)))
+    known = f("And", p.live, f("Greater", p.token_counts, np.int32(0)))
     scaled = f("Where", f("Greater", z, 0.0), f("Div", z, p.repetition), f("Mul", z, p.repetition))
     z = f("Where", known, scaled, z)
     generated = f.cast(
-        f("Div", f("Where", p.live, token_counts, np.int32(0)), np.int32(2)), DType.F32
+        f("Div", f("Where", p.live, p.token_counts, np.int32(0)), np.int32(2)), DType.F32
     )
     z = f("Sub", z, f("Mul", generated, p.frequency))
     z = f("Sub", z, f("Mul", f("Min", generated, 1.0), p.presence))
@@ -109,7 +148,8 @@ def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> st
 def _biased(f: Text, p: Parameters, logits: str, width: int) -> str:
     ids = f.long(f("Gather", "bias_ids", p.slots))  # [rows, NB]
     inside = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, width))
-    used = f("And", p.live, inside)
+    until = f.long(f("Gather", "bias_until", p.slots))
+    used = f("And", f("And", p.live, inside), f("Less", p.position, until))
     values = f("Where", used, f("Gather", "bias_values", p.slots), 0.0)
     target = f("Where", used, ids, 0)
     return f("ScatterElements", logits, target, values, axis=1, reduction="add")

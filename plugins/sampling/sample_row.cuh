@@ -1,7 +1,16 @@
 // A row of logits as sampling sees it: cells of 256 ids, a lane's eight of a cell, bias and
 // penalties. Floats are compared as ordered keys (numeric.cuh). Knows no rule of drawing.
+//
+// With TILE each token of a launch's row has a row of logits, and the drafts before it count as
+// generated once more: they are added to `token_counts` where a cell holds them.
 #pragma once
 #include "common/numeric.cuh"
+
+#ifdef TILE
+constexpr bool DRAFTED = true;
+#else
+constexpr bool DRAFTED = false;
+#endif
 
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
@@ -14,7 +23,25 @@ struct Row {
   int biases;  // entries to look at
   float repetition, inverse, presence, frequency;
   bool penalised;
+#ifdef TILE
+  const int* drafted;
+  int drafts;
+#endif
 };
+
+// What a row of logits is sampled for: its slot, −1 if for nothing, where its new token stands, and
+// how many drafts lie before it.
+struct Place {
+  int slot, position, drafts;
+};
+DEVICE Place place_of(int at, const int* slots, const int* starts, const int* counts) {
+#ifdef TILE
+  const int row = at / TILE, j = at % TILE;
+  return {j < counts[row] ? slots[row] : -1, starts[row] + j + 1, j};
+#else
+  return {slots[at], starts[at] + counts[at], 0};
+#endif
+}
 
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 DEVICE float clean(float x) { return is_finite(x) ? x : 0.0f; }
@@ -43,14 +70,26 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   return r;
 }
 
-// The biases of ids in [begin, end), in order, into shared memory. The whole block calls it.
-DEVICE void find_biases(Row& r, const int* ids, const float* values, int slot, int begin, int end,
-                        int* found_ids, float* found_values, int* found) {
+// The drafts before the token, into shared memory; the block synchronises before it uses them.
+DEVICE void find_drafts(Row& r, const int* ids, int at, int drafts) {
+#ifdef TILE
+  __shared__ int found[TILE];
+  if ((int)threadIdx.x < drafts) found[threadIdx.x] = ids[at / TILE * TILE + 1 + threadIdx.x];
+  r.drafted = found, r.drafts = drafts;
+#endif
+}
+
+// The biases of ids in [begin, end) that count at `position`, in order, into shared memory. The
+// whole block calls it.
+DEVICE void find_biases(Row& r, const int* ids, const float* values, const int* until, int slot,
+                        int position, int begin, int end, int* found_ids, float* found_values,
+                        int* found) {
   if (threadIdx.x < 32) {
     int n = 0;
     for (int i = threadIdx.x; i - (int)threadIdx.x < BIASES; i += 32) {
       const int id = i < BIASES ? ids[(u64)slot * BIASES + i] : -1;
-      const bool mine = id >= 0 && id >= begin && id < end;
+      bool mine = id >= 0 && id >= begin && id < end;
+      if (mine) mine = position < until[(u64)slot * BIASES + i];
       const u32 all = __ballot_sync(~0u, mine);
       if (mine) {
         const int at = n + __popc(all & ((1u << threadIdx.x) - 1));
@@ -89,7 +128,16 @@ DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id(
 DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if (r.penalised || r.biases) {
     int token_counts[8] = {};
-    if (r.penalised) load8(r.token_counts, cell, token_counts);
+    if (r.penalised) {
+      load8(r.token_counts, cell, token_counts);
+#ifdef TILE
+#pragma unroll 1
+      for (int d = 0; d < r.drafts; ++d)
+        if (r.drafted[d] / CELL == cell)
+#pragma unroll
+          for (int i = 0; i < 8; ++i) token_counts[i] += id8(cell, i) == r.drafted[d] ? 2 : 0;
+#endif
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], token_counts[i]);
   }

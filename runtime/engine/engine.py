@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from spark_engine.errors import InternalError
-from spark_engine.interface import PREFILL_TILE
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
 from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
-from spark_engine.runtime.engine.step import Loop
+from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.executors.memory import EngineMemory
 
 
@@ -36,6 +36,7 @@ class EngineOptions:
             No more than all slots and pages together is ever used.
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
+        drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
     """
 
     policy: PrefillPolicy = THROUGHPUT
@@ -44,6 +45,7 @@ class EngineOptions:
     swap_bytes: int = 512 << 20
     threads: int = 1
     seed: int | None = None
+    drafts: int | None = None
 
 
 class Engine:
@@ -60,7 +62,8 @@ class Engine:
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
         own = (loaded.store, loaded.sink)
         self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
-        self.scheduler = Scheduler(self._sizes(), self.options.policy)
+        self.scheduler = Scheduler(self._sizes(), self.options.policy, loaded.costs)
+        self.drafts = len(self.scheduler.sizes.verify)  # most of a round
         self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
@@ -105,7 +108,9 @@ class Engine:
         params, room = request.params, capacity(self.loaded.limits)
         limit = min(room, len(request.prompt) + (params.max_tokens or room))
         seed = self._random.getrandbits(64) if params.seed is None else params.seed
-        seq = Sequence(request_id, request, limit, params.stop_ids(self.loaded.eos), seed)
+        drafts = self.drafts if params.drafts is None else min(params.drafts, self.drafts)
+        stops = params.stop_ids(self.loaded.eos)
+        seq = Sequence(request_id, request, limit, stops, seed, drafts)
         self.scheduler.add(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
@@ -120,7 +125,7 @@ class Engine:
         if seq is None:
             return False
         self.scheduler.finish(seq, reason)
-        self._events.append(Event(request_id, finish=reason))
+        self._events.append(end_event(seq, reason))
         return True
 
     def step(self) -> list[Event]:
@@ -144,7 +149,7 @@ class Engine:
             # The step may have stopped anywhere, so that the queues know it no more.
             with contextlib.suppress(InternalError, ValueError):
                 self.scheduler.finish(seq, FinishReason.ERROR)
-            events.append(Event(seq.id, finish=FinishReason.ERROR, message=message))
+            events.append(end_event(seq, FinishReason.ERROR, message))
         self._live.clear()
         return events
 
@@ -157,6 +162,7 @@ class Engine:
         scheduler, counts = self.scheduler, self._loop.counts
         swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
+        counted["rounds_by_k"] = dict(counts.rounds_by_k)
         counted["buckets"] = {f"{f}_{rows}": n for (f, rows), n in counts.buckets.items()}
         return {
             "running": len(scheduler.running),
@@ -192,6 +198,14 @@ class Engine:
         """Closes every executor. May be called twice."""
         self.loaded.close()
 
+    def _verify(self) -> tuple[tuple[int, ...], ...]:
+        built, asked = self.loaded.limits.drafts, self.options.drafts
+        most = built if asked is None else min(asked, built)
+        rows = [self.loaded.buckets(verify_family(k)) for k in range(1, most + 1)]
+        while rows and not rows[-1]:
+            rows.pop()
+        return tuple(rows)
+
     def _sizes(self) -> Sizes:
         loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
         most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
@@ -199,8 +213,9 @@ class Engine:
             slots=limits.max_seqs,
             pages=limits.pages,
             page_size=limits.page_size,
-            decode=loaded.rows("decode"),
-            prefill=loaded.rows("prefill"),
+            decode=loaded.rows(DECODE),
+            verify=self._verify(),
+            prefill=loaded.rows(PREFILL),
             tile=PREFILL_TILE,
             slot_bytes=memory.slot_bytes,
             page_bytes=memory.page_bytes,

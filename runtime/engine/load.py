@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -57,6 +57,7 @@ class Loaded:
     `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
     tables when the executors bring their own. `opener` opens one more payload beside the
     executors, over the same weights, states and tables; whoever calls it closes what it opened.
+    `costs`: microseconds of a launch by bucket, as far as they are known.
     """
 
     limits: Limits
@@ -68,10 +69,15 @@ class Loaded:
     store: States | None = None
     sink: TableSink | None = None
     opener: OpenExecutor | None = None
+    costs: Mapping[BucketKey, float] = field(default_factory=dict)
+
+    def buckets(self, family: str) -> tuple[int, ...]:
+        """The family's buckets, in rows, ascending; none of a family that the engine has not."""
+        return tuple(sorted(rows for name, rows in self.executors if name == family))
 
     def rows(self, family: str) -> tuple[int, ...]:
         """The family's buckets, ascending. Raises EngineError when it has none."""
-        found = tuple(sorted(rows for name, rows in self.executors if name == family))
+        found = self.buckets(family)
         if not found:
             raise EngineError(f"the engine has no {family} bucket; rebuild it with spark-build")
         return found
@@ -125,8 +131,7 @@ def load(
             shown.advance(len(executors), len(manifest.buckets))
     mark("buckets")
     opener = EXECUTORS[manifest.executor]
-    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
-    return Loaded(*common, executors, folder, opener=opener)
+    return Loaded(*_common(manifest), executors, folder, opener=opener, costs=_costs(manifest))
 
 
 def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
@@ -167,9 +172,18 @@ def _load_native(
             mark(f"{bucket.family} {bucket.rows}")
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
-    common = (manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables)
-    store, sink = engine.states, engine.tables
-    return Loaded(*common, executors, folder, store, sink, engine.open)
+    own = engine.states, engine.tables, engine.open, _costs(manifest)
+    return Loaded(*_common(manifest), executors, folder, *own)
+
+
+def _common(
+    manifest: Manifest,
+) -> tuple[Limits, tuple[int, ...], tuple[StateInfo, ...], tuple[TensorSpec, ...]]:
+    return manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables
+
+
+def _costs(manifest: Manifest) -> Mapping[BucketKey, float]:
+    return {(b.family, b.rows): b.cost_us for b in manifest.buckets}
 
 
 def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 
 from spark_engine.runtime.engine.sequence import Sequence
 
+FROM_STATE = -1  # a start: `positions[slot]`; a token id: what the last round left there
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`count` tokens of one sequence from position `start`; `emit`: sample after the last."""
+    """`count` tokens of one sequence from position `start`, or from where its last round ended
+    (FROM_STATE); `emit`: sample after the last, in a round of drafts after each."""
 
     seq: Sequence
     start: int
@@ -65,8 +68,8 @@ class StepPlan:
         saves: snapshots to take before anything is overwritten.
         restores: snapshots to write back.
         admitted: sequences whose table rows are to be written whole.
-        grown: sequences that got a page, with the page's index in their list.
-        batches: at most one of decode and one of prefill.
+        grown: sequences that got a page, with the page's index in their list; one row a page.
+        batches: at most one of decode or of a round of drafts, and one of prefill.
         preempted: sequences that lost their slot; they hold nothing any more.
         drain: the next step can only be planned when no launched step is uncollected.
     """

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from spark_engine.errors import RequestError
-from spark_engine.interface import Limits
+from spark_engine.interface import MOST_DRAFTS, Limits
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -54,7 +54,8 @@ class SamplingParams:
 
     `temperature` 0 is argmax. `top_k` 0 or -1 is off. `max_tokens` None means as many as fit.
     No end id and no stop id is sampled before `min_tokens` tokens. `seed` None lets the engine
-    draw one. `logprobs` None reports none, k reports the sampled token's and the top k.
+    draw one. `logprobs` None reports none, k reports the sampled token's and the top k. `drafts` is
+    the most that a round verifies, if the engine's is not less; None leaves it to the engine.
     Raises RequestError naming the parameter, its value and its range.
     """
 
@@ -73,6 +74,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     seed: int | None = None
     logprobs: int | None = None
+    drafts: int | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -89,6 +91,8 @@ class SamplingParams:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.drafts is not None:
+            _check_int("drafts", self.drafts, 0, MOST_DRAFTS)
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -110,7 +114,7 @@ class SamplingParams:
             for token in ids:
                 _check_int(name, token, 0, limits.vocab - 1)
         suppressed = self.stop_ids(eos) if self.min_tokens else frozenset()
-        used = len(suppressed | set(self.logit_bias))
+        used = len(suppressed) + len(self.logit_bias)
         room = f"at most {limits.bias_slots} ids (those suppressed by min_tokens count)"
         _require(used <= limits.bias_slots, "logit_bias", f"{used} ids", room)
         if self.logprobs is not None:
@@ -149,7 +153,8 @@ class Event(NamedTuple):
 
     `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when
     the request asked for them. `finish` is set on a request's last event; `message` says more
-    where the reason is ERROR.
+    where the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
+    verified and kept so far; they are sure to be there on the last event.
     """
 
     request_id: int
@@ -158,6 +163,8 @@ class Event(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     message: str = ""
+    drafted: int = 0
+    accepted: int = 0
 
 
 def capacity(limits: Limits) -> int:

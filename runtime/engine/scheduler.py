@@ -5,10 +5,13 @@ a token but to know that one was added. The rules:
 
 - Order is priority, then arrival. The head of the queue is never passed over.
 - A request is admitted when a slot is free and pages for all it knows plus one decode row.
-- Every running sequence that can decode does so in every step, whatever prefill there is.
+- Every running sequence that can decode does so in every step, whatever prefill there is: all in
+  one round of k drafts, or of none, where a row may have fewer.
+- What a round in flight adds is known as bounds: limits and pages are those of the upper one.
 - A page that is not there is taken from the last in order, which is swapped out (exact) while
   the byte budget lasts, and otherwise forgets its cache and prefills again later. A waiting
   request of strictly higher priority may do the same to those below it.
+  Drafts take a page early where one is free, and are fewer where none is.
 - So the first in order always moves, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
@@ -18,13 +21,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spark_engine.errors import CapacityError, InternalError
-from spark_engine.runtime.engine.plan import Batch, Move, StepPlan
+from spark_engine.interface import DECODE, PREFILL, verify_family
+from spark_engine.runtime.engine.draft_depth import DraftDepth
+from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.executors.memory import BucketKey
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Sizes:
     """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
 
     `swap_bytes` is the budget of all snapshots, `max_waiting` the most requests not yet
-    admitted for the first time.
+    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts.
     """
 
     slots: int
@@ -62,14 +69,21 @@ class Sizes:
     page_bytes: int
     swap_bytes: int
     max_waiting: int
+    verify: tuple[tuple[int, ...], ...] = ()
 
 
 class Scheduler:
     """The queue, the pools, and `schedule`. See the module's rules."""
 
-    def __init__(self, sizes: Sizes, policy: PrefillPolicy = THROUGHPUT) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        policy: PrefillPolicy = THROUGHPUT,
+        costs: Mapping[BucketKey, float] | None = None,
+    ) -> None:
         self.sizes = sizes
         self.policy = policy
+        self.depth = DraftDepth((sizes.decode, *sizes.verify), costs or {}, sizes.slots)
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
@@ -108,7 +122,8 @@ class Scheduler:
             if s.prefill_end <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
         ]
         tiles = self._tiles(bool(decode))
-        self._add_decode(plan, decode)
+        if decode:
+            self._add_round(plan, decode)
         self._add_prefill(plan, tiles)
         return plan
 
@@ -178,6 +193,7 @@ class Scheduler:
                 self.swap_used -= seq.swap_bytes
                 seq.swap_bytes = 0
             seq.status = Status.RUNNING
+            self.depth.forget(seq.slot)
             insort(self.running, seq, key=_rank)
             plan.admitted.append(seq)
 
@@ -267,17 +283,44 @@ class Scheduler:
             return most
         return min(self.policy.tiles or most, most)
 
-    def _add_decode(self, plan: StepPlan, seqs: list[Sequence]) -> None:
-        """Adds a batch of one token for each, in the smallest bucket that holds them."""
-        if not seqs:
-            return
-        live, step = len(seqs), plan.step
-        bucket = next(b for b in self.sizes.decode if b >= live)
-        starts = [s.launched for s in seqs]
+    # Decode, and rounds of drafts.
+
+    def _add_round(self, plan: StepPlan, seqs: list[Sequence]) -> None:
+        """Adds a batch of a row for each, in the smallest bucket of the k chosen for all."""
+        live, step, drafts = len(seqs), plan.step, self.depth.choose(seqs)
+        starts = [FROM_STATE if s.slack else s.launched for s in seqs]
+        if drafts:
+            family, buckets = verify_family(drafts), self.sizes.verify[drafts - 1]
+            counts = self._offer(plan, seqs, drafts)
+        else:
+            family, buckets, counts = DECODE, self.sizes.decode, [1] * live
+            for seq in seqs:
+                seq.launched += 1
+                seq.held = 0
         for seq in seqs:
-            seq.launched += 1
             seq.last_step = step
-        plan.batches.append(Batch("decode", bucket, seqs, starts, [1] * live, [True] * live))
+        bucket = next(b for b in buckets if b >= live)
+        plan.batches.append(Batch(family, bucket, seqs, starts, counts, [True] * live))
+
+    def _offer(self, plan: StepPlan, seqs: list[Sequence], drafts: int) -> list[int]:
+        """Tokens of each one's row: the certain one and the drafts that it may verify."""
+        counts, size, pages = [], self.sizes.page_size, self.pages
+        for seq in seqs:
+            at, most = seq.launched, seq.limit - 1  # no position at `most` or beyond is fed
+            own, room = min(drafts, seq.drafts), len(seq.pages) * size - at
+            # The chain that makes the next drafts reads and writes pages behind the row's.
+            wanted = -(-min(at + 2 * own, most) // size) - len(seq.pages)
+            if wanted > 0 and pages.free:
+                for page in pages.take(min(wanted, pages.free)):
+                    plan.grown.append((seq, len(seq.pages)))
+                    seq.pages.append(page)
+                room = len(seq.pages) * size - at
+            count = 1 + min(own, seq.held, most - 1 - at, room - 1)
+            seq.launched = at + count
+            seq.slack += count - 1
+            seq.held = drafts
+            counts.append(count)
+        return counts
 
     def _add_prefill(self, plan: StepPlan, tiles: int) -> None:
         """Adds a batch of up to `tiles` tiles, on each sequence's own grid, first in order first.
@@ -286,7 +329,7 @@ class Scheduler:
         """
         if not tiles:
             return
-        batch = Batch("prefill", 0, [], [], [], [])
+        batch = Batch(PREFILL, 0, [], [], [], [])
         for seq in self.running:
             while batch.live < tiles and seq.launched < seq.prefill_end:
                 start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)

@@ -1,6 +1,8 @@
 """One request on its way: its tokens, how far it was launched, and what it holds.
 
-Plain state with the arithmetic of positions; decides nothing.
+Plain state with the arithmetic of positions; decides nothing. A round of drafts adds between one
+token and its whole row, and the next is launched before it is read: until then positions are known
+as bounds, `launched - slack` and `launched`.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ class Sequence:
         limit: tokens, prompt and generated, at which it ends with LENGTH.
         stop_ids: token ids that end it.
         seed: of its random draws.
+        drafts: most drafts of its rounds.
         tokens: the prompt, then what was sampled and collected.
         prefill_end: positions below this are prefilled, the others decoded one by one.
-        launched: positions below this were given to a launched step.
+        launched: positions below this were given to a launched step, at most.
+        slack: how many of them a round in flight may still reject.
+        held: drafts that its slot holds for its next round.
+        drafted, accepted: drafts that were verified, and those of them that became its tokens.
         last_step: the last launched step that touches its slot or pages.
-        stops_suppressed: the tables still forbid the `stop_ids`.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
     """
@@ -32,15 +37,19 @@ class Sequence:
     limit: int
     stop_ids: frozenset[int]
     seed: int
+    drafts: int = 0
     tokens: list[int] = field(init=False)
     prefill_end: int = field(init=False)
     launched: int = 0
+    slack: int = 0
+    held: int = 0
+    drafted: int = 0
+    accepted: int = 0
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish: FinishReason | None = None
-    stops_suppressed: bool = False
     snapshot: object | None = None
     swap_bytes: int = 0
 
@@ -65,7 +74,8 @@ class Sequence:
 
     @property
     def decodable(self) -> bool:
-        """Its next token can be fed from `last_tokens`, and one more may be sampled."""
+        """Its next token can be fed from `last_tokens`, and one more may be sampled, even if no
+        draft in flight is rejected."""
         return self.prefill_end <= self.launched < self.limit - 1
 
     @property
@@ -79,5 +89,5 @@ class Sequence:
 
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""
-        self.launched = 0
+        self.launched = self.slack = self.held = 0
         self.prefill_end = len(self.tokens)

@@ -5,7 +5,8 @@
 3. launch: each of its batches gets its inputs and is started on the executor of its bucket; the
    first runs while the second's inputs are written.
 4. collect: waits for the step that is due; with `depth` 1 that is the one launched before this.
-5. postprocess: the sampled tokens are appended, and become events; who is done is ended.
+5. postprocess: the sampled tokens are appended, and become events; who is done is ended. A round
+   of drafts brings one token or more; what it has behind an end is dropped.
 
 Knows the order of things and what ends a sequence; which sequence runs is the scheduler's
 business, what the arrays mean is `prepare_inputs`'.
@@ -14,10 +15,16 @@ business, what the arrays mean is `prepare_inputs`'.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from spark_engine.errors import InternalError
+from spark_engine.interface import PREFILL, drafts_of
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_tables
 from spark_engine.runtime.engine.request import Event, FinishReason, Status
@@ -30,15 +37,21 @@ from spark_engine.tensors import Array
 
 @dataclass(slots=True)
 class Counts:
-    """What the loop did since it was made; `buckets` counts launches by (family, rows)."""
+    """What the loop did since it was made; `buckets` counts launches by (family, rows).
+
+    Those by position have an entry for each draft of the longest round, none without drafts.
+    """
 
     steps: int = 0
     sampled: int = 0
     prefilled: int = 0
     padded_rows: int = 0
-    surplus_rows: int = 0  # ran for a sequence that turned out to have ended
+    surplus_rows: int = 0  # ran for a sequence that had ended; of a round that it ended in, tokens
     errors: int = 0
     buckets: Counter[BucketKey] = field(default_factory=Counter)
+    rounds_by_k: Counter[int] = field(default_factory=Counter)  # launches; decode is k = 0
+    drafts_by_position: list[int] = field(default_factory=list)  # verified
+    accepted_by_position: list[int] = field(default_factory=list)  # and kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,12 @@ class _Launched:
     batch: Batch
     outputs: Mapping[str, Array]
     wait: Wait
+
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+# Whose tokens a batch sampled, where each lies in the outputs, and whether it was a draft; those of
+# one sequence follow each other in their order.
+_Sampled: TypeAlias = tuple[list[Sequence], slice | Array, Iterable[int]]
 
 
 class Loop:
@@ -62,6 +81,8 @@ class Loop:
     ) -> None:
         self.scheduler = scheduler
         self.counts = Counts()
+        self.counts.drafts_by_position = [0] * scheduler.depth.most
+        self.counts.accepted_by_position = [0] * scheduler.depth.most
         self._memory = memory
         self._executors = executors
         self._depth = depth
@@ -123,40 +144,82 @@ class Loop:
         return events
 
     def _postprocess_batch(self, one: _Launched, events: list[Event]) -> None:
-        """A row takes about half a microsecond here; there may be hundreds in a step."""
-        out, batch, counts = one.outputs, one.batch, self.counts
-        columns = [out[name][: batch.live].tolist() for name in ("next_tokens", "ok", "logprobs")]
-        rows = zip(batch.seqs, batch.emits, *columns, strict=True)
-        for i, (seq, emit, token, ok, logprob) in enumerate(rows):
-            if not emit:
-                continue
+        """A token takes about half a microsecond here; there may be hundreds in a step."""
+        out, counts = one.outputs, self.counts
+        seqs, at, drafts = self._sampled(one)
+        columns = [out[name][at].tolist() for name in ("next_tokens", "ok", "logprobs")]
+        tops = out["top_ids"][at], out["top_logprobs"][at]
+        for i, (seq, draft, token, ok, logprob) in enumerate(
+            zip(seqs, drafts, *columns, strict=True)
+        ):
             if seq.status is Status.FINISHED:
                 counts.surplus_rows += 1
                 continue
             if not ok:
                 counts.errors += 1
                 self.scheduler.finish(seq, FinishReason.ERROR)
-                message = "non-finite logits"
-                events.append(Event(seq.id, finish=FinishReason.ERROR, message=message))
+                events.append(end_event(seq, FinishReason.ERROR, "non-finite logits"))
                 continue
             counts.sampled += 1
+            seq.accepted += draft
             known, reason = seq.tokens, None
             known.append(token)
             if token in seq.stop_ids or len(known) >= seq.limit:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
-            k = seq.request.params.logprobs
+            k, more = seq.request.params.logprobs, ("", seq.drafted, seq.accepted)
             if k is None:
-                events.append(Event(seq.id, token, None, (), reason))
+                events.append(Event(seq.id, token, None, (), reason, *more))
             else:
-                events.append(Event(seq.id, token, logprob, _top(out, i, k), reason))
+                events.append(Event(seq.id, token, logprob, _top(*tops, i, k), reason, *more))
+
+    def _sampled(self, one: _Launched) -> _Sampled:
+        batch = one.batch
+        if drafts_of(batch.family):
+            return self._settle(batch, one.outputs["accepted"][: batch.live].astype(np.int64))
+        if batch.family != PREFILL:
+            return batch.seqs, slice(batch.live), repeat(0, batch.live)
+        at = np.flatnonzero(batch.emits)
+        return [batch.seqs[i] for i in at.tolist()], at, repeat(0, len(at))
+
+    def _settle(self, batch: Batch, accepted: Ints) -> _Sampled:
+        """Takes back what was launched and not kept. `accepted`: tokens of each row, from 1."""
+        offered, kept = np.array(batch.counts, np.int64) - 1, accepted - 1
+        if (kept < 0).any() or (kept > offered).any():
+            raise InternalError(f"of {batch.counts} tokens {accepted.tolist()} were accepted")
+        for seq, most, got in zip(batch.seqs, offered.tolist(), kept.tolist(), strict=True):
+            seq.launched -= most - got
+            seq.slack -= most
+            seq.drafted += most
+        self._measure(batch, offered, kept)
+        index = np.arange(1 + drafts_of(batch.family))
+        seqs = [s for s, n in zip(batch.seqs, accepted.tolist(), strict=True) for _ in range(n)]
+        taken = index < accepted[:, None]
+        return seqs, np.flatnonzero(taken), (index < kept[:, None])[taken].tolist()
+
+    def _measure(self, batch: Batch, offered: Ints, kept: Ints) -> None:
+        """Counts the drafts of the sequences that had not ended."""
+        slots = np.array([seq.slot for seq in batch.seqs])
+        live = (slots >= 0) & (offered > 0)
+        if not live.any():
+            return
+        offered, kept, counts = offered[live], kept[live], self.counts
+        self.scheduler.depth.hear(slots[live], offered, kept)
+        for total, rows in (
+            (counts.drafts_by_position, offered),
+            (counts.accepted_by_position, kept),
+        ):
+            for i, n in enumerate(np.bincount(rows)[:0:-1].cumsum()[::-1].tolist()):
+                total[i] += n
 
     def _count(self, batch: Batch) -> None:
         self.counts.buckets[batch.family, batch.bucket] += 1
         self.counts.padded_rows += batch.bucket - batch.live
-        if batch.family == "prefill":
+        if batch.family == PREFILL:
             self.counts.prefilled += sum(batch.counts)
+        elif self.scheduler.depth.most:
+            self.counts.rounds_by_k[drafts_of(batch.family)] += 1
 
 
 def end_of(seq: Sequence) -> FinishReason | None:
@@ -167,6 +230,10 @@ def end_of(seq: Sequence) -> FinishReason | None:
     return FinishReason.LENGTH if len(seq.tokens) >= seq.limit else None
 
 
-def _top(out: Mapping[str, Array], row: int, count: int) -> tuple[tuple[int, float], ...]:
-    ids, values = out["top_ids"][row, :count].tolist(), out["top_logprobs"][row, :count].tolist()
-    return tuple(zip(ids, values, strict=True))
+def end_event(seq: Sequence, reason: FinishReason, message: str = "") -> Event:
+    """The last event of a sequence that ends without a token."""
+    return Event(seq.id, None, None, (), reason, message, seq.drafted, seq.accepted)
+
+
+def _top(ids: Array, values: Array, row: int, count: int) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True))

@@ -39,6 +39,7 @@ class OrtExecutor:
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
+        self._updated = _updated(header)
         self._label = f"{header.family} {header.rows}"
         self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
         _trim_heap()
@@ -81,7 +82,7 @@ class OrtExecutor:
         for known, binding in self._bound:
             if known is buffers:
                 return binding
-        outs = {s.name + STATE_OUT: buffers.get(s.name) for s in self._specs.states}
+        outs = {s.name + STATE_OUT: buffers.get(s.name) for s in self._updated}
         binding = self._bind({**buffers, **outs})
         self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, binding)]
         return binding
@@ -90,16 +91,16 @@ class OrtExecutor:
         binding = self._open().io_binding()
         for spec in (*self._specs.inputs, *self._specs.states):
             binding.bind_input(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
-        outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._specs.states]
+        outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._updated]
         for spec in (*self._specs.outputs, *outs):
             binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         return binding
 
     def _run_apart(self, buffers: Mapping[str, Array]) -> None:
         """Runs into fresh state memory and copies it back."""
-        apart = {s.name + STATE_OUT: allocate(s) for s in self._specs.states}
+        apart = {s.name + STATE_OUT: allocate(s) for s in self._updated}
         self._open().run_with_iobinding(self._bind({**buffers, **apart}))
-        for spec in self._specs.states:
+        for spec in self._updated:
             np.copyto(buffers[spec.name], apart[spec.name + STATE_OUT])
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
@@ -164,7 +165,8 @@ def _random_step(header: EngineHeader) -> dict[str, Array]:
     arrays["slots"].fill(-1)
     arrays["slots"][:live] = rng.permutation(live)
     for name, value in (("starts", 1), ("counts", min(2, header.tile)), ("emit", 1)):
-        arrays[name][:live] = value
+        if name in arrays:
+            arrays[name][:live] = value
     arrays["bias_ids"].fill(-1)
     arrays["sampling_f"][:, :4] = (1, 1, 0, 1)  # plain sampling
     return arrays
@@ -176,7 +178,12 @@ def _page_count(header: EngineHeader) -> int:
 
 
 def _aliased(header: EngineHeader, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {s.name + STATE_OUT: arrays[s.name] for s in header.states}
+    return {s.name + STATE_OUT: arrays[s.name] for s in _updated(header)}
+
+
+def _updated(header: EngineHeader) -> list[TensorSpec]:
+    """The states that a launch updates; others it only reads."""
+    return [s for s in header.states if s.name + STATE_OUT in header.aliases]
 
 
 def _bits_equal(a: Array, b: Array) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_engine.engine_file import TOKENIZER, read_manifest
+from spark_engine.errors import OptionError
+from spark_engine.interface import Limits
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -30,3 +32,24 @@ def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if not (path / "tokenizer.json").exists():
         return None, None
     return Tokenizer.load(path), ChatTemplate.load(path)
+
+
+def check_drafts(asked: int | None, limits: Limits) -> None:
+    """Raises OptionError for more drafts a round than the engine was built for."""
+    if asked is None or asked <= limits.drafts:
+        return
+    if not limits.drafts:
+        words = "this engine has no draft head: leave it out, or build the engine with drafts"
+    else:
+        words = f"this engine makes at most {limits.drafts} a round"
+    raise OptionError(f"--drafts is {asked}; {words}")
+
+
+def spell_drafts(asked: int | None, limits: Limits) -> str:
+    """What to say after an engine's name; nothing where it has no draft head."""
+    if not limits.drafts:
+        return ""
+    most = limits.drafts if asked is None else asked
+    if not most:
+        return " without its drafts"
+    return f" with up to {most} draft{'s' if most > 1 else ''} a round"

@@ -47,7 +47,7 @@ class Busy(CapacityError):
     """The queue is full; come back later."""
 
 
-Answer = Event | Busy | EngineDied
+Answer = list[Event] | Busy | EngineDied  # a request's events of one step, in their order
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -198,8 +198,11 @@ class EngineClient:
         if report.stats.steps != self.stats.steps or report.events:
             self._last_progress = self._last_report
         self.stats = report.stats
+        rounds: dict[int, list[Event]] = {}
         for event in report.events:
-            self._deliver(event.request_id, event, last=event.finish is not None)
+            rounds.setdefault(event.request_id, []).append(event)
+        for number, events in rounds.items():
+            self._deliver(number, events, last=events[-1].finish is not None)
 
     def _deliver(self, number: int, answer: Answer, last: bool) -> None:
         box = self._mailboxes.pop(number, None) if last else self._mailboxes.get(number)

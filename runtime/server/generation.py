@@ -55,7 +55,7 @@ class Generation:
         metrics.accepted(sum(len(c.request.prompt) for c in choices))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(index of the choice, what is new in it), until every choice has finished.
+        """(index of the choice, what a round brought it), until every choice has finished.
 
         Raises Busy when the engine's queue is full, EngineDied, GenerationFailed, TimedOut.
         """
@@ -64,13 +64,14 @@ class Generation:
                 answer = await self._next()
                 if isinstance(answer, Exception):
                     raise answer
-                if answer.finish is FinishReason.ERROR:
-                    raise GenerationFailed(answer.message or "the engine gave the request up")
-                index = self._open.get(answer.request_id)
+                last = answer[-1]
+                if last.finish is FinishReason.ERROR:
+                    raise GenerationFailed(last.message or "the engine gave the request up")
+                index = self._open.get(last.request_id)
                 if index is None:
                     continue  # it had ended by a stop string before the engine knew
                 piece = self._choices[index].stream.push(answer)
-                self._note(index, answer.request_id, piece, answer.finish is not None)
+                self._note(index, last.request_id, piece, last.finish is not None)
                 yield index, piece
         except Exception:
             self._end("error")
@@ -83,8 +84,8 @@ class Generation:
         self._end("cancelled")
 
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
-        if piece.token is not None:
-            self._watches[index].token()
+        if piece.tokens:
+            self._watches[index].tokens(len(piece.tokens))
         if piece.finish is None:
             return
         self._watches[index].end(piece.finish.value)

@@ -6,12 +6,15 @@ the requests, and the engine knows each by that number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, Request
+
+AUTO = "auto"  # drafts of a round, on the command line: as many as the engine chooses
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
@@ -43,6 +46,38 @@ class Stats(msgspec.Struct, frozen=True):
     buckets: dict[str, int] = {}  # launches per bucket, e.g. {"decode_b4": 17}
     padded_rows: int = 0  # rows launched without a sequence
     errors: int = 0  # requests ended because their logits were not finite
+    drafts_by_position: list[int] = []  # how often the draft at each position was verified
+    accepted_by_position: list[int] = []  # and kept
+    rounds_by_k: dict[int, int] = {}  # rounds launched with so many drafts a row
+
+    @property
+    def draft_rounds(self) -> int:
+        """Rounds of one sequence that verified a draft."""
+        return self.drafts_by_position[0] if self.drafts_by_position else 0
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Mean of those rounds; None before the first."""
+        rounds = self.draft_rounds
+        return 1 + sum(self.accepted_by_position) / rounds if rounds else None
+
+
+def summarise(row: Mapping[str, Any]) -> Stats:
+    """`Engine.stats()` as what travels."""
+    return Stats(
+        running=row["running"],
+        waiting=row["waiting"] + row["swapped"],
+        kv_usage=1 - row["free_pages"] / row["pages"],
+        free_slots=row["free_slots"],
+        preemptions=row["preempted_swap"] + row["preempted_recompute"],
+        steps=row["steps"],
+        buckets=row["buckets"],
+        padded_rows=row["padded_rows"],
+        errors=row["errors"],
+        drafts_by_position=list(row["drafts_by_position"]),
+        accepted_by_position=list(row["accepted_by_position"]),
+        rounds_by_k=dict(row["rounds_by_k"]),
+    )
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

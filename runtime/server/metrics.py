@@ -47,10 +47,10 @@ class Metrics:
         for counter in self._refused:
             counter.labels(self._model).inc()
 
-    def token(self, seconds: float, first: bool) -> None:
-        """A token came, `seconds` after the request (the first) or after the one before."""
+    def tokens(self, count: int, seconds: float, first: bool) -> None:
+        """A round of tokens came, `seconds` after the request (the first) or the round before."""
         for counter in self._generated:
-            counter.labels(self._model).inc()
+            counter.labels(self._model).inc(count)
         for times in self._first if first else self._between:
             times.labels(self._model).observe(seconds)
 
@@ -85,10 +85,10 @@ class Stopwatch:
         self._start = self._last = time.monotonic()
         self._first = True
 
-    def token(self) -> None:
-        """A token came."""
+    def tokens(self, count: int) -> None:
+        """`count` tokens of one round came."""
         now = time.monotonic()
-        self._metrics.token(now - self._last, self._first)
+        self._metrics.tokens(count, now - self._last, self._first)
         self._last, self._first = now, False
 
     def end(self, reason: str) -> None:
@@ -115,6 +115,26 @@ class _EngineCollector(Collector):
         yield self._gauge("spark:last_step_age_seconds", age)
         yield self._counter("spark:engine_launches", stats.buckets, "bucket")
         yield self._counter("spark:padded_rows", {"": stats.padded_rows})
+        yield from self._drafts(stats)
+
+    def _drafts(self, stats: Stats) -> Iterator[Metric]:
+        """Nothing of an engine without a draft head."""
+        verified, kept = stats.drafts_by_position, stats.accepted_by_position
+        if not verified:
+            return
+        positions = {str(i): n for i, n in enumerate(kept)}
+        for prefix in PREFIXES:
+            name = prefix + "spec_decode_num_"
+            yield self._counter(name + "drafts", {"": stats.draft_rounds})
+            yield self._counter(name + "draft_tokens", {"": sum(verified)})
+            yield self._counter(name + "accepted_tokens", {"": sum(kept)})
+            yield self._counter(name + "accepted_tokens_per_pos", positions, "position")
+        rounds = {str(k): n for k, n in sorted(stats.rounds_by_k.items())}
+        yield self._counter("spark:rounds", rounds, "drafts")
+        tried = {str(i): n for i, n in enumerate(verified)}
+        yield self._counter("spark:spec_decode_num_draft_tokens_per_pos", tried, "position")
+        if (mean := stats.tokens_per_round) is not None:
+            yield self._gauge("spark:tokens_per_round", mean)
 
     def _gauge(self, name: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, _words(name), labels=["model_name"])

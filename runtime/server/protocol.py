@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from spark_engine.errors import RequestError
-from spark_engine.interface import Limits
+from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import SamplingParams, capacity
 from spark_engine.runtime.server.ipc import EngineInfo
 
@@ -40,6 +40,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "max_completion_tokens": (1, None),
     "min_tokens": (0, None),
     "priority": (-(2**31), 2**31 - 1),
+    "drafts": (0, MOST_DRAFTS),
 }
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
 _SHOWN = 1000  # bytes of a field's JSON beyond which an error shows it as it was sent
@@ -87,6 +88,7 @@ class Body(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    drafts: int | None = None  # of a round, at most; changes no token
     # known and not supported:
     response_format: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
@@ -222,6 +224,7 @@ def sampling(
         logit_bias=_bias(body.logit_bias or {}),
         seed=secrets.randbits(63) if body.seed is None else fold_seed(body.seed),
         logprobs=_or(_logprobs(body), logprobs),
+        drafts=body.drafts,
     )
 
 

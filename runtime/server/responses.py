@@ -7,6 +7,7 @@ either the body of each streamed chunk or, at the end, the whole choice.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spark_engine.runtime.engine.request import Event, FinishReason
@@ -57,15 +58,15 @@ class ChatForm:
         return {"delta": {"role": "assistant", "content": ""}}
 
     def push(self, piece: Piece) -> Json:
-        """`delta` with what is new, and the token's `logprobs`."""
+        """`delta` with what is new, and the tokens' `logprobs`."""
         deltas = self._parser.push(piece.text)
         if piece.finish is not None:
             deltas += self._parser.flush()
         body: Json = {"delta": self._delta(deltas)}
-        if self._logprobs is not None and piece.token is not None:
-            entry = chat_logprob(piece.token, self._tokenizer)
-            self._logprobs.append(entry)
-            body["logprobs"] = {"content": [entry]}
+        if self._logprobs is not None and piece.tokens:
+            entries = [chat_logprob(event, self._tokenizer) for event in piece.tokens]
+            self._logprobs += entries
+            body["logprobs"] = {"content": entries}
         return body
 
     def whole(self) -> Json:
@@ -120,12 +121,12 @@ class TextForm:
         return {"text": self._echo} if self._echo else None
 
     def push(self, piece: Piece) -> Json:
-        """`text` and the token's `logprobs`."""
+        """`text` and the tokens' `logprobs`."""
         self._text += piece.text
         body: Json = {"text": piece.text}
-        if self._logprobs is not None and piece.token is not None:
-            self._events.append(piece.token)
-            body["logprobs"] = self._logprobs.rows([piece.token])
+        if self._logprobs is not None and piece.tokens:
+            self._events += piece.tokens
+            body["logprobs"] = self._logprobs.rows(piece.tokens)
         return body
 
     def whole(self) -> Json:
@@ -147,7 +148,7 @@ class _TextLogprobs:
         self._tokenizer = tokenizer
         self._offset = offset
 
-    def rows(self, events: list[Event]) -> Json:
+    def rows(self, events: Sequence[Event]) -> Json:
         body: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for event in events:
             text = token_text(event.token, self._tokenizer)
@@ -178,10 +179,21 @@ def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def usage(prompt: int, completion: int) -> Json:
-    """Token counts."""
+def usage(prompt: int, completion: int, drafts: tuple[int, int] | None = None) -> Json:
+    """Token counts. `drafts`: those verified and those kept, of an engine that drafts."""
     total = prompt + completion
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    counts: Json = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": total,
+    }
+    if drafts is not None:
+        verified, kept = drafts
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": kept,
+            "rejected_prediction_tokens": verified - kept,
+        }
+    return counts
 
 
 def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:

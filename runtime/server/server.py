@@ -24,7 +24,7 @@ from fastapi import FastAPI
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.server.app import Endpoints, create_app
-from spark_engine.runtime.server.assets import read_text
+from spark_engine.runtime.server.assets import check_drafts, read_info, read_text, spell_drafts
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
     Connection,
@@ -32,6 +32,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.ipc import AUTO
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 
@@ -56,6 +57,7 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
+        drafts: a round, at most; None: as many as the engine's table says.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +72,7 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
+    drafts: int | None = None
 
 
 def run(folder: Path, options: ServerOptions) -> int:
@@ -77,11 +80,13 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
+    check_drafts(options.drafts, read_info(folder).limits)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
-    return asyncio.run(serve(worker_command(folder, waiting), folder, options))
+    command = worker_command(folder, waiting, options.drafts)
+    return asyncio.run(serve(command, folder, options))
 
 
-def worker_command(folder: Path, waiting: int) -> tuple[str, ...]:
+def worker_command(folder: Path, waiting: int, drafts: int | None = None) -> tuple[str, ...]:
     """What starts the engine process, whose queue holds `waiting` requests."""
     # -P: `python -m` would look in the current folder first, and a clone's root holds a
     # `spark_engine` without the other rooms
@@ -92,6 +97,7 @@ def worker_command(folder: Path, waiting: int) -> tuple[str, ...]:
         "spark_engine.runtime.server.worker",
         str(folder),
         str(waiting),
+        AUTO if drafts is None else str(drafts),
     )
 
 
@@ -114,7 +120,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         endpoints = Endpoints(service)
         app = create_app(endpoints, service, options.api_key)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
-        server = _Server(_config(app, connections), endpoints, client, options, names[0])
+        name = names[0] + spell_drafts(options.drafts, info.limits)
+        server = _Server(_config(app, connections), endpoints, client, options, name)
         return await server.run_until_done(listener)
     finally:
         listener.close()

@@ -65,11 +65,15 @@ class InFlight:
     kind: str  # "chat.completion" or "text_completion"
     body: Body
     prompt_tokens: int
+    drafting: bool  # the engine makes drafts
 
     @property
     def usage(self) -> Json:
-        """Tokens so far."""
-        return usage(self.prompt_tokens, sum(c.stream.tokens for c in self.choices))
+        """Tokens so far, and drafts where the engine makes any."""
+        streams = [choice.stream for choice in self.choices]
+        drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
+        tokens = sum(s.tokens for s in streams)
+        return usage(self.prompt_tokens, tokens, drafts if self.drafting else None)
 
     @property
     def chunk_kind(self) -> str:
@@ -196,8 +200,7 @@ class Service:
         ends: dict[int, Piece] = {}
         async for index, piece in job.generation.pieces():
             job.forms[index].push(piece)
-            if piece.token is not None and piece.token.token is not None:
-                tokens[index].append(piece.token.token)
+            tokens[index] += _token_ids(piece)
             if piece.finish is not None:
                 ends[index] = piece
         choices = []
@@ -245,7 +248,7 @@ class Service:
         end = {"finish_reason": None} if piece.finish is None else _end(form, piece)
         choice = {"index": index, **body, **end}
         if wanted:
-            choice["token_ids"] = [] if piece.token is None else [piece.token.token]
+            choice["token_ids"] = _token_ids(piece)
         return choice
 
     def _start(
@@ -268,7 +271,16 @@ class Service:
             self.metrics.refused()
             raise
         header = {"id": new_id(names[1]), "created": int(time.time()), "model": self.names[0]}
-        return InFlight(generation, tuple(choices), tuple(forms), header, kind, body, prompt_tokens)
+        return InFlight(
+            generation,
+            tuple(choices),
+            tuple(forms),
+            header,
+            kind,
+            body,
+            prompt_tokens,
+            bool(self.info.limits.drafts),
+        )
 
     def _choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
         """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
@@ -360,6 +372,10 @@ class Service:
 
 def _tools(body: ChatBody) -> list[Json] | None:
     return None if body.tool_choice == "none" else body.tools
+
+
+def _token_ids(piece: Piece) -> list[int]:
+    return [event.token for event in piece.tokens if event.token is not None]
 
 
 def _end(form: Form, piece: Piece) -> Json:

@@ -25,17 +25,18 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.ipc import (
+    AUTO,
     Cancel,
     EngineInfo,
     Failed,
     Ready,
     Refused,
     Report,
-    Stats,
     StepReport,
     Submit,
     decode_command,
     encode,
+    summarise,
 )
 
 LINGER_MS = 1000  # for the last message on the way out
@@ -177,21 +178,6 @@ def _watch_parent(path: Path) -> None:
     os._exit(0)
 
 
-def summarise(row: Mapping[str, Any]) -> Stats:
-    """`Engine.stats()` as what travels."""
-    return Stats(
-        running=row["running"],
-        waiting=row["waiting"] + row["swapped"],
-        kv_usage=1 - row["free_pages"] / row["pages"],
-        free_slots=row["free_slots"],
-        preemptions=row["preempted_swap"] + row["preempted_recompute"],
-        steps=row["steps"],
-        buckets=row["buckets"],
-        padded_rows=row["padded_rows"],
-        errors=row["errors"],
-    )
-
-
 def open_engine(folder: Path, options: EngineOptions) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
@@ -199,9 +185,13 @@ def open_engine(folder: Path, options: EngineOptions) -> Opened:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m spark_engine.runtime.server.worker ENGINE MAX_WAITING ADDRESS`."""
-    folder, waiting, address = sys.argv[1:] if arguments is None else arguments
-    options = EngineOptions(max_waiting=int(waiting))
+    """`python -m spark_engine.runtime.server.worker ENGINE MAX_WAITING DRAFTS ADDRESS`.
+
+    DRAFTS is a number or `auto`.
+    """
+    folder, waiting, drafts, address = sys.argv[1:] if arguments is None else arguments
+    most = None if drafts == AUTO else int(drafts)
+    options = EngineOptions(max_waiting=int(waiting), drafts=most)
     return serve(address, lambda: open_engine(Path(folder), options))
 
 

@@ -5,7 +5,7 @@ Knows one choice of one request. Knows no HTTP and no chat form.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
@@ -15,10 +15,10 @@ from spark_engine.runtime.text.tokenizer import Detokenizer, Tokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """What one event adds. `text` may lag behind `token` and come with a later piece."""
+    """What the events of one round add. `text` may lag behind `tokens`."""
 
     text: str
-    token: Event | None = None  # the event, if it brought a token
+    tokens: tuple[Event, ...] = ()  # the events that brought a token
     finish: FinishReason | None = None
     stop: str | None = None  # the stop string that ended it
 
@@ -42,19 +42,34 @@ class TextStream:
         self._stops = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self.tokens = 0
+        self.drafted = self.accepted = 0  # drafts that were verified, and those kept
         self.finish: FinishReason | None = None
 
-    def push(self, event: Event) -> Piece:
-        """Takes the next event. When the piece has a `stop`, the engine is to be told."""
-        token = event if event.token is not None else None
-        self.tokens += token is not None
+    def push(self, events: Iterable[Event]) -> Piece:
+        """Takes the events of a round; what follows a stop string is dropped.
+
+        When the piece has a `stop`, the engine is to be told.
+        """
+        text, tokens = "", []
+        for event in events:
+            text += self._take(event)
+            if event.token is not None:
+                tokens.append(event)
+            if self.finish is not None:
+                break
+        return Piece(text, tuple(tokens), self.finish, self._stops.matched)
+
+    def _take(self, event: Event) -> str:
+        self.tokens += event.token is not None
+        self.drafted = max(self.drafted, event.drafted)
+        self.accepted = max(self.accepted, event.accepted)
         text = self._text(event)
         self.finish = event.finish
         if self._stops.matched is not None:
             self.finish = FinishReason.STOP
         elif event.finish is not None:
             text += self._stops.flush()
-        return Piece(text, token, self.finish, self._stops.matched)
+        return text
 
     def _text(self, event: Event) -> str:
         if self._detokenizer is None:

@@ -10,10 +10,14 @@ from spark_engine.builder.plan import budget
 from spark_engine.builder.plan.buckets import (
     Size,
     bucket_sizes,
+    cpu_rounds,
     decode_rows,
     fine_decode_rows,
+    parse_rounds,
     parse_sizes,
+    rounds,
 )
+from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.builder.plan.options import KV_BUDGET, ModelFacts, Options, gpu_of, resolve
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
@@ -21,6 +25,7 @@ from spark_engine.kernel import CARDS, GB10, H200
 from spark_engine.tensors import DType
 
 FACTS = ModelFacts(262144, 1000, 2 * 2 * 2 * 64, None, None)
+NO_HEAD = "the checkpoint has no draft head: built without drafts"
 
 
 @pytest.mark.parametrize(
@@ -81,13 +86,74 @@ def test_parse() -> None:
     for text in ("1,,2", "a", "", "-1", "1.5"):
         with pytest.raises(OptionError, match="not a number"):
             parse_sizes("--decode", text)
+    assert parse_rounds("--verify", "1:3, 16:2") == ((1, 3), (16, 2))
+    for text in ("1", "1:", ":2", "1:2:3", "1:2,", "a:1", ""):
+        with pytest.raises(OptionError, match="is not rows:drafts; write e.g. 1:3,8:2"):
+            parse_rounds("--verify", text)
+
+
+def test_a_bucket_that_verifies_has_a_token_more_than_drafts() -> None:
+    size = Size("verify_k3", 16)
+    assert (size.tile, size.dims) == (4, {"rows": 16, "tokens": 64})
+    assert size.file == "verify_b16_k3.engine"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "few", "many"),
+    [
+        *((0, (), ()), (1, (1,), (1,)), (2, (1, 2), (1, 2)), (3, (1, 2, 3), (1, 3))),
+        *((4, (1, 2, 3, 4), (1, 3, 4)), (7, (1, 2, 3, 5, 7), (1, 3, 7))),
+    ],
+)
+def test_rounds_of_few_rows_come_in_more_lengths(
+    drafts: int, few: tuple[int, ...], many: tuple[int, ...]
+) -> None:
+    found = rounds((1, 16, 24, 128), drafts)
+    by_rows = {rows: tuple(k for r, k in found if r == rows) for rows in (1, 16, 24, 128)}
+    assert by_rows == {1: few, 16: few, 24: many, 128: many}
+
+
+def test_every_decode_bucket_has_rounds_beside_it() -> None:
+    limits = Limits(24, 128, 8, 9, drafts=3)
+    found = bucket_sizes((1, 8), None, limits)
+    assert [(s.family, s.rows) for s in found.verify] == [
+        *[("verify_k1", 1), ("verify_k1", 8), ("verify_k1", 24)],
+        *[("verify_k2", 1), ("verify_k2", 8)],
+        *[("verify_k3", 1), ("verify_k3", 8), ("verify_k3", 24)],
+    ]
+    assert [s.rows for s in found.of("verify_k2")] == [1, 8]
+    assert found.families(3) == ("decode", "prefill", "verify_k1", "verify_k2", "verify_k3")
+    assert len(found) == 3 + 2 + 8
+    told = bucket_sizes((1, 8), None, limits, ((8, 2), (1, 2), (8, 2)))
+    assert [s.file for s in told.verify] == ["verify_b1_k2.engine", "verify_b8_k2.engine"]
+    assert told.families(3) == ("decode", "prefill", "verify_k2")
+
+
+def test_a_cpu_verifies_few_rows_with_every_draft() -> None:
+    assert cpu_rounds((1, 2, 4, 8, 32), 3) == ((1, 3), (4, 3))
+    assert cpu_rounds((1,), 3) == ((1, 3),) and cpu_rounds((8, 32), 3) == ()
+    assert cpu_rounds((1, 2), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (((0, 1),), "--verify 0:1: rows run from 1 to --max-seqs .4"),
+        (((5, 1), (4, 1)), "--verify 5:1: rows"),
+        (((1, 0),), "--verify 1:0: drafts run from 1 to --drafts .2"),
+        (((4, 3),), "--verify 4:3: drafts"),
+    ],
+)
+def test_bad_rounds(wish: tuple[tuple[int, int], ...], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        bucket_sizes(None, None, Limits(4, 128, 8, 9, drafts=2), wish)
 
 
 def test_defaults() -> None:
     plan = resolve(Options(), FACTS)
     assert plan.target == "cpu"
     assert (plan.limits.max_context, plan.limits.max_seqs) == (4096, 32)
-    assert plan.limits.pages == 32 * 64 and plan.notes == ()
+    assert plan.limits.pages == 32 * 64 and plan.notes == (NO_HEAD,)
     assert plan.precision.activation is plan.precision.kv is plan.precision.state is DType.F32
     assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 32]
     assert [s.rows for s in plan.buckets.prefill] == [1, 4]
@@ -107,7 +173,7 @@ def test_kv_is_capped_and_says_so() -> None:
     plan = resolve(Options(max_context=8192), wide)
     used = plan.limits.pages * 64 * wide.kv_token_width * 4
     assert KV_BUDGET * 0.9 < used <= KV_BUDGET
-    assert "--kv-tokens" in plan.notes[0]
+    assert "--kv-tokens" in plan.notes[1]
     long = resolve(Options(max_context=262144, max_seqs=2), wide)
     assert long.limits.pages == long.limits.pages_per_seq == 4096
 
@@ -127,7 +193,7 @@ def test_a_gpus_memory_is_shared_out() -> None:
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
     assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
-    assert "fit the memory of the target" in plan.notes[0]
+    assert "fit the memory of the target" in plan.notes[1]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16
 
@@ -177,9 +243,47 @@ def test_rings_behind_recurrent_states() -> None:
     assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page
 
 
+HEAD = HeadFacts(2048, 5120 * 2, True, (248046,))
+DRAFTING = replace(DENSE, record_width=48 * 8256, conv_channels=48 * 10240, head=HEAD)
+
+
+def test_drafts_take_their_part_of_the_memory() -> None:
+    """Counted by hand: eight records more (two rounds of three, and a header: 7), four columns,
+    the head's part of each page, and the logits of three more tokens a sequence."""
+    drafting, plain = (resolve(Options(target="sm_90a", drafts=n), DRAFTING) for n in (3, 0))
+    assert (drafting.limits.drafts, plain.limits.drafts) == (3, 0)
+    assert drafting.limits.gdn_ring == plain.limits.gdn_ring == 8
+    assert drafting.notes == plain.notes[:0] + drafting.notes[-1:] and plain.draft is None
+    needs = [
+        DRAFTING.needs(p.precision, 64, 8, p.limits.drafts, p.draft) for p in (plain, drafting)
+    ]
+    ring, columns = 7 * 48 * 8256 * 4, 4 * 48 * 10240 * 2
+    assert needs[1].slot - needs[0].slot == ring + columns + 4 * 4 + 3 * 4 * 248320
+    assert needs[1].page - needs[0].page == 64 * 2048 and needs[1].weights == needs[0].weights
+    listed = resolve(Options(target="sm_90a", draft_vocab=1000), DRAFTING)
+    assert listed.draft is not None and listed.draft.shortlist == (*range(1000), 248046)
+    more = DRAFTING.needs(listed.precision, 64, 8, 3, listed.draft)
+    assert more.weights - needs[0].weights == 1001 * 10240
+    assert drafting.limits.pages < plain.limits.pages
+    assert [s.rows for s in drafting.buckets.of("verify_k2")] == [1, 2, 4, 8, 16]
+    assert drafting.buckets.of("verify_k3")[-1].dims["tokens"] == 512
+
+
+def test_drafts_need_a_ring() -> None:
+    rings = {t: resolve(Options(target=t), DRAFTING).limits.gdn_ring for t in ("cpu", "sm_121a")}
+    assert rings == {"cpu": 8, "sm_121a": 8}
+    assert resolve(Options(drafts=0), DRAFTING).limits.gdn_ring == 0
+    assert resolve(Options(gdn_ring=2), DRAFTING).limits.gdn_ring == 2
+    with pytest.raises(OptionError, match="--gdn-ring 0: drafts need a ring of 2 to 16"):
+        resolve(Options(gdn_ring=0), DRAFTING)
+    full = replace(DRAFTING, state_width=0, record_width=0)
+    assert resolve(Options(gdn_ring=0), full).limits.drafts == 3
+    assert resolve(Options(), full).limits.gdn_ring == 0
+
+
 def test_a_small_model_gets_every_page() -> None:
     plan = resolve(Options(target="sm_121a", max_seqs=4), FACTS)
-    assert plan.limits.pages == 4 * 512 and plan.notes == ()
+    assert plan.limits.pages == 4 * 512 and plan.notes == (NO_HEAD,)
 
 
 def test_decode_wish_sets_max_seqs() -> None:

@@ -22,3 +22,13 @@ def test_the_header_orders_steps_before_tables() -> None:
     assert [s.name for s in made.states] == ["total"] and made.outputs == ()
     assert made.aliases == {"total.out": "total"}
     assert (made.executor, made.target, made.rows) == ("ort", "cpu", 2)
+
+
+def test_a_state_that_is_only_read_is_no_alias() -> None:
+    graph = toy_graph()
+    specs = [TensorSpec(name, DType.F32, ("rows", 3)) for name in ("total", "drafts", "absent")]
+    graph.inputs.append(variable(specs[1]))
+    family = FamilyGraph("decode", graph, {}, tuple((spec, "slot") for spec in specs))
+    made = header(family, Size("decode", 2), "ort", "cpu")
+    assert [s.name for s in made.states] == ["total", "drafts"]
+    assert made.aliases == {"total.out": "total"}

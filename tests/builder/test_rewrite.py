@@ -406,7 +406,7 @@ def test_experts_whose_sum_is_read_alone_stay_apart() -> None:
 def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[str, object]]:
     """A bench, a merged projection of two heads of 32, attention's results and sizes."""
     b = Bench()
-    rows = variable(TensorSpec("slots", DType.I32, ("tokens",)))
+    rows = variable(TensorSpec("slots", DType.I32, ("rows" if tile > 1 else "tokens",)))
     pages = [variable(TensorSpec(n, DType.F32, (5, 1, 16, 32))) for n in ("k_pages", "v_pages")]
     table = variable(TensorSpec("page_table", DType.I32, (3, 2)))
     b.context.graph.inputs += [rows, *pages, table]
@@ -419,8 +419,9 @@ def attention_bench(tile: int) -> tuple[Bench, gs.Tensor, list[gs.Tensor], dict[
     return b, qkv, list(results), sizes
 
 
-def test_a_decode_layer_of_attention_is_one_launch() -> None:
-    b, qkv, (o, *pages), sizes = attention_bench(1)
+@pytest.mark.parametrize("tile", [1, 2, 8])
+def test_a_decode_layer_of_attention_is_one_launch(tile: int) -> None:
+    b, qkv, (o, *pages), sizes = attention_bench(tile)
     y = b.op("sigmoid_gate", [o, qkv], "y", heads=2, head_dim=32)
     codes = b.op("fp8_quant", [y, b.weight("y.scale", DType.F32)], "y.q")
     done = b.done(codes, *pages)
@@ -428,7 +429,7 @@ def test_a_decode_layer_of_attention_is_one_launch() -> None:
     node = b.node("attention_decode")
     assert node.name == "y" and [t.name for t in node.outputs] == ["k_out", "v_out", "y.q"]
     made = {"keep": 0, "quant": "fp8", "n": 1}
-    assert dict(node.attrs) == {**sizes, "kv_dtype": "f32", **made}
+    assert dict(node.attrs) == {"tile": tile, **sizes, "kv_dtype": "f32", **made}
     assert node.inputs[-1].name == "y.fp8_scales" and len(node.inputs) == 12
 
 

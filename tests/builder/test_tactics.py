@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.native import program
 from spark_engine.builder.native.tactics import OTHER_BITS, Chooser, Timer, Work, choose, report
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.kernel import H200, Cuda, Launch, Plan, Tactic
@@ -117,6 +119,8 @@ def decode_attention(rows: int, table: int, pool: int, tile: int = 1) -> Work:
 def test_contexts_of_attention(rows: int, table: int, pool: int, contexts: tuple[int, ...]) -> None:
     assert decode_attention(rows, table, pool).contexts == contexts
     assert decode_attention(rows, table, pool, tile=64).contexts == (1024,)
+    round = decode_attention(rows, table, pool, tile=4).contexts
+    assert round == (contexts[0], *(c - 3 for c in contexts[1:])), "four tokens fit at the end"
 
 
 def test_attention_is_chosen_by_three_short_steps_and_a_long_one() -> None:
@@ -152,7 +156,7 @@ def test_a_context_that_cannot_be_timed_is_left_out_for_all() -> None:
 
 def test_one_order_for_all_buckets() -> None:
     made = chooser(*few_and_many())
-    assert made.agree(graph(), SIZES) == {}
+    assert made.agree([(graph(), SIZES)]) == {}
     assert chosen(made) == ["many", "many"]
     (node,) = graph().nodes
     assert made.node(node, SIZES[0]).refused == {"few": OTHER_BITS}
@@ -161,14 +165,14 @@ def test_one_order_for_all_buckets() -> None:
 def test_tactics_of_equal_bits_may_take_turns() -> None:
     same = {"few": lambda rows: "same", "many": lambda rows: "same"}
     made = chooser(*few_and_many(**same))
-    assert made.agree(graph(), SIZES) == {} and chosen(made) == ["few", "many"]
+    assert made.agree([(graph(), SIZES)]) == {} and chosen(made) == ["few", "many"]
 
 
 def test_bits_that_hang_on_neighbours_are_no_choice() -> None:
     made = chooser(*few_and_many(many=lambda rows: None if rows > 4 else "many"))
-    assert list(made.agree(graph(), SIZES)) == ["double"]
+    assert list(made.agree([(graph(), SIZES)])) == ["double"]
     made = chooser(*few_and_many(many=lambda rows: f"of {rows}"))
-    assert "decode_b1.engine, decode_b8.engine" in made.agree(graph(), SIZES)["double"]
+    assert "decode_b1.engine, decode_b8.engine" in made.agree([(graph(), SIZES)])["double"]
 
 
 def test_an_order_is_as_fast_as_its_fastest_tactic() -> None:
@@ -179,7 +183,7 @@ def test_an_order_is_as_fast_as_its_fastest_tactic() -> None:
         tactic("a slow", lambda rows: 9.0, **same),
         tactic("b", lambda rows: 3.0),
     )
-    assert made.agree(graph(), SIZES) == {} and chosen(made) == ["a fast", "a fast"]
+    assert made.agree([(graph(), SIZES)]) == {} and chosen(made) == ["a fast", "a fast"]
 
 
 def test_the_order_agreed_on_is_fastest_over_all_buckets_and_known_to_all() -> None:
@@ -189,23 +193,52 @@ def test_the_order_agreed_on_is_fastest_over_all_buckets_and_known_to_all() -> N
     both = tactic("both", lambda rows: 5.0)
     ends = tactic("ends", lambda rows: 0.1, bits=lambda rows: None if rows == 4 else "ends")
     made = chooser(one, both, ends)
-    assert made.agree(graph(), sizes) == {} and chosen(made) == ["both", "both"]
+    assert made.agree([(graph(), sizes)]) == {} and chosen(made) == ["both", "both"]
 
 
 def test_what_was_decided_before_the_buckets_agreed_is_decided_again() -> None:
     made = chooser(*few_and_many())
     assert chosen(made) == ["few", "many"]
-    made.agree(graph(), SIZES)
+    made.agree([(graph(), SIZES)])
     assert chosen(made) == ["many", "many"]
 
 
 def test_families_agree_apart() -> None:
     """What decode agreed on is no word on prefill, whose tactics take other numbers of rows."""
     made = chooser(*few_and_many())
-    made.agree(graph(), SIZES)
+    made.agree([(graph(), SIZES)])
     (node,) = graph().nodes
     choice = made.node(node, Size("prefill", 1))
     assert choice.tactic is not None and choice.tactic.name == "few"
+
+
+def test_decode_and_its_rounds_agree_together() -> None:
+    """A node of one name is one node in both families; what the draft head makes goes alone."""
+    made = chooser(*few_and_many())
+    target, head = graph(), graph()
+    head.nodes[0].name = target.nodes[0].name = "layers.0.y"
+    wide = [Size("verify_k1", 1), Size("verify_k1", 8)]
+    assert made.agree([(target, [Size("decode", 1)]), (head, wide)]) == {}
+    assert made.node(target.nodes[0], Size("decode", 1)).tactic.name == "many"
+    assert made.node(head.nodes[0], wide[0]).tactic.name == "many"
+
+    made = chooser(*few_and_many())
+    head.nodes[0].name = target.nodes[0].name = "mtp.y"
+    assert made.agree([(target, [Size("decode", 1)]), (head, wide)]) == {}
+    assert made.node(target.nodes[0], Size("decode", 1)).tactic.name == "few"
+
+
+def test_what_no_bucket_of_a_round_shares_is_named_with_all_files() -> None:
+    made = chooser(*few_and_many(many=lambda rows: f"of {rows}"))
+    failed = made.agree([(graph(), SIZES[:1]), (graph(), [Size("verify_k3", 8)])])
+    assert "decode_b1.engine, verify_b8_k3.engine" in failed["double"]
+
+
+def test_a_bucket_costs_what_its_nodes_were_chosen_by() -> None:
+    made = program.decide(graph(), SIZES[1], chooser(*few_and_many()))
+    assert made.seconds == 3.0
+    twice = replace(made, nodes=made.nodes * 2)
+    assert twice.seconds == 6.0
 
 
 def test_nodes_of_other_dtypes_are_decided_apart() -> None:

@@ -71,6 +71,14 @@ def test_decode_rows_have_a_context_on_pages_that_exist() -> None:
     assert (made["page_table"][:, CONTEXT // 64 + 1 :] == -1).all()
 
 
+def test_rows_of_a_round_are_sequences_and_their_tokens_have_places() -> None:
+    made = attention(8, 4)
+    assert made["slots"].tolist() == list(range(8))
+    assert (made["starts"] == CONTEXT).all() and (made["counts"] == 4).all()
+    long = attention(1, 8, long=True)
+    assert long["starts"].tolist() == [32 * 64 - 8] and (long["page_table"][0] >= 0).all()
+
+
 @pytest.mark.parametrize("rows", [1, 9])
 def test_a_long_context_fills_the_table_and_stays_in_the_pool(rows: int) -> None:
     made = attention(rows, 1, long=True)

@@ -10,6 +10,7 @@ import pytest
 
 from spark_engine.builder.graph import verify
 from spark_engine.builder.graph.edit import variable
+from spark_engine.builder.graph.memory import homes
 from spark_engine.builder.graph.verify import Subject
 from spark_engine.errors import GraphError
 from spark_engine.interface import Limits
@@ -140,6 +141,43 @@ def state_copy(g: gs.Graph) -> None:
     g.nodes.insert(0, node)
 
 
+def twice_updated(g: gs.Graph) -> None:
+    """total.out = accumulate(accumulate(total)): a chain of two."""
+    half = f32("half", "rows", 3)
+    last = g.nodes[2]
+    total, last.inputs = g.inputs[2], [last.inputs[0], half]
+    first = gs.Node(
+        "accumulate", name="first", inputs=[g.inputs[0], total], outputs=[half], domain="spark"
+    )
+    g.nodes.insert(0, first)
+
+
+def chain_lost(g: gs.Graph) -> None:
+    """What follows total.out in its memory is what the next launch finds."""
+    node = gs.Node("accumulate", name="more", domain="spark")
+    node.inputs, node.outputs = [g.inputs[0], g.outputs[0]], [f32("more", "rows", 3)]
+    g.nodes.append(node)
+
+
+def chain_of_another(g: gs.Graph) -> None:
+    twice_updated(g)
+    g.nodes[0].inputs[1] = g.inputs[1]
+
+
+def forked(g: gs.Graph) -> None:
+    """Two nodes update one value."""
+    twice_updated(g)
+    g.nodes[-1].inputs[1] = g.inputs[2]
+
+
+def read_inside(g: gs.Graph) -> None:
+    """A value of the chain is read after the node that changes it."""
+    twice_updated(g)
+    node = gs.Node("double", name="late", domain="spark")
+    node.inputs, node.outputs = [g.nodes[0].outputs[0]], [f32("late", "rows", 3)]
+    g.nodes.append(node)
+
+
 def alone(g: gs.Graph) -> None:
     g.nodes[0].op = "round"
 
@@ -175,6 +213,10 @@ def crowded(g: gs.Graph) -> None:
         (state_shape, "states", "total.out is total.out f32"),
         (state_gathered, "no_state_copies", "Gather g copies state total"),
         (state_lost, "states", "has no output total.out"),
+        (chain_lost, "states", "total.out is not the last update of total"),
+        (chain_of_another, "states", "total.out is not an in-place update of total"),
+        (forked, "hazards", "last read total after first has changed it"),
+        (read_inside, "hazards", "late read half after last has changed it"),
         (state_replaced, "states", "not an in-place update"),
         (read_late, "hazards", "late read total after last"),
         (state_copy, "no_state_copies", "Concat c copies state total"),
@@ -227,6 +269,45 @@ def test_as_many_launches_as_the_limit_are_legal() -> None:
     crowded(graph)
     graph.nodes.pop()
     assert not list(verify.launches(subject(graph)))
+
+
+def test_a_state_may_be_updated_in_a_chain() -> None:
+    graph = toy_graph()
+    twice_updated(graph)
+    assert complaints(graph) == {}
+    shared = homes(graph, OPS)
+    assert [shared[id(t)].name for t in (graph.nodes[0].outputs[0], graph.outputs[0])] == [
+        "total",
+        "total",
+    ]
+
+
+@pytest.mark.parametrize("name", ["positions", "total"])
+def test_few_states_may_rest(name: str) -> None:
+    """Prefill does not say where a sequence's next round begins; every other state goes on."""
+    graph = toy_graph()
+    graph.inputs[2].name = name
+    graph.nodes[2].op, graph.nodes[2].inputs = "double", graph.nodes[2].inputs[:1]
+    graph.outputs[0].name = "y"
+    held = replace(subject(graph), states={name: STATES["total"]})
+    found = list(verify.states(held))
+    assert found == ([] if name == "positions" else ["state total has no output total.out"])
+
+
+def test_a_state_that_is_updated_does_not_rest() -> None:
+    graph = toy_graph()
+    graph.inputs[2].name, graph.outputs[0].name = "drafts", "y"
+    held = replace(subject(graph), states={"drafts": STATES["total"]})
+    assert list(verify.states(held)) == ["state drafts has no output drafts.out"]
+
+
+@pytest.mark.parametrize("family", ["decode", "verify_k1", "verify_k7"])
+def test_what_holds_for_decode_holds_where_drafts_are_verified(family: str) -> None:
+    graph = toy_graph()
+    alone(graph)
+    crowded(graph)
+    held = replace(subject(graph), family=family)
+    assert len(list(verify.no_quantisers(held))) == len(list(verify.launches(held))) == 1
 
 
 def test_outputs_have_their_dtype_and_shape() -> None:

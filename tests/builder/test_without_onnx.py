@@ -48,9 +48,9 @@ graphs = [FamilyGraph(family, graph(), {}, ()) for family in families(0)]
 backend.choose(graphs)
 backend._workers = 1  # this text is no file that a second process could import
 backend.compile(ignore)
-header, payload, memory = backend.emit(graphs[0], plan.buckets.decode[0], {})
+header, payload, memory, seconds = backend.emit(graphs[0], plan.buckets.decode[0], {})
 assert backend.tactics[0]["op"] == "rms_norm" and b"\\x7fELF" in payload
-assert (header.executor, header.rows) == ("native", 1)
+assert (header.executor, header.rows) == ("native", 1) and seconds > 0
 """
 
 

@@ -26,7 +26,6 @@ from spark_engine.check.engines import (
     open_engine,
 )
 from spark_engine.check.levels import compare_runs
-from spark_engine.check.progress import lines
 from spark_engine.check.prompts import sessions
 from spark_engine.check.report import Report, show
 from spark_engine.check.runner import SESSION, SHOW, EngineRunner, SessionRunner, feeds
@@ -34,11 +33,14 @@ from spark_engine.check.thresholds import thresholds_for
 from spark_engine.engine_file import MANIFEST, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT, Precision
+from spark_engine.progress import Progress
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
 from spark_engine.runtime.executors.memory import HostStates
 from spark_engine.tensors import DType
 from tests.check.planted import corrupt, scaled
 from tests.checkpoints import write_checkpoint
+
+QUIET = Progress(None)
 
 SHALLOW = {
     "num_hidden_layers": 3,
@@ -81,7 +83,7 @@ def _zero_a_block(data: Any) -> Any:
 
 
 def test_a_sound_engine_agrees_with_its_references(nvfp4: tuple[Path, Path]) -> None:
-    report = run_check(nvfp4[1], None, LEVELS, _quiet)
+    report = run_check(nvfp4[1], None, LEVELS, QUIET)
     assert report.passed and report.first == ""
     assert [level.name for level in report.levels] == ["op", "model", "layer", "text"]
     names = {f.name for level in report.levels for f in level.findings}
@@ -102,11 +104,11 @@ def test_a_sound_engine_agrees_with_its_references(nvfp4: tuple[Path, Path]) -> 
 
 
 def test_it_agrees_with_its_checkpoint(nvfp4: tuple[Path, Path]) -> None:
-    assert run_check(nvfp4[1], nvfp4[0], LEVELS, _quiet).passed
+    assert run_check(nvfp4[1], nvfp4[0], LEVELS, QUIET).passed
 
 
 def test_rounded_activations_pass_at_every_level(fp8: tuple[Path, Path]) -> None:
-    report = run_check(fp8[1], fp8[0], LEVELS, _quiet)
+    report = run_check(fp8[1], fp8[0], LEVELS, QUIET)
     assert report.passed, report.first
     assert report.levels[1].thresholds["name"] == "f32 quantised"
 
@@ -124,7 +126,7 @@ def test_an_altered_weight_block_is_found(
 ) -> None:
     checkpoint, engine = nvfp4
     bad = corrupt(engine, tensor, tmp_path / "bad", _zero_a_block)
-    report = run_check(bad, checkpoint, ("layer", "op"), _quiet)
+    report = run_check(bad, checkpoint, ("layer", "op"), QUIET)
     assert not report.passed
     assert _first(report, "layer").startswith(layer)
     assert report.first.startswith(tensor.rsplit(".", 1)[0]), "the node leads"
@@ -144,7 +146,7 @@ def test_a_scale_off_by_two_percent_is_named_first(
 ) -> None:
     """Though activations are rounded, and whole runs merely alike."""
     bad = scaled(fp8[1], tmp_path / "bad", tensor)
-    report = run_check(bad, fp8[0], ("op",), _quiet)
+    report = run_check(bad, fp8[0], ("op",), QUIET)
     assert [line.split(":")[0] for line in report.headlines] == [module]
     assert report.first.startswith(f"{module} (prefill ")
     console = Console(file=io.StringIO(), width=120)
@@ -166,7 +168,7 @@ def test_a_twin_rounded_to_bf16_is_near_and_not_equal(
     assert limits.name == "bf16"
     plan = sessions(one.limits, list(one.executors))[:2]
     sides = [("layer", one)], ("twin", open_by_reference(twin))
-    (level,) = compare_runs(*sides, plan, limits, lines(_quiet))
+    (level,) = compare_runs(*sides, plan, limits, QUIET)
     figures = {f.name: f.figures for f in level.findings}
     assert level.passed, level.first
     assert 1e-4 < figures["logits"]["rel_l2"] and 1e-4 < figures["layers.0.conv_state"]["rel_l2"]
@@ -179,13 +181,13 @@ def test_an_altered_block_shows_among_rounded_activations(
     checkpoint, engine = fp8
     tensor = "layers.1.self_attn.o_proj.weight"
     bad = corrupt(engine, tensor, tmp_path / "bad", _zero_a_block)
-    assert "layers.1.self_attn" in _first(run_check(bad, checkpoint, ("op",), _quiet), "op")
+    assert "layers.1.self_attn" in _first(run_check(bad, checkpoint, ("op",), QUIET), "op")
 
 
 def test_engine_against_engine(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     bad = corrupt(nvfp4[1], "lm_head.weight", tmp_path / "bad", lambda d: d[::-1])
-    assert run_check(nvfp4[1], nvfp4[1], ("model",), _quiet).passed
-    report = run_check(bad, nvfp4[1], ("model", "layer", "text"), _quiet)
+    assert run_check(nvfp4[1], nvfp4[1], ("model",), QUIET).passed
+    report = run_check(bad, nvfp4[1], ("model", "layer", "text"), QUIET)
     assert report.first == "logits"
     text = report.levels[-1]
     assert text.first == "greedy text" and text.findings[0].figures["same"] == 0
@@ -195,8 +197,8 @@ def test_an_engine_with_rings_agrees_with_its_checkpoint_and_with_one_without(
     nvfp4: tuple[Path, Path], tmp_path: Path
 ) -> None:
     build(nvfp4[0], tmp_path / "ringed", replace(OPTIONS, gdn_ring=4), _quiet)
-    assert run_check(tmp_path / "ringed", nvfp4[0], LEVELS, _quiet).passed
-    report = run_check(tmp_path / "ringed", nvfp4[1], ("model", "layer", "text"), _quiet)
+    assert run_check(tmp_path / "ringed", nvfp4[0], LEVELS, QUIET).passed
+    report = run_check(tmp_path / "ringed", nvfp4[1], ("model", "layer", "text"), QUIET)
     assert report.passed
     names = {f.name for level in report.levels for f in level.findings}
     assert "layers.0.gdn_state" in names and "layers.0.gdn_ring" not in names
@@ -205,9 +207,9 @@ def test_an_engine_with_rings_agrees_with_its_checkpoint_and_with_one_without(
 def test_engines_of_other_limits_are_refused(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:
     build(nvfp4[0], tmp_path / "wide", replace(OPTIONS, max_seqs=3), _quiet)
     with pytest.raises(OptionError, match="--max-seqs"):
-        run_check(nvfp4[1], tmp_path / "wide", ("model",), _quiet)
+        run_check(nvfp4[1], tmp_path / "wide", ("model",), QUIET)
     with pytest.raises(OptionError, match="neither"):
-        run_check(nvfp4[1], tmp_path, ("model",), _quiet)
+        run_check(nvfp4[1], tmp_path, ("model",), QUIET)
 
 
 def test_the_command(nvfp4: tuple[Path, Path], tmp_path: Path) -> None:

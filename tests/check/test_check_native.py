@@ -22,10 +22,13 @@ from spark_engine.check.report import Level  # noqa: E402
 from spark_engine.command import DIVERGED
 from spark_engine.engine_file import WEIGHTS  # noqa: E402
 from spark_engine.errors import OptionError  # noqa: E402
+from spark_engine.progress import Progress  # noqa: E402
 from spark_engine.runtime.embedded import find_checkpoint  # noqa: E402
 from spark_engine.weights_file import read_index  # noqa: E402
 from tests.check.planted import scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+
+QUIET = Progress(None)
 
 HERE = device.architecture()
 SIZES = {"decode": (1, 4), "prefill": (64, 128), "max_context": 192, "max_seqs": 4}
@@ -48,9 +51,9 @@ def test_a_native_engine_agrees_with_references_and_with_the_cpu(tmp_path: Path)
     assert HERE is not None
     engine = built(tmp_path, HERE)
     with pytest.raises(OptionError, match="--against its checkpoint"):
-        run_check(engine, None, LEVELS, lambda text: None)
+        run_check(engine, None, LEVELS, QUIET)
     for other in (tmp_path / "checkpoint", built(tmp_path, "cpu", "bf16")):
-        report = run_check(engine, other, LEVELS, lambda text: None)
+        report = run_check(engine, other, LEVELS, QUIET)
         names = [level.name for level in report.levels]
         assert names == [*["op"] * (other.name == "checkpoint"), "layer", "text"]
         assert report.passed, (report.first, report.headlines, other)
@@ -66,7 +69,7 @@ def test_a_graph_left_unfused_agrees_too(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(checkpoint, format="modelopt_mixed")
     build(checkpoint, tmp_path / "plain", Options(target=HERE, fuse=False, **SIZES), print)  # type: ignore[arg-type]
-    report = run_check(tmp_path / "plain", checkpoint, LEVELS, lambda text: None)
+    report = run_check(tmp_path / "plain", checkpoint, LEVELS, QUIET)
     assert report.passed, report.first
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.cli import main
-from spark_engine.check.progress import bars, lines
+from spark_engine.errors import OptionError
 from tests.checkpoints import write_checkpoint
 
 SMALL = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "vocab_size": 256}
@@ -38,26 +38,31 @@ def test_without_polygraphy_one_line_names_the_extra(
     ]
 
 
-def test_a_pipe_hears_every_few_seconds_how_far_it_is() -> None:
-    said: list[str] = []
-    with lines(said.append, seconds=0.05)("op level, nodes", 9) as step:
-        step()
-        step()
-        deadline = time.monotonic() + 20
-        while len(said) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert said[0] == "op level, nodes: 9"
-    assert said[1].startswith("op level, nodes: 2 of 9, ")
-    assert said[-1].startswith("op level, nodes: 2 of 9 in ")
+@pytest.mark.parametrize("full", ["asked first", "in the midst"])
+def test_a_twin_without_room_names_tmpdir(
+    full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint", SMALL)
+    options = Options(decode=(1,), prefill=(64,), max_context=70, max_seqs=2)
+    build(tmp_path / "checkpoint", tmp_path / "engine", options, lambda text: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if full == "asked first":
+        monkeypatch.setattr(f"{build.__module__}.check_space", _raise_no_space)
+    else:
+        monkeypatch.setattr(f"{build.__module__}.seal", _raise_full)
+    words = [str(tmp_path / "engine"), "--against", str(tmp_path / "checkpoint")]
+    done = CliRunner().invoke(main, words)
+    last = done.stderr.splitlines()[-1]
+    assert done.exit_code == 2 and "TMPDIR" in last and str(tmp_path) in last
+    assert "-o" not in last.split()
 
 
-def test_a_terminal_sees_a_bar() -> None:
-    with open(os.devnull, "w") as nowhere:
-        console = Console(file=nowhere, force_terminal=True, width=100, record=True)
-        with bars(console)("op level, nodes", 4) as step:
-            step()
-        shown = console.export_text()
-    assert "op level, nodes" in shown and "1/4" in shown
+def _raise_no_space(destination: Path, need: int) -> None:
+    raise OptionError(f"-o {destination}: the engine takes 9 GiB and 1 GiB are free")
+
+
+def _raise_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from spark_engine.check.compare import Verdict
-from spark_engine.check.judge import Masks, Recorded, judge
+from spark_engine.check.judge import Held, Masks, Recorded, judge
 from spark_engine.check.reference import Step
 from spark_engine.check.thresholds import node_limits
 from spark_engine.plugins.registry import get
@@ -16,7 +16,7 @@ from spark_engine.tensors import DType
 
 LIMITS = node_limits(DType.BF16)
 EVERY = np.ones(40, np.bool_)
-MASKS = Masks(EVERY, EVERY, EVERY, frozenset(["pages.out"]))
+MASKS = Masks(EVERY, EVERY, EVERY)
 RNG = np.random.default_rng(5)
 
 
@@ -29,8 +29,16 @@ def _pages(values: Any) -> Any:
 
 def _state(got: Any, want: Any, before: Any) -> Verdict:
     step = Step("attention", "paged", None, {}, ("pages",), ("pages.out",))
-    (verdict,) = judge(Recorded(step, (before,), (want,)), (got,), MASKS, LIMITS)
-    return verdict
+    verdicts = []
+    for index in (None, np.asarray([2, 3, 4, 149, 150, 151])):  # the whole pool, or a part of it
+        held = Held("pages", index, len(want))
+        states = {name: held for name in ("pages", "pages.out")}
+        old, truth, new = (a if index is None else a[index] for a in (before, want, got))
+        recorded = Recorded(step, (old,), (truth,), states)
+        verdicts += judge(recorded, (new,), MASKS, LIMITS)
+    assert verdicts[0].passed == verdicts[1].passed
+    assert verdicts[0].figures == verdicts[1].figures
+    return verdicts[0]
 
 
 def test_a_page_that_was_written_is_measured_without_the_others() -> None:
@@ -85,7 +93,7 @@ def test_a_router_may_take_one_expert_for_another_that_is_as_good() -> None:
         got[-1] = chosen
         every = np.ones(tokens, np.bool_)
         recorded = Recorded(step, (weights, weights), (want, weights))
-        masks = Masks(every, every, every, frozenset())
+        masks = Masks(every, every, every)
         return bool(next(judge(recorded, (got, weights), masks, LIMITS)))
 
     for tokens in (1, 40):

@@ -15,10 +15,13 @@ from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
+from spark_engine.progress import Progress  # noqa: E402
 from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
 from tests.check.planted import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
+
+QUIET = Progress(None)
 
 SHALLOW = {
     "num_hidden_layers": 2,
@@ -57,7 +60,7 @@ def engine(built: tuple[Path, Path, Fake], monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def _op(engine: Path, checkpoint: Path) -> Report:
-    return run_check(engine, checkpoint, ("op",), _quiet)
+    return run_check(engine, checkpoint, ("op",), QUIET)
 
 
 def test_a_sound_engine_has_no_findings(built: tuple[Path, Path, Fake], engine: Fake) -> None:
@@ -121,7 +124,7 @@ def test_the_op_level_leads_and_the_others_follow(
     built: tuple[Path, Path, Fake], engine: Fake, tmp_path: Path
 ) -> None:
     bad = scaled(built[1], tmp_path / "bad", "layers.0.linear_attn.out_proj.weight_scale", by=1.5)
-    report = run_check(bad, built[0], ("op", "layer"), _quiet)
+    report = run_check(bad, built[0], ("op", "layer"), QUIET)
     assert [level.name for level in report.levels] == ["op", "layer"]
     assert report.levels[1].first, "half as much again shows in the states too"
     assert report.first.startswith("layers.0.linear_attn.out_proj (prefill ")

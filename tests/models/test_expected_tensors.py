@@ -236,8 +236,7 @@ def test_published_unquantised_and_compressed_counts() -> None:
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*linear_attn.in_proj_.*", "re:model.visual.*", "re:mtp.*"],
     }
-    table = quant_table(rows, config_json, {})
-    packed = expected_tensors(rows, config.dtype, table, layout)
+    packed = describe(config_json).expected
     assert len(usual(packed)) == 2111
     assert round(sum(e.nbytes for e in usual(packed, "text")) / 2**30, 2) == 22.92
     assert round(sum(e.nbytes for e in usual(packed)) / 2**30, 2) == 24.57

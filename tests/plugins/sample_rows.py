@@ -70,6 +70,7 @@ def operands(rows: Sequence[Row]) -> dict[str, Array]:
         "sampling_i": integers.astype(np.int32),
         "bias_ids": ids.astype(np.int32),
         "bias_values": values.astype(np.float32),
+        "bias_until": np.full((n + 1, BIASES), (1 << 31) - 1, np.int32),
     }
     steps = {
         "slots": np.arange(n),

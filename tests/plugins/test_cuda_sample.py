@@ -42,8 +42,8 @@ def case_of(settings: dict[str, float], rows: int, width: int, spread: float) ->
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         arrays = list(launch.inputs(rng))
-        arrays[7] = rng.permutation(1 << 20)[:rows].astype(np.int32)
-        arrays[9] = np.zeros(rows, np.int32)  # rows share slots: none may store
+        arrays[8] = rng.permutation(1 << 20)[:rows].astype(np.int32)
+        arrays[10] = np.zeros(rows, np.int32)  # rows share slots: none may store
         return tuple(arrays)
 
     return Case(f"{settings} {rows}x{width}", launch.attrs, make)
@@ -51,12 +51,12 @@ def case_of(settings: dict[str, float], rows: int, width: int, spread: float) ->
 
 def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:
     """Distance of the row's uniform from the nearest step of its distribution."""
-    logits, token_counts, floats, integers, bias_ids, bias_values, slots, starts, counts, _, _ = (
-        arrays
-    )
+    logits, token_counts, floats, integers, bias_ids, bias_values, until = arrays[:7]
+    slots, starts, counts = arrays[7:10]
     slot = slots[row]
     clean = logits[row].astype(np.float64)
-    bias = (bias_ids[slot], bias_values[slot])
+    used = until[slot] > starts[row] + counts[row]
+    bias = (bias_ids[slot][used], bias_values[slot][used])
     z = sample._penalised(clean, token_counts[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
     total = np.cumsum(sample.kept_weights(z, floats[slot], int(integers[slot, 0])))
     u = philox.uniform(int(starts[row] + counts[row]), [int(s) for s in integers[slot, 1:3]])

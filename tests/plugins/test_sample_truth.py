@@ -278,8 +278,8 @@ def session() -> Sampler:
     """The body over ROWS rows, one session for all examples."""
     attrs = {"vocab": VOCAB, "top": sample_rows.TOP}
     values = sample_rows.operands([at_zero([0.0] * WIDTH)] * ROWS)
-    names = [f"out_{o}" for o in sample.OP.outputs]
-    node = one_node.Node(sample.OP, sample.OP.inputs, names, attrs)
+    names = [f"out_{r.name}" for r in sample.OP.made(attrs)]
+    node = one_node.Node(sample.OP, list(values), names, attrs)
     opened, specs = one_node.build([node], values, names)
 
     def go(rows: Sequence[Row]) -> list[Array]:

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from spark_engine.interface import Limits, common_states, outputs, steps, tables, tile_of
+from spark_engine.interface import (
+    PREFILL,
+    Limits,
+    common_states,
+    drafts_of,
+    families,
+    outputs,
+    steps,
+    tables,
+    tile_of,
+)
 from spark_engine.manifest import StateInfo
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import Loaded
@@ -25,19 +35,29 @@ VOCAB = 61
 EOS = (3, 7)
 _WORD = (1 << 64) - 1
 _TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
+_WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
 _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 
 
 def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
-    """States of a model with one attention layer and one recurrent layer."""
-    slots, pages = limits.max_seqs + 1, limits.pages + 1
-    seq = (
+    """States of a model with one attention layer and one recurrent layer.
+
+    With drafts the recurrent ones lie in rings by position, from which a rejected token is never
+    read: `conv_state` the latest tokens, `gdn_ring` those behind `gdn_state`, which is that before
+    the position in the ring's last record. The head's pages hold the token after each position.
+    """
+    slots, pages, drafts = limits.max_seqs + 1, limits.pages + 1, limits.drafts
+    seq = [
         *common_states(limits),
-        TensorSpec("layers.0.conv_state", DType.I64, (slots, 3)),
+        TensorSpec("layers.0.conv_state", DType.I64, (slots, 3 + drafts)),
         TensorSpec("layers.0.gdn_state", DType.I64, (slots, 1)),
-    )
-    kv = TensorSpec("layers.1.k_pages", DType.I64, (pages, limits.page_size, 2))
-    return (*(StateInfo(s, "slot") for s in seq), StateInfo(kv, "page"))
+    ]
+    paged = ["layers.1.k_pages"]
+    if drafts:
+        seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (slots, drafts + 2, 2)))
+        paged.append("mtp.k_pages")
+    kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
+    return (*(StateInfo(s, "slot") for s in seq), *(StateInfo(s, "page") for s in kv))
 
 
 @dataclass
@@ -69,9 +89,9 @@ class FakeExecutor:
         self._limits, self._tile, self._rows = limits, tile_of(family), rows
         self._device, self._poison_rate = device, poison_rate
         self.specs = Specs(
-            tuple(s.bind(dims) for s in steps()) + tables(limits),
+            tuple(s.bind(dims) for s in steps(family, limits.drafts)) + tables(limits),
             tuple(info.spec for info in fake_states(limits)),
-            tuple(s.bind(dims) for s in outputs(limits) if s.name != "logits"),
+            tuple(s.bind(dims) for s in outputs(limits, family) if s.name != "logits"),
         )
         self.closed = 0
 
@@ -90,7 +110,7 @@ class FakeExecutor:
     def _work(self, b: Mapping[str, Array]) -> None:
         for row in range(self._rows):
             if b["slots"][row] < 0:
-                assert b["counts"][row] == 0 and b["emit"][row] == 0
+                assert b["counts"][row] == 0 and ("emit" not in b or b["emit"][row] == 0)
                 _scribble([b[i.spec.name][-1:] for i in fake_states(self._limits)])
             else:
                 self._row(b, row)
@@ -106,24 +126,41 @@ class FakeExecutor:
         self._write(b, slot, start, ids)
         if not b["emit"][row]:
             return
-        answer = self._answer(b, slot, start + count)
-        token = _allowed(answer, b["bias_ids"][slot], b["bias_values"][slot])
-        b["next_tokens"][row] = b["last_tokens"][slot] = token
-        b["ok"][row] = not self._poison_rate or answer % self._poison_rate != 0
-        b["logprobs"][row] = -(answer % 1000)
-        b["top_ids"][row] = np.arange(self._limits.top_logprobs) + token
-        b["top_logprobs"][row] = -np.arange(self._limits.top_logprobs) - answer % 7
+        history = self._history(b, slot, start + count)
+        recent = b["layers.0.conv_state"][slot].tolist()
+        past = Past(
+            *self._known(b, slot), history[-1], recent, int(b["layers.0.gdn_state"][slot, 0])
+        )
+        b["last_tokens"][slot] = self._sample(b, slot, row, past, start + count)
+
+    def _sample(self, b: Mapping[str, Array], slot: int, at: int, past: Past, position: int) -> int:
+        """Writes the outputs of one row or token, and returns its token, that at `position`."""
+        answer = past.answer()
+        token = _allowed(answer, b, slot, position)
+        b["next_tokens"][at] = token
+        b["ok"][at] = not self._poison_rate or answer % self._poison_rate != 0
+        b["logprobs"][at] = -(answer % 1000)
+        b["top_ids"][at] = np.arange(self._limits.top_logprobs) + token
+        b["top_logprobs"][at] = -np.arange(self._limits.top_logprobs) - answer % 7
+        return token
 
     def _write(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
-        at = np.arange(start, start + len(ids))
-        pages, offsets = self._places(b, slot, at)
-        b["layers.1.k_pages"][pages, offsets] = np.stack([ids, at], 1)
+        self._append(b, "layers.1.k_pages", slot, start, ids)
         state = int(b["layers.0.gdn_state"][slot, 0])
-        for position, token in zip(at.tolist(), ids, strict=True):
-            state = (state * 0x2545F491 + token * 977 + position) & (_WORD >> 1)
+        for position, token in enumerate(ids, start):
+            state = _advance(state, token, position)
         b["layers.0.gdn_state"][slot, 0] = state
         recent = [*b["layers.0.conv_state"][slot].tolist(), *ids]
         b["layers.0.conv_state"][slot] = recent[-3:]
+        self._count(b, slot, start, ids)
+
+    def _append(
+        self, b: Mapping[str, Array], name: str, slot: int, start: int, ids: list[int]
+    ) -> None:
+        at = np.arange(start, start + len(ids))
+        b[name][self._places(b, slot, at)] = np.stack([ids, at], 1)
+
+    def _count(self, b: Mapping[str, Array], slot: int, start: int, ids: list[int]) -> None:
         token_counts, prompt = b["token_counts"][slot], int(b["prompt_lens"][slot])
         token_counts[ids[: max(0, prompt - start)]] |= 1
         np.add.at(token_counts, np.asarray(ids[max(0, prompt - start) :], np.intp), 2)
@@ -133,13 +170,159 @@ class FakeExecutor:
         assert (pages >= 0).all() and (pages < self._limits.pages).all(), pages
         return pages, at % self._limits.page_size
 
-    def _answer(self, b: Mapping[str, Array], slot: int, length: int) -> int:
+    def _history(self, b: Mapping[str, Array], slot: int, length: int) -> list[int]:
+        """A digest of the first 1, 2, … `length` tokens as their pages hold them."""
         history = b["layers.1.k_pages"][self._places(b, slot, np.arange(length))]
-        words = history.astype(np.uint64) @ np.array([3, 0x1F123BB5], np.uint64)
-        parts = [int((words * _POWERS[:length]).sum())]
-        for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state", *_TABLES):
-            parts.append(zlib.crc32(np.ascontiguousarray(b[name][slot]).tobytes()))
-        return _mix(parts)
+        words = history.astype(np.uint64) @ np.array(_WEIGHTS, np.uint64)
+        digests: list[int] = np.cumsum(words * _POWERS[:length]).tolist()
+        return digests
+
+    def _known(self, b: Mapping[str, Array], slot: int) -> tuple[list[int], Array]:
+        """What no token changes, and a copy of the counts."""
+        crcs = [zlib.crc32(np.ascontiguousarray(b[name][slot]).tobytes()) for name in _TABLES]
+        return crcs, b["token_counts"][slot].copy()
+
+
+class DraftingExecutor(FakeExecutor):
+    """One bucket of an engine with a draft head; it samples what `FakeExecutor` samples.
+
+    A draft is the token that will be sampled there, but for about every fourth, and for all when
+    the head's pages do not hold each token in its place.
+    """
+
+    def __init__(
+        self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
+    ) -> None:
+        super().__init__(limits, family, rows, device, poison_rate)
+        self._family, self._drafts = family, drafts_of(family)
+        self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
+
+    def _row(self, b: Mapping[str, Array], row: int) -> None:
+        slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
+        assert 0 < count <= self._tile and 0 <= slot < self._limits.max_seqs
+        given = b["token_ids"][row * self._tile :][:count].tolist()
+        if self._family == PREFILL:
+            self._prefill(b, slot, row, start, given)
+            return
+        start = int(b["positions"][slot]) if start < 0 else start
+        kept = [int(b["last_tokens"][slot]), *b["drafts"][slot].tolist()]
+        ids = [kept[j] if t < 0 else t for j, t in enumerate(given)]
+        pasts = self._feed(b, slot, start, ids, certain=1)
+        sampled = []
+        for j, past in enumerate(pasts):
+            at = row * self._tile + j
+            sampled.append(self._sample(b, slot, at, past, start + j + 1))
+        accepted = 1
+        while accepted < count and ids[accepted] == sampled[accepted - 1]:
+            accepted += 1
+        if self._drafts:
+            b["accepted"][row] = accepted
+        self._count(b, slot, start + 1, ids[1:accepted])
+        b["last_tokens"][slot] = sampled[accepted - 1]
+        b["positions"][slot] = start + accepted
+        self._append(b, "mtp.k_pages", slot, start, sampled[:accepted])
+        if self._drafts:
+            self._draft(b, slot, start + accepted, sampled[accepted - 1], pasts[accepted - 1])
+
+    def _prefill(
+        self, b: Mapping[str, Array], slot: int, row: int, start: int, ids: list[int]
+    ) -> None:
+        if start == 0:
+            for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state"):
+                b[name][slot] = 0
+            b["layers.0.gdn_ring"][slot, -1, 0] = 0
+        past = self._feed(b, slot, start, ids, certain=len(ids))[-1]
+        after = int(b["next_ids"][row])
+        assert (after < 0) == bool(b["emit"][row])
+        if after < 0:
+            after = self._sample(b, slot, row, past, start + len(ids))
+            b["last_tokens"][slot] = after
+        self._append(b, "mtp.k_pages", slot, start, [*ids[1:], after])
+
+    def _feed(
+        self, b: Mapping[str, Array], slot: int, start: int, ids: list[int], certain: int
+    ) -> list[Past]:
+        """Writes the tokens and folds the `certain` ones; what each one's answer depends on."""
+        self._append(b, "layers.1.k_pages", slot, start, ids)
+        digests = self._history(b, slot, start + len(ids))
+        ring, conv = b["layers.0.gdn_ring"][slot], b["layers.0.conv_state"][slot]
+        state = int(b["layers.0.gdn_state"][slot, 0])
+        folded = int(ring[-1, 0])
+        assert 0 <= start - folded < self._records, (start, folded)
+        for position in range(folded, start):
+            state = _advance(state, *ring[position % self._records].tolist())
+        recent = [int(conv[q % self._taps]) if q >= 0 else 0 for q in range(start - 3, start)]
+        fixed, counts = self._known(b, slot)
+        prompt, pasts = int(b["prompt_lens"][slot]), []
+        for j, token in enumerate(ids):
+            position = start + j
+            state, recent = _advance(state, token, position), [*recent[1:], token]
+            counts = counts.copy()
+            counts[token] = counts[token] | 1 if position < prompt else counts[token] + 2
+            pasts.append(Past(fixed, counts, digests[position], recent, state))
+            conv[position % self._taps] = token
+            ring[position % self._records] = token, position
+            if j < certain:
+                b["layers.0.gdn_state"][slot, 0], ring[-1, 0] = state, position + 1
+        self._count(b, slot, start, ids[:certain])
+        return pasts
+
+    def _draft(
+        self, b: Mapping[str, Array], slot: int, position: int, token: int, past: Past
+    ) -> None:
+        """Drafts those after `token`, which is the one at `position`."""
+        right = self._head_knows(b, slot, position, token)
+        table, size = b["page_table"][slot], self._limits.page_size
+        for i in range(self._drafts):
+            # the chain reads and writes the position before that of the token it starts from
+            page = self._page(table, position - 1)
+            right = right and page >= 0
+            b["mtp.k_pages"][page, (position - 1) % size] = token, position - 1
+            guess = (token * 7 + i) % VOCAB
+            if right:
+                past = past.feed(token, position)
+                answer = past.answer()
+                guess = _allowed(answer, b, slot, position + 1)
+                right = answer % 4 != 0
+                guess = guess if right else (guess + 1) % VOCAB
+            b["drafts"][slot, i] = token = guess
+            position += 1
+
+    def _page(self, table: Array, position: int) -> int:
+        index = position // self._limits.page_size
+        return int(table[index]) if index < len(table) else -1
+
+    def _head_knows(self, b: Mapping[str, Array], slot: int, length: int, token: int) -> bool:
+        """Whether the head's pages pair every position with the token after it."""
+        places = self._places(b, slot, np.arange(length))
+        tokens, at = b["layers.1.k_pages"][places].T
+        after = [*tokens[1:].tolist(), token]
+        return bool((b["mtp.k_pages"][places] == np.stack([after, at], 1)).all())
+
+
+@dataclass(frozen=True)
+class Past:
+    """All that the answer after a token depends on."""
+
+    fixed: list[int]
+    counts: Array
+    digest: int
+    recent: list[int]
+    state: int
+
+    def answer(self) -> int:
+        parts = (self.counts, np.array(self.recent), np.array([self.state]))
+        crcs = [zlib.crc32(part.tobytes()) for part in parts]
+        return _mix([self.digest, *crcs, *self.fixed])
+
+    def feed(self, token: int, position: int) -> Past:
+        """With one token more, a generated one."""
+        counts = self.counts.copy()
+        counts[token] += 2
+        word = (token * _WEIGHTS[0] + position * _WEIGHTS[1]) * int(_POWERS[position])
+        state = _advance(self.state, token, position)
+        digest = (self.digest + word) & _WORD
+        return Past(self.fixed, counts, digest, [*self.recent[1:], token], state)
 
 
 def build_fake(
@@ -150,10 +333,11 @@ def build_fake(
     lazy: bool = True,
     poison_rate: int = 0,
 ) -> Loaded:
-    """An engine of fakes that share one device."""
+    """An engine of fakes that share one device; rounds of drafts have the buckets of decode."""
     device = Device(lazy=lazy)
-    keys = [("decode", n) for n in decode] + [("prefill", n) for n in prefill]
-    executors = {k: FakeExecutor(limits, *k, device, poison_rate) for k in keys}
+    kind = DraftingExecutor if limits.drafts else FakeExecutor
+    keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
+    executors = {k: kind(limits, *k, device, poison_rate) for k in keys}
     return Loaded(limits, EOS, fake_states(limits), tables(limits), executors)
 
 
@@ -185,9 +369,14 @@ def _mix(parts: list[int]) -> int:
     return state
 
 
-def _allowed(answer: int, ids: Array, values: Array) -> int:
-    """The answer's token, moved on past those with a bias of -inf."""
-    banned = set(ids[np.isneginf(values)].tolist())
+def _advance(state: int, token: int, position: int) -> int:
+    return (state * 0x2545F491 + token * 977 + position) & (_WORD >> 1)
+
+
+def _allowed(answer: int, b: Mapping[str, Array], slot: int, position: int) -> int:
+    """The answer's token, moved on past those with a bias of -inf at the position."""
+    ban = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
+    banned = set(b["bias_ids"][slot][ban].tolist())
     token = answer % VOCAB
     while token in banned:
         token = (token + 1) % VOCAB

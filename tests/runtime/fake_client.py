@@ -14,21 +14,22 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 
 class FakeClient:
-    """Enough of `EngineClient`. Each request is answered by `script`, a token and an end."""
+    """Enough of `EngineClient`. Each request is answered by `script`, `size` events a round."""
 
-    def __init__(self, script: Sequence[Event] = ()) -> None:
+    def __init__(self, script: Sequence[Event] = (), size: int = 1) -> None:
         self.max_queue = 4
         self.stats, self.step_age, self.in_flight = Stats(), 0.0, 0
         self.submitted: list[Request] = []
         self.cancelled: list[int] = []
-        self._script = script
+        self._script, self._size = script, size
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         ids = list(range(len(self.submitted), len(self.submitted) + len(requests)))
         self.submitted += requests
         for number in ids:
-            for event in self._script:
-                box.put_nowait(event._replace(request_id=number))
+            events = [event._replace(request_id=number) for event in self._script]
+            for at in range(0, len(events), self._size):
+                box.put_nowait(events[at : at + self._size])
         return ids
 
     def cancel(self, number: int) -> None:
@@ -38,7 +39,8 @@ class FakeClient:
         return None
 
 
-def service(client: Any, tokenizer: Tokenizer | None, **options: Any) -> Service:
+def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Service:
     """A service of an engine with 64 tokens of context and 4 slots."""
-    info = EngineInfo("fake", Limits(max_seqs=4, max_context=64, pages=4, vocab=512), (1,))
+    limits = Limits(max_seqs=4, max_context=64, pages=4, vocab=512, drafts=drafts)
+    info = EngineInfo("fake", limits, (1,))
     return Service(client, info, tokenizer, options.pop("template", None), ["fake"], **options)

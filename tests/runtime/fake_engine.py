@@ -5,8 +5,9 @@
 
 What a prompt says decides what happens: STALL never comes back from a step, STUCK makes steps end
 without doing or counting anything, BOOM raises in it, NAN ends with an error, SLOW makes steps
-slow, TOOL calls a tool, ECHO gets its own prompt again and again; any other prompt gets thoughts
-and an answer in words.
+slow, TOOL calls a tool, ECHO gets its own prompt again and again, ROUND gets three tokens a step,
+two of them kept of the three drafts that were verified; any other prompt gets thoughts and an
+answer in words.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class FakeEngine:
         self._live: dict[int, tuple[Request, list[int], int]] = {}
         self._ends: list[Event] = []
         self._steps = 0
+        self._rounds = 0
         self._slow = self._stuck = False
 
     @property
@@ -73,7 +75,20 @@ class FakeEngine:
             return []
         self._steps += 1
         events, self._ends = self._ends, []
-        return events + [self._advance(number) for number in list(self._live)[:SLOTS]]
+        for number in list(self._live)[:SLOTS]:
+            events += self._round(number)
+        return events
+
+    def _round(self, number: int) -> list[Event]:
+        request, _, at = self._live[number]
+        if "ROUND" not in self._tokenizer.decode(request.prompt):
+            return [self._advance(number)]
+        self._rounds += 1
+        rounds, events = at // 3 + 1, []
+        while len(events) < 3 and number in self._live:
+            event = self._advance(number)
+            events.append(event._replace(drafted=3 * rounds, accepted=2 * rounds))
+        return events
 
     def _advance(self, number: int) -> Event:
         request, script, at = self._live[number]
@@ -113,6 +128,9 @@ class FakeEngine:
             "buckets": {"decode_8": self._steps},
             "padded_rows": 0,
             "errors": 0,
+            "drafts_by_position": [self._rounds] * 3,
+            "accepted_by_position": [self._rounds, self._rounds, 0],
+            "rounds_by_k": {0: self._steps - self._rounds, 3: self._rounds},
         }
 
 
@@ -124,7 +142,7 @@ def open_fake(folder: Path) -> worker.Opened:
     tokenizer = Tokenizer.load(folder)
     eos = tokenizer.id_of("<|im_end|>")
     assert eos is not None
-    limits = Limits(max_seqs=SLOTS, max_context=CONTEXT, pages=64, vocab=len(tokenizer))
+    limits = Limits(max_seqs=SLOTS, max_context=CONTEXT, pages=64, vocab=len(tokenizer), drafts=3)
     info = EngineInfo("fake", limits, (eos,), {"temperature": 0.7, "top_k": 20})
     return info, FakeEngine(tokenizer, eos)
 

@@ -70,6 +70,9 @@ def test_json_of_token_ids(bare: Path) -> None:
         "completion_tokens": count,
         "total_tokens": 3 + count,
     }
+    assert got["drafts"] is None  # it has no draft head; turning drafts off changes nothing
+    off = _json(bare, "--prompt-ids", "3,4,5", "--max-tokens", 6, "--temperature", 0, "--drafts", 0)
+    assert off["token_ids"] == got["token_ids"]
     assert got["timings"]["total_s"] >= got["timings"]["first_token_s"] > 0
 
 
@@ -107,6 +110,9 @@ WRONG = [
     (("--prompt", "a", "--api-key", "k"), "--api-key does nothing without --serve"),
     (("--prompt", "a", "--no-thinking"), "--no-thinking does nothing with --prompt"),
     (("--prompt", "a", "--logprobs", "3"), "add --json"),
+    (("--prompt", "a", "--drafts", "3"), "--drafts is 3; this engine has no draft head"),
+    (("--serve", "--drafts", "2"), "--drafts is 2; this engine has no draft head"),
+    (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
     ((), "exactly one"),
 ]
 
@@ -309,7 +315,7 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     assert embedded.is_stale(folder, checkpoint)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert not embedded.is_stale(folder, checkpoint)
-    text = (folder / "manifest.json").read_text().replace('"format": 3', '"format": 1')
+    text = (folder / "manifest.json").read_text().replace('"format": 4', '"format": 1')
     (folder / "manifest.json").write_text(text)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert embedded.is_stale(folder, checkpoint), "of another version's format"

@@ -9,6 +9,7 @@ FAMILY: ModelFamily[config.Qwen3_5Config] = ModelFamily(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     read_config=config.read,
     network=network.decoder,
+    draft_head=network.draft_head,
     ignored=ignored.tensors,
     ignored_prefixes=ignored.PREFIXES,
 )

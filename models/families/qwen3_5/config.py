@@ -42,9 +42,13 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class Qwen3_5Config(ModelConfig):
-    """The text network, and what lies beside it in the files."""
+    """The text network, and what lies beside it in the files.
+
+    `mtp_embeddings`: the draft head has an embedding of its own.
+    """
 
     mtp_layers: int
+    mtp_embeddings: bool
     vision: VisionConfig | None
 
 
@@ -83,6 +87,7 @@ def read_as(
         state_dtype=DTYPES.get(str(text.row.get("mamba_ssm_dtype")), DType.F32),
         eos_token_ids=eos_token_ids(generation, text.row, config),
         mtp_layers=text.count("mtp_num_hidden_layers", 0, least=0),
+        mtp_embeddings=bool(text.row.get("mtp_use_dedicated_embeddings")),
         vision=_vision(config.get("vision_config")),
     )
 

@@ -1,30 +1,29 @@
-"""Names and shapes of what is recognised and left for later: vision tower and MTP head.
+"""Names and shapes of what is recognised and left for later: the vision tower.
 
-Knows the tensors of transformers' `Qwen3_5VisionModel` and of the `mtp.*` block of published
-checkpoints (always unquantised, experts stacked). Nothing here is compiled.
+Knows the tensors of transformers' `Qwen3_5VisionModel`, and how the names of the draft head begin,
+which graphs without drafts leave out. Nothing here is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Shape, Tensor, tensors_of
-from spark_engine.models.config.model_config import FULL
+from spark_engine.models.checkpoint.layout import DRAFT, DRAFT_PREFIXES
+from spark_engine.models.checkpoint.tensor_list import Shape, Tensor
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config, VisionConfig
-from spark_engine.models.families.qwen3_5.network import MakeMlp, dense_mlp, layer
 
 Shapes = Iterator[tuple[str, Shape]]
-PREFIXES = {"vision": ("model.visual.", "visual."), "mtp": ("mtp.",)}
+PREFIXES = {
+    "vision": ("model.visual.", "visual."),
+    "mtp": tuple(prefix + DRAFT for prefix in DRAFT_PREFIXES),
+}
 
 
-def tensors(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> Iterator[Tensor]:
-    """Every tensor of the vision tower and of the multi-token-prediction head, where there are."""
+def tensors(c: Qwen3_5Config) -> Iterator[Tensor]:
+    """Every tensor of the vision tower, where there is one."""
     if c.vision is not None:
         for name, shape in _vision(c.vision):
             yield Tensor(name, shape, part="vision")
-    if c.mtp_layers:
-        for name, shape in _mtp(c, mlp):
-            yield Tensor(name, shape, part="mtp")
 
 
 def _vision(v: VisionConfig) -> Shapes:
@@ -57,17 +56,3 @@ def _vision_block(p: str, v: VisionConfig) -> Shapes:
 def _affine(module: str, shape: Shape) -> Shapes:
     yield f"{module}.weight", shape
     yield f"{module}.bias", shape[:1]
-
-
-def _mtp(c: Qwen3_5Config, mlp: MakeMlp) -> Shapes:
-    h = c.hidden
-    yield "mtp.fc.weight", (h, 2 * h)
-    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        yield f"mtp.{norm}.weight", (h,)
-    for i in range(c.mtp_layers):
-        for row in tensors_of(layer(c, f"mtp.layers.{i}", FULL, mlp)):
-            if isinstance(row, Linear):
-                if not row.group:
-                    yield row.weight, (row.rows, row.columns)
-            elif row.kind is not Kind.CACHE_SCALE:
-                yield row.name, row.shape

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_engine.models.checkpoint.layout import HEAD
+from spark_engine.models.checkpoint.layout import DRAFT, HEAD
 from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Tensor
 from spark_engine.models.config.model_config import FULL, ModelConfig
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.graph.decoder import Decoder, Layer, Mlp
+from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.gated_attention import GatedAttention
 from spark_engine.models.graph.gated_delta_net import GatedDeltaNet
 from spark_engine.models.graph.mlp import Swiglu
@@ -32,6 +34,29 @@ def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
         layers=tuple(layer(c, f"layers.{i}", kind, mlp) for i, kind in enumerate(c.layers)),
         norm=_norm("norm", c.hidden),
         head=Tensor(f"{HEAD}.weight", shape, Kind.TIED_HEAD) if c.tied else Linear(HEAD, *shape),
+    )
+
+
+def draft_head(c: Qwen3_5Config, mlp: MakeMlp = dense_mlp) -> DraftHead | str:
+    """The multi-token-prediction head, or why there is none that we compute."""
+    if c.mtp_layers != 1:
+        return (
+            f"config.json: mtp_num_hidden_layers is {c.mtp_layers}; a draft head of 1 layer is "
+            "compiled, no other"
+        )
+    if c.mtp_embeddings:
+        return (
+            "config.json: mtp_use_dedicated_embeddings is true; a draft head is compiled that "
+            "shares the network's embedding and head, no other"
+        )
+    name = DRAFT.removesuffix(".")
+    return DraftHead(
+        name,
+        embedding_norm=_norm(f"{name}.pre_fc_norm_embedding", c.hidden),
+        hidden_norm=_norm(f"{name}.pre_fc_norm_hidden", c.hidden),
+        fc=Linear(f"{name}.fc", c.hidden, 2 * c.hidden),
+        layer=layer(c, f"{name}.layers.0", FULL, mlp),
+        norm=_norm(f"{name}.norm", c.hidden),
     )
 
 

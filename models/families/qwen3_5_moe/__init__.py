@@ -11,6 +11,7 @@ FAMILY: ModelFamily[Qwen3_5Config] = ModelFamily(
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     read_config=config.read,
     network=network.decoder,
-    ignored=lambda c: ignored.tensors(c, network.mixture),
+    draft_head=network.draft_head,
+    ignored=ignored.tensors,
     ignored_prefixes=ignored.PREFIXES,
 )

@@ -5,13 +5,20 @@ from __future__ import annotations
 from spark_engine.models.checkpoint.tensor_list import Experts, Kind, Tensor
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.qwen3_5 import network as dense
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.graph.decoder import Decoder
+from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.mlp import Mixture
 
 
 def decoder(c: ModelConfig) -> Decoder:
     """The whole text network."""
     return dense.decoder(c, mixture)
+
+
+def draft_head(c: Qwen3_5Config) -> DraftHead | str:
+    """The draft head, whose layer is one of this network."""
+    return dense.draft_head(c, mixture)
 
 
 def mixture(c: ModelConfig, name: str) -> Mixture:

@@ -86,32 +86,21 @@ def test_biases_are_written_and_the_rest_is_unused() -> None:
     row = written(sequence(logit_bias=MappingProxyType({4: 1.5, 9: -2.0})))
     assert row["bias_ids"].tolist() == [4, 9, -1, -1, -1]
     assert row["bias_values"].tolist() == [1.5, -2, 0, 0, 0]
+    assert row["bias_until"].tolist() == [2**31 - 1, 2**31 - 1, 0, 0, 0]
 
 
 def test_ends_are_impossible_before_min_tokens_and_as_asked_from_there_on() -> None:
+    """The first two tokens after a prompt of 5 stand at positions 5 and 6; id 9 keeps its bias."""
     bias = MappingProxyType({4: 1.5, 9: -2.0})
-    seq = sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias)
-    row = written(seq)
-    found = dict(zip(row["bias_ids"].tolist(), row["bias_values"].tolist(), strict=True))
-    assert seq.stops_suppressed and found == {4: 1.5, 9: -math.inf, 3: -math.inf, -1: 0}
-    memory = EngineMemory((), tables(LIMITS), {})
-    write_row(memory.tables, seq)
-    for start, after in ((5, -math.inf), (6, -2.0)):  # of the second token, and of the third
-        batch = Batch("decode", 1, [seq], [start], [1], [True])
-        write_tables(memory, StepPlan(0, batches=[batch]))
-        ids, values = (memory.tables[n][1].tolist() for n in ("bias_ids", "bias_values"))
-        assert dict(zip(ids, values, strict=True))[9] == after, start
-    assert ids == [4, 9, -1, -1, -1] and not seq.stops_suppressed
+    row = written(sequence(prompt=5, min_tokens=2, ends=(9, 3), logit_bias=bias))
+    assert row["bias_ids"].tolist() == [4, 9, 3, 9, -1]
+    assert row["bias_values"].tolist() == [1.5, -2, -math.inf, -math.inf, 0]
+    assert row["bias_until"].tolist() == [2**31 - 1, 2**31 - 1, 7, 7, 0]
 
 
-def test_a_tile_that_samples_nothing_does_not_lift_the_ban() -> None:
-    seq = sequence(prompt=5, min_tokens=1, ends=(3,))
-    memory = EngineMemory((), tables(LIMITS), {})
-    write_row(memory.tables, seq)
-    for emit, banned in ((False, True), (True, False)):
-        batch = Batch("prefill", 1, [seq], [3], [3], [emit])
-        write_tables(memory, StepPlan(0, batches=[batch]))
-        assert (3 in memory.tables["bias_ids"][1]) is banned
+def test_without_min_tokens_no_end_is_written() -> None:
+    row = written(sequence(prompt=5, ends=(9, 3)))
+    assert row["bias_ids"].tolist() == [-1] * 5
 
 
 def test_forbidden_positions_are_counted_from_the_prompts_end() -> None:
@@ -156,6 +145,40 @@ def test_a_decode_batch_takes_the_tokens_sampled_last() -> None:
     assert made["starts"].tolist() == [7, 30, 0, 0]
     assert made["counts"].tolist() == made["emit"].tolist() == [1, 1, 0, 0]
     assert made["token_ids"].tolist() == [-1, -1, 0, 0]
+
+
+def round_buffers(rows: int, tokens: int, *more: str) -> dict[str, Array]:
+    made = {name: np.full(rows, 99, np.int32) for name in ("slots", "starts", "counts", *more)}
+    return made | {"token_ids": np.full(tokens, 99, np.int32)}
+
+
+def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
+    a, b = sequence(), sequence()
+    a.slot, b.slot = 2, 0
+    made = round_buffers(3, 3 * 4)
+    write_step_inputs(made, Batch("verify_k3", 3, [a, b], [-1, 30], [4, 2], [True, True]))
+    assert made["slots"].tolist() == [2, 0, -1]
+    assert made["starts"].tolist() == [-1, 30, 0]
+    assert made["counts"].tolist() == [4, 2, 0]
+    assert made["token_ids"].tolist() == [-1] * 8 + [0] * 4
+    assert "emit" not in made
+
+
+def test_decode_beside_rounds_has_no_emit() -> None:
+    seq, made = sequence(), round_buffers(2, 2)
+    write_step_inputs(made, Batch("decode", 2, [seq], [-1], [1], [True]))
+    assert made["starts"].tolist() == [-1, 0] and made["counts"].tolist() == [1, 0]
+    assert made["token_ids"].tolist() == [-1, 0] and "emit" not in made
+
+
+def test_a_tile_tells_the_head_the_token_behind_it() -> None:
+    """The known one, or -1 where this launch samples it."""
+    a, b = sequence(prompt=9), sequence(prompt=3)
+    a.slot, b.slot = 2, 0
+    made = round_buffers(4, 4 * 4, "emit", "next_ids")
+    rows = [a, a, b], [0, 4, 0], [4, 4, 3], [False, False, True]
+    write_step_inputs(made, Batch("prefill", 4, *rows))
+    assert made["next_ids"].tolist() == [4, 8, -1, 0]
 
 
 # ---- swapped out and in ------------------------------------------------------------------------

@@ -39,6 +39,9 @@ EOS = (1, 2)
         {"seed": 2**63},
         {"seed": -(2**63) - 1},
         {"logprobs": 21},
+        {"drafts": -1},
+        {"drafts": 8},
+        {"drafts": True},
         {"logprobs": -1},
         {"stop": ("x",) * 17},
         {"stop": ("",)},
@@ -55,6 +58,8 @@ def test_values_out_of_range_are_refused_by_name(bad: dict[str, Any]) -> None:
 def test_values_on_the_edges_are_taken() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition=10, presence=-2)
     SamplingParams(max_tokens=1, seed=-(2**63), logprobs=20, stop=("x",) * 16, min_tokens=1)
+    SamplingParams(drafts=0)
+    SamplingParams(drafts=7)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,7 @@ def test_values_on_the_edges_are_taken() -> None:
         {"logit_bias": {50: 1.0}},
         {"logit_bias": {i: 1.0 for i in range(5)}},
         {"logit_bias": {10: 1.0, 11: 1.0, 12: 1.0}, "min_tokens": 1},
+        {"logit_bias": {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}, "min_tokens": 1},
     ],
     ids=str,
 )
@@ -74,8 +80,9 @@ def test_ids_and_counts_over_the_engines_limits_are_refused(bad: dict[str, Any])
 
 
 def test_suppressed_ids_share_the_bias_table_with_the_bias() -> None:
-    bias = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
+    """An id that is both biased and suppressed has two entries."""
+    for bias in ({1: 1.0, 2: 1.0}, {10: 1.0, 11: 1.0}):
+        Request((3,), SamplingParams(logit_bias=bias, min_tokens=1)).check(LIMITS, EOS)
 
 
 @pytest.mark.parametrize("prompt", [(), (50,), (-1,), (1, 2.0, 3), tuple(range(49)) * 3], ids=len)

@@ -65,7 +65,7 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
         def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
             for i in range(20):
                 later = asyncio.get_running_loop().call_later
-                later(0.05 * i, box.put_nowait, Event(0, 40))
+                later(0.05 * i, box.put_nowait, [Event(0, 40)])
             return [0]
 
     async def count() -> int:

@@ -111,6 +111,17 @@ def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
     assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatBody)).logprobs == 4
 
 
+def test_drafts_reach_the_engine() -> None:
+    for words, wanted in (("", None), (', "drafts": null', None), (', "drafts": 0', 0)):
+        body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
+        assert _params(body).drafts == wanted
+    chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
+    assert _params(msgspec.convert(chat, ChatBody)).drafts == 7
+    with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
+        _params(Body(drafts=8))
+    assert caught.value.param == "drafts"
+
+
 def test_the_four_forms_of_a_prompt() -> None:
     assert prompts("ab") == ["ab"]
     assert prompts(["ab", "c"]) == ["ab", "c"]
@@ -168,8 +179,11 @@ def test_messages_between_the_processes_survive_the_way() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.0}, stop=("x",), seed=-5)
     commands = (Submit(7, Request((1, 2), params, 3)), Submit(8, Request((1,))), Cancel(7))
     assert tuple(decode_command(encode(c)) for c in commands) == commands
-    events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), Event(2, finish=FinishReason.STOP)]
-    reports = (StepReport(events, Stats(running=3, buckets={"decode_1": 2})), Ready(INFO))
+    ended = Event(2, finish=FinishReason.STOP, drafted=9, accepted=4)
+    events = [Event(1, 5, -0.5, ((5, -0.5), (6, -1.0))), ended]
+    drafts: Any = {"drafts_by_position": [3, 2], "rounds_by_k": {0: 4, 2: 3}}
+    stats = Stats(running=3, buckets={"decode_1": 2}, **drafts)
+    reports = (StepReport(events, stats), Ready(INFO))
     assert tuple(decode_report(encode(r)) for r in reports) == reports
 
 

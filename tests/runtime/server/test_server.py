@@ -279,6 +279,46 @@ def test_usage_can_come_with_every_chunk(server: Running) -> None:
     assert chunks[-1]["choices"] == []
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
+    before = _metrics(server)
+    body: dict[str, Any] = {"max_tokens": 11, "return_token_ids": True, "n": 2}
+    body |= {"messages": [{"role": "user", "content": "ROUND"}]} if chat else {"prompt": "ROUND"}
+    body |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+    url = server.url + ("/v1/chat/completions" if chat else "/v1/completions")
+    whole = httpx.post(url, json=body).json()
+    options = {"include_usage": True}
+    lines = httpx.post(url, json={**body, "stream": True, "stream_options": options}).text
+    chunks = [json.loads(line[6:]) for line in lines.split("\n\n") if line.startswith("data: {")]
+    details = {"accepted_prediction_tokens": 16, "rejected_prediction_tokens": 8}
+    for usage in (whole["usage"], chunks.pop()["usage"]):
+        assert usage["completion_tokens"] == 22
+        assert usage["completion_tokens_details"] == details
+    for i, choice in enumerate(whole["choices"]):
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == i]
+        rounds = [row["token_ids"] for row in mine if row["token_ids"]]
+        assert [len(ids) for ids in rounds] == [3, 3, 3, 2]
+        assert sum(rounds, []) == choice["token_ids"]
+        rows = [row["logprobs"] for row in mine if row.get("logprobs")]
+        for key in ["content"] if chat else ["tokens", "top_logprobs", "text_offset"]:
+            assert [len(row[key]) for row in rows] == [3, 3, 3, 2]
+            assert sum((row[key] for row in rows), []) == choice["logprobs"][key]
+    after = _metrics(server)
+    wanted = {"generation_tokens_total": 44.0, "inter_token_latency_seconds_count": 12.0}
+    names = {"drafts": 16, "draft_tokens": 48, "accepted_tokens": 32}
+    wanted |= {f"spec_decode_num_{name}_total": n for name, n in names.items()}
+    for prefix in ("spark:", "vllm:"):
+        keys = {f'{prefix}{name}{{model_name="fake"}}': n for name, n in wanted.items()}
+        name = prefix + "spec_decode_num_accepted_tokens_per_pos_total"
+        for i, n in enumerate((16, 16, 0)):
+            keys[f'{name}{{model_name="fake",position="{i}"}}'] = n
+        for key, more in keys.items():
+            assert after[key] - before.get(key, 0) == more, key
+    key = 'spark:rounds_total{drafts="3",model_name="fake"}'
+    assert after[key] - before.get(key, 0) == 16
+    assert after['spark:tokens_per_round{model_name="fake"}'] == 3
+
+
 def test_models_version_health_and_other_paths(server: Running) -> None:
     models = server.client.models.list().data
     assert [m.id for m in models] == ["fake", "alias"]
@@ -391,6 +431,9 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "a", "logit_bias": {"1" * 5000: 1}}, 400, "logit_bias"),
     (TEXT, {"prompt": "a", "priority": 10**20 - 1}, 400, "priority"),
     (TEXT, {"prompt": "a", "priority": 1}, 400, "--allow-priority"),
+    (TEXT, {"prompt": "a", "drafts": 8}, 400, "drafts is 8; it must be from 0 to 7"),
+    (TEXT, {"prompt": "a", "drafts": -1}, 400, "drafts is -1"),
+    (CHAT, {**GOOD, "drafts": 1.5}, 400, "drafts"),
     (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, 400, "102400000 answers"),
     (TEXT, {"prompt": "a" * 24_000_000}, 400, "the prompt is 24000000 bytes"),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 24_000_000}]}, 400, "bytes"),

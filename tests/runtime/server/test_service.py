@@ -244,5 +244,5 @@ def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
     one, three = asyncio.run(usage(prompt="a bear")), asyncio.run(usage(prompt="a bear", n=3))
     assert one == {"prompt_tokens": length, "completion_tokens": 2, "total_tokens": length + 2}
     assert three == {"prompt_tokens": length, "completion_tokens": 6, "total_tokens": length + 6}
-    two = asyncio.run(usage(prompt=["a bear", "a"], n=2))
+    two = asyncio.run(usage(prompt=["a bear", "a"], n=2))  # no word of drafts: it makes none
     assert two["prompt_tokens"] == length + len(tokenizer.encode("a"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import (
     Cancel,
     Command,
@@ -21,7 +25,8 @@ from spark_engine.runtime.server.ipc import (
     decode_report,
     encode,
 )
-from spark_engine.runtime.server.worker import Worker
+from spark_engine.runtime.server.server import worker_command
+from spark_engine.runtime.server.worker import Opened, Worker
 from tests.runtime.fake_engine import FakeEngine
 
 INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
@@ -33,7 +38,7 @@ class Broken(FakeEngine):
     def __init__(self, fails_too: bool) -> None:
         self._live: dict[int, Any] = {}
         self._ends: list[Event] = []
-        self._steps = 0
+        self._steps = self._rounds = 0
         self._fails_too = fails_too
 
     def add(self, request_id: int, request: Request) -> None:
@@ -52,7 +57,7 @@ class Idle(FakeEngine):
     """Has nothing to do."""
 
     def __init__(self) -> None:
-        self._live, self._ends, self._steps = {}, [], 0
+        self._live, self._ends, self._steps, self._rounds = {}, [], 0, 0
 
     def step(self) -> list[Event]:
         raise AssertionError("there is nothing to step")
@@ -96,6 +101,30 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
     words = "ExecutorError: the device is gone"
     ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
     assert batch.events == ends
+
+
+def test_the_drafts_of_the_command_line_reach_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def serve(address: str, open_engine: Callable[[], Opened]) -> int:
+        assert address == "ipc://x"
+        with pytest.raises(Closed):
+            open_engine()
+        return 0
+
+    def opened(folder: Path, options: EngineOptions) -> Opened:
+        found.append((folder, options.max_waiting, options.drafts))
+        raise Closed
+
+    monkeypatch.setattr(worker, "serve", serve)
+    monkeypatch.setattr(worker, "open_engine", opened)
+    for drafts in (None, 0, 3):
+        command = worker_command(tmp_path, 5, drafts)
+        at = command.index("spark_engine.runtime.server.worker")
+        worker.main([*command[at + 1 :], "ipc://x"])
+    assert found == [(tmp_path, 5, drafts) for drafts in (None, 0, 3)]
 
 
 class Full(Idle):

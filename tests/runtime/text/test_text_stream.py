@@ -20,12 +20,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(small_tokenizer.write(tmp_path_factory.mktemp("tokenizer")))
 
 
-def _feed(stream: TextStream, ids: list[int], last: FinishReason) -> list[Piece]:
-    """Pieces up to the one that ends the stream."""
+def _feed(stream: TextStream, ids: list[int], last: FinishReason, size: int = 1) -> list[Piece]:
+    """Pieces of rounds of `size` tokens, up to the one that ends the stream."""
+    events = [Event(0, token) for token in ids]
+    events[-1] = Event(0, ids[-1], finish=last)
     pieces: list[Piece] = []
-    for i, token in enumerate(ids):
-        finish = last if i + 1 == len(ids) else None
-        pieces.append(stream.push(Event(0, token, finish=finish)))
+    for at in range(0, len(events), size):
+        pieces.append(stream.push(events[at : at + size]))
         if pieces[-1].finish:
             break
     return pieces
@@ -38,17 +39,21 @@ def _text(pieces: list[Piece]) -> str:
 @given(
     text=st.text("ab<É🙂 ", min_size=1, max_size=30),
     stop=st.text("ab<É🙂 ", min_size=1, max_size=3),
+    size=st.integers(1, 8),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_stop_string_ends_the_text_wherever_tokens_are_cut(
-    tokenizer: Tokenizer, text: str, stop: str
+def test_a_stop_string_ends_the_text_wherever_tokens_and_rounds_are_cut(
+    tokenizer: Tokenizer, text: str, stop: str, size: int
 ) -> None:
-    stream = TextStream(tokenizer, SamplingParams(stop=(stop,)), (END,))
-    pieces = _feed(stream, tokenizer.encode(text), LENGTH)
+    ids, params = tokenizer.encode(text), SamplingParams(stop=(stop,))
+    stream = TextStream(tokenizer, params, (END,))
+    pieces = _feed(stream, ids, LENGTH, size)
     assert _text(pieces) == text.partition(stop)[0]
     assert pieces[-1].finish is (STOP if stop in text else LENGTH)
     assert pieces[-1].stop == (stop if stop in text else None)
-    assert stream.tokens == len(pieces)
+    one_by_one = len(_feed(TextStream(tokenizer, params, (END,)), ids, LENGTH))
+    told = [event.token for piece in pieces for event in piece.tokens]
+    assert told == ids[:one_by_one] and stream.tokens == one_by_one
 
 
 def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
@@ -61,26 +66,27 @@ def test_the_id_that_ended_is_counted_but_not_shown(tokenizer: Tokenizer) -> Non
         stream = TextStream(tokenizer, params, eos)
         pieces = _feed(stream, [*ids, end], STOP)
         assert (_text(pieces), stream.tokens) == ("hello", len(ids) + 1)
-        assert pieces[-1].token is not None and pieces[-1].token.token == end
+        assert [event.token for event in pieces[-1].tokens] == [end]
     shown = TextStream(tokenizer, SamplingParams(ignore_eos=True), (end,))
     assert _text(_feed(shown, [*ids, end], LENGTH)) == "hello!"
 
 
 def test_stop_strings_count_from_min_tokens_on(tokenizer: Tokenizer) -> None:
     ids = [i for char in "a.b.c.d" for i in tokenizer.encode(char)]
-    stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=5), (END,))
-    assert _text(_feed(stream, ids, LENGTH)) == "a.b.c"
+    for size in (1, 3, 7):
+        stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=5), (END,))
+        assert _text(_feed(stream, ids, LENGTH, size)) == "a.b.c"
 
 
 def test_half_a_character_and_a_held_stop_come_at_the_end(tokenizer: Tokenizer) -> None:
     first = tokenizer.encode("🙃")[:1]
     assert tokenizer.token_bytes(first[0]) != "🙃".encode(), "the token is the whole character"
     stream = TextStream(tokenizer, SamplingParams(), (END,))
-    assert stream.push(Event(0, first[0])).text == ""
-    assert stream.push(Event(0, finish=FinishReason.CANCELLED)).text == "\ufffd"
+    assert stream.push([Event(0, first[0])]).text == ""
+    assert stream.push([Event(0, finish=FinishReason.CANCELLED)]).text == "\ufffd"
     held = TextStream(tokenizer, SamplingParams(stop=("hello!",)), (END,))
-    assert held.push(Event(0, tokenizer.encode("h")[0])).text == ""
-    assert held.push(Event(0, finish=FinishReason.CANCELLED)).text == "h"
+    assert held.push([Event(0, tokenizer.encode("h")[0])]).text == ""
+    assert held.push([Event(0, finish=FinishReason.CANCELLED)]).text == "h"
 
 
 def test_without_a_tokenizer_there_are_tokens_only() -> None:
@@ -97,3 +103,12 @@ def test_a_stop_string_that_the_last_of_min_tokens_completes_ends_the_text(
     for least, text in ((3, "ab"), (4, "ab.cd")):
         stream = TextStream(tokenizer, SamplingParams(stop=(".",), min_tokens=least), (END,))
         assert _text(_feed(stream, ids, LENGTH)) == text
+
+
+def test_the_numbers_of_drafts_outlive_an_end_that_does_not_carry_them() -> None:
+    stream = TextStream(None, SamplingParams(), (END,))
+    stream.push([Event(0, 5, drafted=3, accepted=1), Event(0, 6, drafted=3, accepted=1)])
+    assert (stream.drafted, stream.accepted) == (3, 1)
+    stream.push([Event(0, 7, drafted=6, accepted=4)])
+    stream.push([Event(0, finish=FinishReason.CANCELLED)])
+    assert (stream.drafted, stream.accepted) == (6, 4)

@@ -1,0 +1,62 @@
+"""What drafting costs whether or not a draft is right: bytes, and the time of a round.
+
+Knows the manifest and which names are the draft head's; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_engine.builder.report import size
+from spark_engine.interface import DECODE, DRAFT_HEAD, VERIFY
+from spark_engine.manifest import Manifest, StateInfo
+from spark_engine.tensors import TensorSpec
+
+OWN = ("positions", "drafts")  # states that only rounds of drafts have
+
+
+def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str, ...]:
+    """Sentences for the report; none for an engine without drafts."""
+    if not manifest.limits.drafts:
+        return ()
+    head = sum(spec.nbytes for spec in weights if spec.name.startswith(DRAFT_HEAD))
+    kv = sum(s.spec.nbytes for s in manifest.states if _of_head(s) and s.unit == "page")
+    states = sum(_more(s, manifest) for s in manifest.states if s.unit == "slot")
+    taken = (
+        f"drafts take {size(head)} of weights (the head's own, and ids that it may draft), "
+        f"{size(kv)} of KV pages and {size(states)} of states"
+    )
+    return taken, *_rounds(manifest)
+
+
+def _rounds(manifest: Manifest) -> Iterable[str]:
+    """For the least and the most rows: what their longest round takes beside a step."""
+    steps = {b.rows: b.cost_us for b in manifest.buckets if b.family == DECODE}
+    longest = {
+        b.rows: b
+        for b in sorted(manifest.buckets, key=lambda b: b.tile)
+        if b.family.startswith(VERIFY) and steps.get(b.rows)
+    }
+    for rows in sorted({min(longest), max(longest)} if longest else ()):
+        bucket, step = longest[rows], steps[rows]
+        more = bucket.cost_us / step
+        yield (
+            f"{bucket.family} of {rows} rows takes {bucket.cost_us:.0f} us, decode {step:.0f}: "
+            f"drafts pay there from {more:.2f} tokens of a row each round on"
+        )
+
+
+def _of_head(state: StateInfo) -> bool:
+    return state.spec.name.startswith(DRAFT_HEAD)
+
+
+def _more(state: StateInfo, manifest: Manifest) -> int:
+    """Bytes of a state by slot that are there for drafts: of a ring the records beyond its length,
+    of a convolution's window a column for each token of a round."""
+    name, nbytes, limits = state.spec.name, state.spec.nbytes, manifest.limits
+    if name in OWN or _of_head(state):
+        return nbytes
+    rows = state.spec.dims[1] if len(state.spec.dims) > 1 else 1
+    if name.endswith(".gdn_ring"):
+        return nbytes // rows * (rows - limits.gdn_ring)
+    return nbytes // rows * (limits.drafts + 1) if name.endswith(".conv_state") else 0

@@ -1,0 +1,140 @@
+"""What a build decides of drafts: how many a round has, how the head is stored, and its ids.
+
+Knows the wishes and what a checkpoint has; knows no tensor and no graph.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_engine.errors import OptionError
+from spark_engine.interface import MOST_DRAFTS
+from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
+
+DEFAULT = 3  # drafts of a round: of most heads the fourth is wrong more often than right
+DTYPES = ("auto", *DRAFT_DTYPES)
+Vocab = int | tuple[int, ...]  # the first so many ids, or the very ids
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """A checkpoint's draft head.
+
+    Attributes:
+        kv_token_width: values of K and V that it keeps of one token.
+        row_bytes: of one id's row of the model's output matrix, as it is stored.
+        nvfp4: whether the MLPs of the model's own layers are NVFP4.
+        eos: ids that end a text.
+    """
+
+    kv_token_width: int
+    row_bytes: int = 0
+    nvfp4: bool = False
+    eos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asks for; None and "auto": decide."""
+
+    drafts: int | None = None
+    dtype: str = "auto"
+    vocab: Vocab | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Drafts of a round, 0 for none; the head's options, None without; sentences for the report."""
+
+    drafts: int
+    head: DraftOptions | None = None
+    notes: tuple[str, ...] = ()
+
+
+def decide(wish: Wish, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
+    """What the wishes come to for a model of `ids` ids and this head, or the sentence why it has
+    none. Raises OptionError for what cannot be."""
+    drafts, dtype = wish.drafts, wish.dtype
+    if dtype not in DTYPES:
+        raise OptionError(f"--draft-dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
+    if drafts is not None and not 0 <= drafts <= MOST_DRAFTS:
+        raise OptionError(f"--drafts {drafts} is not possible; choose auto or 0 to {MOST_DRAFTS}")
+    if drafts and isinstance(head, str):
+        raise OptionError(
+            f"--drafts {drafts}: {head}; build with --drafts 0, or from a checkpoint that kept its "
+            "draft head"
+        )
+    if drafts == 0 or isinstance(head, str):
+        given = [("--draft-dtype", dtype != "auto"), ("--draft-vocab", wish.vocab is not None)]
+        if asked := [name for name, is_given in given if is_given]:
+            why = "--drafts is 0" if drafts == 0 else head
+            raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
+        return Decided(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
+    if dtype == "auto":
+        dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
+    shortlist = _ids(wish.vocab, head, ids)
+    return Decided(DEFAULT if drafts is None else drafts, DraftOptions(dtype, shortlist))
+
+
+def parse_drafts(text: str) -> int | None:
+    """`auto`, or a number. Raises OptionError for anything else."""
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise OptionError(f"--drafts {text} is not a number; choose auto or 0 to {MOST_DRAFTS}")
+    return int(text)
+
+
+def parse_vocab(text: str) -> Vocab:
+    """A number of ids, or the ids in the file of that name: a JSON list, or one a line.
+
+    Raises OptionError for a file that is not there, or holds anything else.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        found = _listed(Path(text).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise OptionError(
+            f"--draft-vocab {text} is neither a number of ids nor a file of them ({why})"
+        ) from error
+    except ValueError as error:
+        raise OptionError(
+            f"--draft-vocab {text}: {error}; write one id a line, or a JSON list of ids"
+        ) from error
+    return tuple(found)
+
+
+def _listed(text: str) -> list[int]:
+    """The ids. Raises ValueError."""
+    rows = json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
+    found = []
+    for row in rows:
+        if isinstance(row, str) and not row.strip():
+            continue
+        if isinstance(row, str) and row.strip().isdecimal():
+            row = int(row)
+        if type(row) is not int or row < 0:
+            raise ValueError(f"{row!r} is no token id")
+        found.append(row)
+    return found
+
+
+def _ids(vocab: Vocab | None, head: HeadFacts, ids: int) -> tuple[int, ...] | None:
+    """The shortlist, ascending; None for every id."""
+    if vocab is None:
+        return None
+    if isinstance(vocab, int):
+        if vocab < 1:
+            raise OptionError(f"--draft-vocab {vocab} must be positive")
+        found = {*range(min(vocab, ids)), *(i for i in head.eos if i < ids)}
+    else:
+        found = {*vocab}
+        if strange := sorted(i for i in found if i >= ids):
+            raise OptionError(f"--draft-vocab: {strange[0]} is no id of the model, which has {ids}")
+        if not found:
+            raise OptionError("--draft-vocab: the file holds no id")
+    return tuple(sorted(found)) if len(found) < ids else None

@@ -1,0 +1,111 @@
+"""The draft head as a file stores it: any scheme for any projection, or why there is none.
+
+Exporters leave the head as it was, quantise it, or strip it, and their configs do not always say
+so: here the tensors decide. A head that is not whole is no fault of the checkpoint, which serves
+without drafts. Knows no name of the head's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+
+from spark_engine.errors import CheckpointError
+from spark_engine.models.checkpoint.expected_tensors import (
+    MTP,
+    Expected,
+    Stored,
+    expected_tensors,
+    misfits,
+)
+from spark_engine.models.checkpoint.layout import DRAFT, Layout
+from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
+from spark_engine.models.checkpoint.quant_table import QuantTable
+from spark_engine.models.checkpoint.tensor_list import Linear, Row, linears
+from spark_engine.tensors import DType
+
+Files = Mapping[str, Stored]
+
+
+def draft_table(
+    rows: Collection[Row], tensors: Files, layout: Layout, text: QuantTable
+) -> QuantTable:
+    """The table of the head's projections by what their tensors are; `text` is the network's.
+
+    NVFP4 weights have rounded inputs only where the text network's have too. Raises
+    CheckpointError when the experts of the head are not stored alike.
+    """
+    dialect = _dialect(rows, tensors, layout, text.dialect)
+    rounds_inputs = Scheme.NVFP4_A4 in text.modules.values()
+    table: dict[str, Scheme] = {}
+    for linear in linears(rows):
+        if linear.group and layout.fused(linear.group):
+            scheme = Scheme.PLAIN  # a stack that is not plain fits no expected tensor
+        else:
+            scheme = _scheme(layout.file_name(linear.module), tensors, dialect, rounds_inputs)
+        if table.setdefault(linear.table_key, scheme) is not scheme:
+            raise CheckpointError(f"{linear.module} is {scheme}, other experts are not")
+    return QuantTable(MappingProxyType(table), dialect, False)
+
+
+def draft_tensors(
+    rows: Collection[Row], plain: DType, tensors: Files, layout: Layout, text: QuantTable
+) -> tuple[QuantTable, Mapping[str, Expected], str]:
+    """(`text` with the head's schemes, the head's tensors, "") of a file; where its head is not
+    whole, (`text`, nothing, a sentence that says why)."""
+    there = sorted(_head_names(tensors, layout))
+    if not there:
+        return text, {}, "the checkpoint's files hold no tensor of the draft head (mtp.*)"
+    try:
+        table = text.drafting(draft_table(rows, tensors, layout, text))
+        expected = expected_tensors(rows, plain, table, layout, MTP)
+    except CheckpointError as error:
+        return text, {}, f"the checkpoint's draft head is not read: {error}"
+    faults = misfits(expected, tensors, MTP)
+    faults += [f"{n} is not a tensor of a draft head" for n in there if n not in expected]
+    if faults:
+        more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
+        return text, {}, f"the checkpoint's draft head is not read: {faults[0]}{more}"
+    return table, expected, ""
+
+
+def _head_names(tensors: Files, layout: Layout) -> Iterator[str]:
+    return (name for name in tensors if name.startswith(layout.draft_prefix + DRAFT))
+
+
+def _dialect(rows: Collection[Row], tensors: Files, layout: Layout, usual: Dialect) -> Dialect:
+    """Whose names the head's quantised projections have; `usual` where they do not tell."""
+    for linear in linears(rows):
+        module = layout.file_name(linear.module)
+        for dialect in (Dialect.COMPRESSED, Dialect.MODELOPT):
+            names = SUFFIXES[dialect]
+            if dialect is Dialect.MODELOPT and f"{module}.{names.block_scale}" in tensors:
+                return dialect
+            if f"{module}.{names.fp4_global}" in tensors:
+                return dialect
+        if _is_blocks(linear, tensors, f"{module}.weight_scale"):
+            return Dialect.COMPRESSED
+    return usual
+
+
+def _is_blocks(linear: Linear, tensors: Files, scale: str) -> bool:
+    """Whether an FP8 weight's scale has more than one column: it is of blocks."""
+    weight = tensors.get(f"{scale.rpartition('.')[0]}.weight")
+    found = tensors.get(scale)
+    if weight is None or weight.dtype is not DType.F8E4M3 or found is None:
+        return False
+    return tuple(found.shape) == (-(-linear.rows // 128), -(-linear.columns // 128))
+
+
+def _scheme(module: str, tensors: Files, dialect: Dialect, rounds_inputs: bool) -> Scheme:
+    """How the file stores a projection."""
+    names = SUFFIXES[dialect]
+    if f"{module}.{names.fp4_global}" in tensors:
+        rounded = rounds_inputs and f"{module}.{names.fp4_input}" in tensors
+        return Scheme.NVFP4_A4 if rounded else Scheme.NVFP4
+    weight = tensors.get(f"{module}.weight")
+    if weight is None or weight.dtype is not DType.F8E4M3:
+        return Scheme.PLAIN
+    static = f"{module}.input_scale" in tensors
+    blocks = not static and f"{module}.{names.block_scale}" in tensors
+    return Scheme.FP8_BLOCK if blocks else Scheme.FP8

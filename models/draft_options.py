@@ -1,0 +1,25 @@
+"""What a build may choose of its draft head: how it is stored, and which ids it may draft.
+
+Knows neither checkpoint nor graph. The builder makes one of the user's wishes; `build_network`
+reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DRAFT_DTYPES = ("checkpoint", "fp8", "nvfp4")
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """The draft head of a build.
+
+    Attributes:
+        dtype: "checkpoint" leaves its projections as they are stored; "fp8" and "nvfp4" quantise
+            those that are not (128x128 blocks with dynamic inputs; groups of 16, W4A16).
+        shortlist: the ids that it drafts from, ascending; None: the whole vocabulary.
+    """
+
+    dtype: str = "checkpoint"
+    shortlist: tuple[int, ...] | None = None

@@ -1,0 +1,73 @@
+"""The draft head: one layer that guesses on from what the network made of its last token.
+
+Its row at position t takes (hidden_t, token t+1), where `hidden` is the network's output behind the
+final norm, and guesses token t+2. It keeps keys and values of its own, so every token of the
+sequence passes through `fill`; `step` then drafts one token after another, each from the head's
+own output before. Knows the wiring (docs/graph.md); knows no tensor's name, nor how a projection is
+stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
+from spark_engine.models.graph.decoder import Layer, centred_norm, norm_scale
+from spark_engine.models.graph.gated_attention import GatedAttention
+from spark_engine.models.graph.writer import Writer
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """Shapes: fc [H, 2·H], embedding first; the norms [H], zero-centred. The layer attends."""
+
+    name: str
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    fc: Linear
+    layer: Layer
+    norm: Tensor
+
+    @property
+    def attention(self) -> GatedAttention:
+        """The layer's mixer."""
+        assert isinstance(self.layer.mixer, GatedAttention)
+        return self.layer.mixer
+
+    def pages(self, w: Writer) -> list[gs.Variable]:
+        """The states that hold its keys and values, new to the graph."""
+        return self.attention.pages(w, self.name)
+
+    def input(
+        self, w: Writer, ids: gs.Variable, hidden: gs.Variable, embedding: gs.Variable
+    ) -> gs.Variable:
+        """x [tokens, H]: fc of the normed embeddings of `ids` and the normed hidden [tokens, H]."""
+        norms = [norm_scale(w, norm) for norm in (self.embedding_norm, self.hidden_norm)]
+        attrs = {"eps": w.config.eps, "dtype": w.activation}
+        operands = [ids, hidden, embedding, *norms]
+        joined = w.one("mtp_input", operands, f"{self.name}.input", **attrs)
+        return w.project(joined, self.fc)
+
+    def fill(
+        self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
+    ) -> list[gs.Variable]:
+        """The pages with the keys and values of x [tokens, H]."""
+        return self.attention.append(w, self.layer.normed(w, x), pages, updates)
+
+    def step(
+        self, w: Writer, x: gs.Variable, pages: Sequence[gs.Variable], updates: Sequence[str]
+    ) -> tuple[gs.Variable, list[gs.Variable]]:
+        """y [rows, H], what a language model's head reads and the next step's hidden, and the pages
+        with the keys and values of x [rows, H]."""
+        kept: list[gs.Variable] = []
+
+        def attend(h: gs.Variable) -> gs.Variable:
+            y, updated = self.attention.attend(w, h, pages, updates)
+            kept.extend(updated)
+            return y
+
+        out = self.layer.around(w, x, f"{self.name}.layers.0", attend)
+        return centred_norm(w, out, self.norm, f"{self.name}.hidden"), kept

@@ -1,0 +1,146 @@
+"""Graphs of an engine with drafts: a round of decode or verification, and prefill.
+
+A round samples at each of its tokens, accepts drafts while the samples before them say the same,
+brings the head's keys and values up to the accepted tokens, and drafts the next round's. Knows the
+order of these (docs/graph.md) and no tensor's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.interface import drafts_of
+from spark_engine.models.checkpoint.tensor_list import Linear
+from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_tables
+from spark_engine.models.graph.draft_head import DraftHead
+from spark_engine.models.graph.writer import Writer, state_out
+from spark_engine.models.weights.draft_weights import head_rows
+from spark_engine.models.weights.recipes import constant
+from spark_engine.tensors import DType
+
+PAGES = ("k_pages", "v_pages")
+
+
+@dataclass(frozen=True)
+class DraftRound:
+    """The network with its head. `shortlist`: ids that may be drafted; None, all of them."""
+
+    network: Decoder
+    head: DraftHead
+    shortlist: tuple[int, ...] | None
+
+    def write(self, w: Writer, debug: bool) -> None:
+        """Decode, which has no drafts to verify and makes none, and `verify_k{k}`."""
+        drafts = drafts_of(w.family)
+        step = [w[n] for n in ("slots", "starts", "counts")]
+        known = [w[n] for n in ("token_ids", "last_tokens", "drafts", "positions")]
+        names = ["ids", "row_starts", "certain"]
+        ids, starts, certain = w.op("round_rows", [*known, *step], names, tile=w.tile)
+        with w.over([w["slots"], starts, w["counts"]]):
+            x = self.network.stream(w, ids, debug)
+            hidden = self.network.normed(w, x, "hidden")
+            logits = self.network.logits(w, hidden, "logits")
+            if debug:
+                w.output(hidden)
+                w.output(self.network.logits(w, hidden, "logits_all"))
+            sampled, accepted, draft_starts = _accept(w, ids, certain, logits)
+        for tensor in (*sampled, *([accepted] if drafts else []), logits):
+            w.output(tensor)
+        with w.over([w["slots"], starts, accepted]):
+            x, pages = self._fill(w, sampled[0], hidden, last=not drafts)
+        if drafts:
+            x = w.one("last_rows", [x, accepted], "draft.last", tile=w.tile)
+            self._draft(w, x, pages, [draft_starts, certain], debug)
+
+    def write_prefill(self, w: Writer, debug: bool) -> None:
+        """As without drafts, and then every token through the head."""
+        x = self.network.write(w, debug)
+        hidden = self.network.normed(w, x, "hidden")
+        if debug:
+            w.output(hidden)
+        operands = [w[n] for n in ("token_ids", "next_ids", "next_tokens", "counts")]
+        ids = w.one("shift_ids", operands, "shifted_ids", tile=w.tile)
+        self._fill(w, ids, hidden, last=True)
+
+    def _fill(
+        self, w: Writer, ids: gs.Variable, hidden: gs.Variable, last: bool
+    ) -> tuple[gs.Variable, list[gs.Variable]]:
+        """(the head's input [tokens, H], its pages with the rows' keys and values)."""
+        x = self.head.input(w, ids, hidden, self.network.embedded(w))
+        pages = self.head.pages(w)
+        return x, self.head.fill(w, x, pages, _updates(pages, last, ".filled"))
+
+    def _draft(
+        self,
+        w: Writer,
+        x: gs.Variable,
+        pages: Sequence[gs.Variable],
+        where: Sequence[gs.Variable],
+        debug: bool,
+    ) -> None:
+        """The next round's drafts, one after another. `where`: starts and counts of the rows."""
+        (starts, counts), state = where, w["drafts"]
+        embedding, drafts = self.network.embedded(w), drafts_of(w.family)
+        states = [w[f"{self.head.name}.{name}"] for name in PAGES]
+        for i in range(drafts):
+            last = i == drafts - 1
+            with w.over([w["slots"], starts, counts], tile=1, scope=f"draft.{i}."):
+                y, pages = self.head.step(w, x, pages, _updates(states, last))
+                logits = self._logits(w, y)
+                if debug:
+                    w.output(y)
+                    w.output(logits)
+                token, starts, state = self._token(w, logits, state, i, last)
+                if not last:
+                    x = self.head.input(w, token, y, embedding)
+
+    def _logits(self, w: Writer, y: gs.Variable) -> gs.Variable:
+        """f32 [rows, V], or of the ids that may be drafted."""
+        if self.shortlist is None:
+            return self.network.logits(w, y, "logits")
+        head = self.network.head
+        name = head.module if isinstance(head, Linear) else self.network.embedding.module
+        rows = head_rows(w.model, name, self.shortlist)
+        return w.multiply(y, f"{self.head.name}.head", rows, DType.F32.value, "logits")
+
+    def _token(
+        self, w: Writer, logits: gs.Variable, state: gs.Variable, index: int, last: bool
+    ) -> list[gs.Variable]:
+        """(the token [rows], where the next one stands, the state that holds it)."""
+        ids = [] if self.shortlist is None else [self._shortlist(w)]
+        outputs = ["token", "next_starts", state_out("drafts") if last else "drafts"]
+        attrs = {"index": index, "shortlist": len(ids), "vocab": w.config.vocab}
+        return w.op("draft_token", [logits, *ids, state, *w.rows], outputs, **attrs)
+
+    def _shortlist(self, w: Writer) -> gs.Variable:
+        ids = constant(self.shortlist or (), DType.I32)
+        return w.weight(f"{self.head.name}.shortlist", ids)
+
+
+def _updates(states: Sequence[gs.Variable], last: bool, suffix: str = "") -> list[str]:
+    """What the updated states are called: by their own name behind the last update."""
+    return [state_out(s.name) if last else s.name + suffix for s in states]
+
+
+def _accept(
+    w: Writer, ids: gs.Variable, certain: gs.Variable, logits: gs.Variable
+) -> tuple[list[gs.Variable], gs.Variable, gs.Variable]:
+    """(what is sampled at each token, the tokens accepted of each row, where drafting starts)."""
+    slots, starts, counts = w.rows
+    marked = [w["token_counts"], ids, w["last_tokens"], slots, starts, certain, w["prompt_lens"]]
+    token_counts = w.one("mark_tokens", marked, "token_counts.marked", tile=w.tile)
+    attrs = {"vocab": w.config.vocab, "top": w.limits.top_logprobs, "drafts": 1, "tile": w.tile}
+    operands = [logits, token_counts, *sampling_tables(w), *w.rows, ids]
+    sampled = w.op("sample", operands, SAMPLED, **attrs)
+    states = [token_counts, w["last_tokens"], w["positions"]]
+    updates = [state_out(name) for name in ("token_counts", "last_tokens", "positions")]
+    accepted, draft_starts, *_ = w.op(
+        "accept_drafts",
+        [sampled[0], ids, *states, *w.rows],
+        ["accepted", "draft_starts", *updates],
+        tile=w.tile,
+    )
+    return sampled, accepted, draft_starts

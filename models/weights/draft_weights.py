@@ -1,0 +1,40 @@
+"""The draft head's weights as a build wants them: in another dtype, from fewer rows.
+
+What `DraftOptions` come to: a model whose plain projections of the head are quantised when they are
+read, and the rows of the language model's head that a shortlist leaves. Knows no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spark_engine.errors import OptionError
+from spark_engine.models.checkpoint.quant_schemes import Scheme
+from spark_engine.models.weights.operands import Projection, projection
+from spark_engine.models.weights.recipes import take
+from spark_engine.models.weights.stored_model import Model
+
+SCHEMES: Mapping[str, Scheme] = {"fp8": Scheme.FP8_BLOCK, "nvfp4": Scheme.NVFP4}
+
+
+def with_draft_dtype(model: Model, dtype: str) -> Model:
+    """The model whose head's plain projections, its experts among them, are of that dtype."""
+    if dtype not in SCHEMES:
+        return model
+    return replace(model, table=model.table.quantising(SCHEMES[dtype]))
+
+
+def head_rows(model: Model, module: str, ids: Sequence[int]) -> Projection:
+    """Rows of a projection [V, H] in its own format.
+
+    Raises OptionError where rows have no scales of their own.
+    """
+    whole = projection(model, module, model.table[module])
+    if whole.scheme is Scheme.FP8_BLOCK:
+        raise OptionError(
+            f"a draft shortlist takes rows of {module}, whose scales are those of 128 rows; draft "
+            "from the whole vocabulary"
+        )
+    scales = {name: take(scale, ids) for name, scale in whole.scales.items()}
+    return replace(whole, weight=take(whole.weight, ids), scales=scales)

@@ -1,0 +1,75 @@
+// The next draft of each row: the id of the largest logit, the lowest of equal ones.
+//
+// Block (part, row) reads its part of the row once, LOADS times 16 bytes a thread, and brings the
+// greatest (logit, ~id) by an atomic maximum, which is the same in any order. The block that comes
+// last to the row writes the token and leaves both words zero for the next launch. Ids, where they
+// come from a shortlist, are read beside the logits. A row without a token reads nothing.
+// Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which
+// of them this is), LOADS, THREADS.
+#include "common/numeric.cuh"
+
+DEVICE u64 greater(u64 a, u64 b) { return a > b ? a : b; }
+
+DEVICE u64 warp_greatest(u64 x) {
+#pragma unroll
+  for (int d = 16; d; d >>= 1) x = greater(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+
+// Ordered by logit, then by descending id; 0 of what may not be drafted.
+DEVICE u64 pair_of(float x, int id) {
+  return x == x && (u32)id < VOCAB ? (u64)ordered_key(x) << 32 | (u32)~id : 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    draft_token(const float* logits, const int* shortlist, const int* slots, const int* starts,
+                const int* counts, int* token, int* next_starts, int* drafts, u64* best,
+                int* arrived) {
+  __shared__ u64 room[THREADS / 32];
+  const int row = blockIdx.y, first = (blockIdx.x * LOADS * THREADS + threadIdx.x) * 4;
+#if SHORTLIST
+  int4 ids[LOADS];  // no launch writes them
+#pragma unroll
+  for (int i = 0; i < LOADS; ++i)
+    if (first + i * THREADS * 4 < LOGITS)
+      ids[i] = *(const int4*)(shortlist + first + i * THREADS * 4);
+#endif
+  wait_for_previous();
+  launch_dependents();
+  const int slot = slots[row];
+  if (slot < 0 || counts[row] <= 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) token[row] = next_starts[row] = 0;
+    return;
+  }
+  float4 x[LOADS];
+#pragma unroll
+  for (int i = 0; i < LOADS; ++i)
+    if (first + i * THREADS * 4 < LOGITS)
+      x[i] = __ldcg((const float4*)(logits + (u64)row * LOGITS + first + i * THREADS * 4));
+  u64 mine = 0;
+#pragma unroll
+  for (int i = 0; i < LOADS; ++i) {
+    const int at = first + i * THREADS * 4;
+    if (at >= LOGITS) break;
+#if SHORTLIST
+    const int4 id = ids[i];
+#else
+    const int4 id = make_int4(at, at + 1, at + 2, at + 3);
+#endif
+    mine = greater(mine, greater(greater(pair_of(x[i].x, id.x), pair_of(x[i].y, id.y)),
+                                 greater(pair_of(x[i].z, id.z), pair_of(x[i].w, id.w))));
+  }
+  mine = warp_greatest(mine);
+  if (lane_id() == 0) room[threadIdx.x / 32] = mine;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+#pragma unroll
+  for (int w = 1; w < THREADS / 32; ++w) mine = greater(mine, room[w]);
+  atomicMax((unsigned long long*)best + row, mine);
+  if (count_up(arrived + row) < (int)gridDim.x - 1) return;
+  mine = atomicExch((unsigned long long*)best + row, 0ull);
+  arrived[row] = 0;
+  const int id = mine ? (int)~(u32)mine : 0;
+  token[row] = id, next_starts[row] = starts[row] + 1;
+  drafts[(i64)slot * DRAFTS + INDEX] = id;
+}

@@ -1,0 +1,58 @@
+"""Operands that the ops of a round share, and the seeded rounds of their cases. Knows no op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_engine.operand import Operand, Role
+from spark_engine.tensors import Array
+
+WILD = 1 << 30  # what nobody may read as an id, a position or a count
+UNITS = 7  # slots of the cases' states, without the one for scratch
+
+DRAFTS = Operand("drafts", Role.STATE, "i32[S+1,K]")
+POSITIONS = Operand("positions", Role.STATE, "i32[S+1]")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One launch: a row's slot (−1: inert), and how many of its `tile` tokens are live."""
+
+    tile: int
+    slots: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the launch."""
+        return len(self.slots)
+
+    def tokens(self, draw: Callable[[int], Array]) -> Array:
+        """i32 [tokens]: `draw(n)` for the live ones of each row, WILD elsewhere."""
+        ids = np.full((self.rows, self.tile), WILD)
+        for row, n in enumerate(self.counts):
+            ids[row, :n] = draw(n)
+        return np.asarray(ids.reshape(-1), np.int32)
+
+    def rows_of(self, starts: Array) -> tuple[Array, ...]:
+        """slots, starts, counts i32 [rows]."""
+        return tuple(np.asarray(x, np.int32) for x in (self.slots, starts, self.counts))
+
+
+ALONE = Round(4, (2,), (4,))
+ROUNDS = (  # rows that are full, shorter, without drafts, without tokens, of no sequence
+    Round(4, (3, -1, 0, 6, 5, 1), (4, 0, 2, 1, 0, 3)),
+    Round(2, (1, 4, -1), (2, 1, 0)),
+    Round(8, (0, -1, 5), (8, 0, 7)),
+    Round(1, (3, -1, 0, 5), (1, 0, 1, 0)),
+)
+INERT = Round(3, (-1, -1), (0, 0))
+ALL = (ALONE, *ROUNDS, INERT)
+
+
+def label(given: Round) -> str:
+    """Names a round of `ALL`."""
+    return f"{given.rows} rows of {given.tile}"

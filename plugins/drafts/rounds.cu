@@ -1,0 +1,75 @@
+// Where a round begins and ends: round_rows and shift_ids, a thread a token; accept_drafts, a
+// thread a row. All loads of a thread but those of states are on their way at once; what these
+// kernels take is a launch and two trips to memory, so one form serves all sizes.
+// Macros: TILE (tokens of a row), THREADS, DRAFTS (of a slot; round_rows), VOCAB (accept_drafts).
+#include "common/ptx.cuh"
+
+#define INDEX (blockIdx.x * THREADS + threadIdx.x)
+
+#ifdef DRAFTS
+// The host's ids and starts where they are not negative, else those of the slot's states.
+extern "C" __global__ void round_rows(const int* tokens, const int* last, const int* drafts,
+                                      const int* positions, const int* slots, const int* starts,
+                                      const int* counts, int* ids, int* row_starts, int* certain,
+                                      int n) {
+  wait_for_previous();
+  launch_dependents();
+  const int at = INDEX, row = at / TILE, j = at % TILE;
+  if (at >= n) return;
+  const int slot = slots[row], count = counts[row];
+  int id = tokens[at], start = starts[row];
+  if (slot < 0 || j >= count) {
+    id = 0;
+  } else if (id < 0) {
+    id = j ? drafts[(i64)slot * DRAFTS + j - 1] : last[slot];
+  }
+  ids[at] = id;
+  if (j > 0) return;
+  if (slot < 0) start = 0;
+  else if (start < 0) start = positions[slot];
+  row_starts[row] = start;
+  certain[row] = slot < 0 ? 0 : min(count, 1);
+}
+#elif defined(VOCAB)
+// Drafts hold while they are what was sampled before them; the slot's states move on behind them.
+// A slot has one row, so its thread alone writes its states.
+extern "C" __global__ void accept_drafts(const int* sampled, const int* ids, int*, int*, int*,
+                                         const int* slots, const int* starts, const int* counts,
+                                         int* accepted, int* draft_starts, int* token_counts,
+                                         int* last, int* positions, int rows) {
+  wait_for_previous();
+  launch_dependents();
+  const int row = INDEX;
+  if (row >= rows) return;
+  const int slot = slots[row], start = starts[row], count = counts[row];
+  int token[TILE], id[TILE];
+#pragma unroll
+  for (int j = 0; j < TILE; ++j) token[j] = sampled[row * TILE + j], id[j] = ids[row * TILE + j];
+  if (slot < 0 || count <= 0) {
+    accepted[row] = draft_starts[row] = 0;
+    return;
+  }
+  int held = 1, next = token[0];
+#pragma unroll
+  for (int j = 1; j < TILE; ++j)
+    if (held == j && j < count && id[j] == next) {
+      held = j + 1, next = token[j];
+      atomicAdd(token_counts + (i64)slot * VOCAB + id[j], 2);
+    }
+  accepted[row] = held, draft_starts[row] = start + held - 1;
+  last[slot] = next, positions[slot] = start + held;
+}
+#else
+// The id behind each token; behind a row's last one the host's, or what was sampled there.
+extern "C" __global__ void shift_ids(const int* tokens, const int* next_ids, const int* sampled,
+                                     const int* counts, int* ids, int n) {
+  wait_for_previous();
+  launch_dependents();
+  const int at = INDEX, row = at / TILE, left = counts[min(at, n - 1) / TILE] - 1 - at % TILE;
+  if (at >= n) return;
+  int id = 0;
+  if (left > 0) id = tokens[at + 1];
+  if (left == 0) id = next_ids[row] < 0 ? sampled[row] : next_ids[row];
+  ids[at] = id;
+}
+#endif

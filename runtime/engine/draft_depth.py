@@ -1,0 +1,140 @@
+"""How many drafts the next round verifies: the k whose tokens per microsecond promise most.
+
+Knows what a round of each bucket costs and how often drafts were kept; knows no scheduler and no
+tensor. The choice changes speed alone, never a token.
+
+- A draft counts only when those before it were kept, so each position has a probability of its own,
+  given that. A request starts from the engine's mean and moves to what its own drafts did.
+- A slot without drafts gets one token of its next round, which makes its first drafts, so a choice
+  is judged by the round at hand and AHEAD more.
+- Another k must promise MARGIN more than the one before it.
+- What is not verified is not measured. Now and then two rounds of the largest k look again: the
+  first makes the drafts, the second verifies them. What they lose by the estimates so far is held
+  to SHARE of all time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_engine.interface import DECODE, verify_family
+from spark_engine.runtime.engine.sequence import Sequence as Request
+from spark_engine.runtime.executors.memory import BucketKey
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # of an engine that has verified nothing: probability, as so many
+MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, in drafts of its own
+FADE, MEAN_FADE = 0.95, 0.98  # what is left of a measurement after the next one of its position
+AHEAD = 7  # rounds
+MARGIN = 0.03
+SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two looks
+
+
+class DraftDepth:
+    """Chooses k for every round of one engine.
+
+    `buckets` are the rows of each k's buckets, ascending, those of decode first; `costs` in
+    microseconds, where a missing or zero one makes all costs those of tokens.
+    """
+
+    def __init__(
+        self, buckets: Sequence[tuple[int, ...]], costs: Mapping[BucketKey, float], slots: int
+    ) -> None:
+        self.most = len(buckets) - 1
+        self._buckets, self._costs = buckets, costs
+        self._cost_of: dict[int, Floats] = {}
+        self._index = np.arange(self.most)
+        self._depths = np.arange(self.most + 1)
+        self._seen = np.zeros((slots, self.most))
+        self._kept = np.zeros((slots, self.most))
+        self._all_seen = np.full(self.most, PRIOR_WEIGHT)
+        self._all_kept = self._all_seen * PRIOR
+        self._last = 0
+        self._looking = 0  # rounds of the present look that are left
+        self._since = 0  # rounds since the last look, or the last round of the largest k
+        self._budget = 0.0  # microseconds
+
+    def forget(self, slot: int) -> None:
+        """Another request has the slot."""
+        self._seen[slot] = self._kept[slot] = 0
+
+    def hear(self, slots: Ints, offered: Ints, kept: Ints) -> None:
+        """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""
+        hit = self._index < kept[:, None]
+        seen = hit | ((self._index == kept[:, None]) & (self._index < offered[:, None]))
+        fade = np.where(seen, FADE, 1)
+        self._seen[slots] = self._seen[slots] * fade + seen
+        self._kept[slots] = self._kept[slots] * fade + hit
+        total = seen.sum(axis=0)
+        fade = np.where(total, MEAN_FADE, 1)
+        self._all_seen = self._all_seen * fade + total
+        self._all_kept = self._all_kept * fade + hit.sum(axis=0)
+
+    def choose(self, requests: Sequence[Request]) -> int:
+        """The k of the next round of these, for whose number it has a bucket."""
+        if not self.most:
+            return 0
+        cost = self._cost(len(requests))
+        now, later, usable = self._tokens(requests)
+        rates = (now + AHEAD * later) / cost
+        best = int(rates.argmax())
+        if rates[best] <= rates[self._last] * (1 + MARGIN):
+            best = self._last
+        self._last = best
+        deepest = int(np.flatnonzero(np.isfinite(cost[: usable + 1]))[-1])
+        pace = float(cost[best] / later[best])
+        loss = 2 * float(cost[deepest]) - float(now[deepest] + later[deepest]) * pace
+        return self._look(best, deepest, loss, float(cost[best]))
+
+    def _look(self, best: int, deepest: int, loss: float, cost: float) -> int:
+        """`best`, or in two rounds now and then `deepest`, which loses `loss` microseconds."""
+        if self._looking:
+            self._looking -= 1
+            return max(best, deepest)
+        if best >= deepest:
+            self._since = 0
+            return best
+        self._since += 1
+        self._budget = min(self._budget + SHARE * cost, max(loss, 0.0))
+        if self._since < EVERY or self._budget < loss:
+            return best
+        self._since, self._looking = 0, 1
+        self._budget -= max(loss, 0.0)
+        return deepest
+
+    def _tokens(self, requests: Sequence[Request]) -> tuple[Floats, Floats, int]:
+        """Tokens that a round of each k promises now and from the next on, and the largest k of
+        which one of them can use all drafts."""
+        mean = self._all_kept / self._all_seen
+        slots = [r.slot for r in requests]
+        rates = self._kept[slots] + MEAN_WEIGHT * mean
+        rates /= self._seen[slots] + MEAN_WEIGHT
+        gains = np.ones((len(slots), self.most + 1))
+        gains[:, 1:] = rates
+        gains = gains.cumprod(axis=1).cumsum(axis=1)  # tokens of a row with 0, 1, … drafts
+        room = np.array([r.limit - r.launched for r in requests])
+        own = np.array([r.drafts for r in requests])
+        held = np.array([r.held for r in requests])
+        later = np.minimum(own, np.maximum(room - 3, 0))  # one token has come by then
+        now = np.minimum(np.minimum(own, room - 2), held)
+        used = np.minimum(np.stack((now, later))[:, :, None], self._depths)
+        tokens = gains[np.arange(len(slots))[:, None], used].sum(axis=1)
+        return tokens[0], tokens[1], int(later.max())
+
+    def _cost(self, rows: int) -> Floats:
+        """Of a round of `rows` sequences by k; infinite where there is no bucket."""
+        if rows not in self._cost_of:
+            fitting = [next((b for b in bs if b >= rows), 0) for bs in self._buckets]
+            names = [DECODE, *map(verify_family, range(1, self.most + 1))]
+            known = [self._costs.get(key, 0) for key in zip(names, fitting, strict=True)]
+            if not all(c or not b for c, b in zip(known, fitting, strict=True)):
+                known = [b * (k + 1) for k, b in enumerate(fitting)]
+            found = [c if b else np.inf for c, b in zip(known, fitting, strict=True)]
+            self._cost_of[rows] = np.array(found, np.float64)
+        return self._cost_of[rows]

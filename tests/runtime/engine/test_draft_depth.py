@@ -1,0 +1,172 @@
+"""Which k a round gets: by what drafts were worth, what rounds cost, and what is worth a look."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from spark_engine.interface import DECODE, verify_family
+from spark_engine.runtime.engine.draft_depth import EVERY, SHARE, DraftDepth
+from spark_engine.runtime.engine.request import Request
+from spark_engine.runtime.engine.sequence import Sequence
+
+SLOTS, MOST = 128, 3
+ROWS = (1, 8, 128)
+
+
+def costs(*by_k: float, rows: tuple[int, ...] = ROWS) -> dict[tuple[str, int], float]:
+    """Microseconds of a round of each k, whatever its rows."""
+    families = (DECODE, *(verify_family(k + 1) for k in range(len(by_k) - 1)))
+    return {(f, n): c for f, c in zip(families, by_k, strict=True) for n in rows}
+
+
+class Rounds:
+    """Plays the engine: every draft is kept with the probability of its request."""
+
+    def __init__(self, depth: DraftDepth, rates: list[float], limit: int = 1 << 20) -> None:
+        self.depth, self.rates, self.rng = depth, rates, random.Random(0)
+        self.seqs = [request(slot, limit) for slot in range(len(rates))]
+        for seq in self.seqs:
+            depth.forget(seq.slot)
+
+    def step(self) -> int:
+        k = self.depth.choose(self.seqs)
+        offered = [min(k, s.held, s.drafts) for s in self.seqs]
+        kept = [self._kept(n, rate) for n, rate in zip(offered, self.rates, strict=True)]
+        for seq, got in zip(self.seqs, kept, strict=True):
+            seq.launched += 1 + got
+            seq.held = k
+        live = [i for i, n in enumerate(offered) if n]
+        if live:
+            slots = np.array([self.seqs[i].slot for i in live])
+            self.depth.hear(slots, np.array(offered)[live], np.array(kept)[live])
+        return k
+
+    def run(self, steps: int) -> list[int]:
+        return [self.step() for _ in range(steps)]
+
+    def _kept(self, offered: int, rate: float) -> int:
+        return next((i for i in range(offered) if self.rng.random() >= rate), offered)
+
+
+def request(slot: int, limit: int = 1 << 20, drafts: int = MOST) -> Sequence:
+    seq = Sequence(slot, Request((0,)), limit, frozenset(), seed=0, drafts=drafts)
+    seq.slot, seq.launched = slot, 1
+    return seq
+
+
+def make(
+    cost: dict[tuple[str, int], float], verify: tuple[tuple[int, ...], ...] = (ROWS,) * MOST
+) -> DraftDepth:
+    return DraftDepth((ROWS, *verify), cost, SLOTS)
+
+
+def test_an_engine_without_drafts_has_nothing_to_choose() -> None:
+    assert DraftDepth((ROWS,), {}, SLOTS).choose([request(0)]) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128])
+def test_cheap_rounds_of_good_drafts_go_deep(rows: int) -> None:
+    rounds = Rounds(make(costs(100, 105, 110, 115)), [0.9] * rows)
+    assert set(rounds.run(200)[20:]) == {3}
+
+
+@pytest.mark.parametrize("rows", [1, 5, 128])
+def test_bad_drafts_are_given_up_and_seldom_tried_again(rows: int) -> None:
+    rounds = Rounds(make(costs(100, 150, 200, 250)), [0.1] * rows)
+    ks = rounds.run(1500)[100:]
+    assert ks.count(0) > 0.95 * len(ks)
+    looks = [i for i, k in enumerate(ks) if k]
+    assert looks, "never tried again"
+    assert all(ks[i] == 3 for i in looks)
+    spent = sum((100, 150, 200, 250)[k] - 100 for k in ks)
+    assert spent <= 2 * SHARE * 100 * len(ks)  # what their tokens brought is in the share of it
+
+
+def test_the_share_of_looks_is_bounded_where_they_bring_nothing() -> None:
+    rounds = Rounds(make(costs(100, 1000, 2000, 3000)), [0.0] * 4)
+    rounds.run(50)
+    ks = rounds.run(8_000)
+    lost = sum(2900 for k in ks if k)
+    assert 0 < lost <= SHARE * 100 * len(ks) + 2 * 2900
+
+
+def test_looks_are_pairs_and_far_apart() -> None:
+    """The first makes the drafts, the second verifies them."""
+    rounds = Rounds(make(costs(100, 101, 180, 260)), [0.3])
+    ks = rounds.run(2000)[200:]
+    at = [i for i, k in enumerate(ks) if k == 3]
+    starts = [b for a, b in pairwise([-9, *at]) if b - a != 1]
+    assert at and len(at) == 2 * len(starts)
+    assert all(b - a >= EVERY for a, b in pairwise(starts))
+
+
+def test_a_request_that_gets_better_is_found_out() -> None:
+    rounds = Rounds(make(costs(100, 110, 120, 130)), [0.0])
+    assert set(rounds.run(300)[-20:]) <= {0, 3}
+    rounds.rates = [0.95]
+    assert rounds.run(1500)[-50:].count(3) >= 48
+
+
+def test_the_middle_is_chosen_where_the_later_drafts_are_bad() -> None:
+    depth = make(costs(100, 110, 140, 170))
+    rounds = Rounds(depth, [0.0])
+    rounds._kept = lambda offered, rate: min(offered, 1)  # type: ignore[method-assign]
+    ks = rounds.run(1000)[500:]
+    assert ks.count(1) > 0.9 * len(ks)
+
+
+def test_the_choice_does_not_flap_between_equals() -> None:
+    """Costs at which the rates of all k are nearly equal."""
+    rate = 0.7
+    tokens = [1, 1 + rate, 1 + rate + rate**2, 1 + rate + rate**2 + rate**3]
+    rounds = Rounds(make(costs(*(100 * t for t in tokens))), [rate] * 8)
+    ks = rounds.run(2000)
+    changes = sum(a != b for a, b in pairwise(ks))
+    assert changes < 200
+
+
+def test_no_k_without_a_bucket_is_chosen() -> None:
+    depth = make(costs(100, 101, 102, 103), ((1, 8), (), (1,)))
+    assert set(Rounds(depth, [0.9] * 100).run(200)) == {0}
+    assert set(Rounds(depth, [0.9] * 8).run(200)) <= {0, 1}
+    assert set(Rounds(depth, [0.9]).run(200)[50:]) == {3}
+
+
+def test_without_costs_a_round_costs_its_tokens() -> None:
+    """Then a draft is worth no more than it costs, and only looks go deeper."""
+    ks = Rounds(make({}), [0.9] * 8).run(1000)
+    assert ks.count(0) > 950
+    partly = costs(100, 101, 102, 103)
+    partly[verify_family(3), 8] = 0
+    assert Rounds(make(partly), [0.9] * 8).run(1000).count(0) > 950
+
+
+def test_requests_that_want_no_drafts_make_none() -> None:
+    depth = make(costs(100, 101, 102, 103))
+    seqs = [request(slot, drafts=0) for slot in range(4)]
+    assert {depth.choose(seqs) for _ in range(300)} == {0}
+    seqs[0].drafts = 1
+    assert {depth.choose(seqs) for _ in range(300)} <= {0, 1}
+
+
+def test_two_more_tokens_are_not_worth_a_first_round_of_drafts() -> None:
+    """The first round gives one token in any case, and the second ends it."""
+    depth = make(costs(100, 120, 140, 160))
+    assert depth.choose([request(0, limit=4)]) == 0
+    assert depth.choose([request(0, limit=400)]) == 3
+
+
+def test_a_slots_next_request_starts_from_the_mean() -> None:
+    depth = make(costs(100, 130, 160, 190))
+    good = Rounds(depth, [0.95] * 16)
+    good.run(100)
+    bad = Rounds(depth, [0.0])
+    ks = bad.run(60)
+    assert ks[0] == 3 and ks[-1] == 0
+    depth.forget(0)
+    again = request(0)
+    assert max(depth.choose([again]) for _ in range(2)) >= 1
