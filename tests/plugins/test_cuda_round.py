@@ -40,7 +40,7 @@ def rounds(tile: int, kv: DType, heads: int, kv_heads: int, starts: Columns = ST
     """A row at each start with 1 to `tile` tokens, most of them full, and two inert ones."""
     n = len(starts)
     counts = tuple(tile if i % 3 else 1 + i // 3 % tile for i in range(n))
-    slots = (-1, *range(n - 1, -1, -1), 0)
+    slots = (-1, *range(n - 1, -1, -1), n)
     return Launch(
         tile, slots, (7, *starts, 0), (0, *counts, 0), heads, kv_heads, 256, 32, kv=kv, dtype=B16
     )
