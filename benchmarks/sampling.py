@@ -133,8 +133,8 @@ def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
         timer.gpu.free(address)
 
 
-def routing(timer: Timer, tokens: int) -> float:
-    """Seconds of one `moe_router` of 256 experts with the shared gate."""
+def routing(timer: Timer, target: Target, tokens: int) -> dict[str, float]:
+    """Microseconds of one `moe_router` of 256 experts with the shared gate, by tactic."""
     rng, bf16 = np.random.default_rng(0), DType.BF16.numpy
     x = rng.standard_normal((tokens, 2048)).astype(bf16)
     gate = rng.standard_normal((1, 2048)).astype(bf16)
@@ -142,11 +142,14 @@ def routing(timer: Timer, tokens: int) -> float:
     specs = tuple(TensorSpec(n, DType.BF16, a.shape) for n, a in (("x", x), ("w", w), ("g", gate)))
     at_x, at_gate = timer.put(x), timer.put(gate)
     copies = [[at_x, timer.put(w), at_gate] for _ in range(96)]
-    tactic = moe_router_cuda.CUDA.tactics[0]
-    seconds = timer.seconds(tactic, {"top_k": 8}, specs, copies, [36 * tokens] * 2)
+    made = {}
+    for tactic in moe_router_cuda.CUDA.tactics:
+        if tactic.refuse({"top_k": 8}, specs, target) is None:
+            seconds = timer.seconds(tactic, {"top_k": 8}, specs, copies, [36 * tokens] * 2)
+            made[tactic.name] = round(seconds * 1e6, 1)
     for address in {a for copy in copies for a in copy}:
         timer.gpu.free(address)
-    return seconds
+    return made
 
 
 def main() -> None:
@@ -154,8 +157,8 @@ def main() -> None:
     target = graphs.target_here()
     with tempfile.TemporaryDirectory() as folder:
         timer = Timer(device.Gpu(), target, Path(folder))
-        for tokens in (1, 32, 128, 256, 2048):
-            print(f"router {tokens:5d} tokens {routing(timer, tokens) * 1e6:8.1f} us", flush=True)
+        for tokens in (1, 32, 128, 256, 1024, 2048, 4096, 8192):
+            print(f"router {tokens:5d} tokens, us: {routing(timer, target, tokens)}", flush=True)
         for rows in (1, 32, 128):
             sampling(timer, rows)
 

@@ -3,8 +3,9 @@
 // Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
 // tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
 // x, or from the state. The state may be updated in place: only a sequence's first tile reads it,
-// and that tile's thread writes the new one, from the sequence's last tile in x.
-// Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
+// and that tile's thread writes the new one, from the sequence's last tile in x. DRAFTS: the state
+// is a ring by position, of which only the launch's last columns are written.
+// Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
 // 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
 // benchmarks/log/causal_conv.md.
 #include "gdn/gdn.cuh"
@@ -31,13 +32,22 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
   const act* tokens = x + (i64)row * TILE * x_width + channel;
-  const i64 state = (i64)slot * (TAPS - 1) * channels + channel;
+  constexpr int KEPT = DRAFTS ? TAPS + DRAFTS : TAPS - 1;  // columns of the state
+  const i64 state = (i64)slot * KEPT * channels + channel;
 
   act4 old[TAPS - 1];  // the columns before the tile
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
+#if DRAFTS
+    else {
+      const int position = fresh ? -1 : starts[row] - TAPS + 1 + j;
+      old[j] = position < 0 ? act4{}
+                            : *(const act4*)(state_in + state + (u32)position % KEPT * channels);
+    }
+#else
     else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (i64)j * channels);
+#endif
   }
   act4 window[TAPS];
 #pragma unroll
@@ -79,6 +89,11 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   int last = row;
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
+#if DRAFTS
+  for (int t = max(0, end - KEPT); t < end; t++)
+    *(act4*)(state_out + state + (u32)(starts[row] + t) % KEPT * channels) =
+        columns(tokens + (i64)t * x_width);
+#else
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     const int t = end - (TAPS - 1) + j;
@@ -89,4 +104,5 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
       if (t == i - (TAPS - 1)) column = old[i];
     *(act4*)(state_out + state + (i64)j * channels) = column;
   }
+#endif
 }

@@ -9,15 +9,13 @@
 // 32 / 64 / 128 tokens (variants: benchmarks/log/moe_router.md).
 // Macros: HIDDEN, EXPERTS, TOP_K, GATE (1: the shared expert's gate), BLOCK_TILES (m16 tiles a
 // block), COLUMNS (n8 tiles of tokens).
-#include "common/numeric.cuh"
+#include "moe/moe_choose.cuh"
 
 constexpr int CLUSTER = 8;
 constexpr int THREADS = BLOCK_TILES * 256;
-constexpr int OUT = TOP_K + GATE;
 constexpr int SLABS = HIDDEN / 64;
 constexpr int EACH = (SLABS + 7) / 8;
-constexpr int LANES = (EXPERTS + 31) / 32;  // logits a lane
-static_assert(HIDDEN % 64 == 0 && EXPERTS % 16 == 0 && TOP_K <= 32, "what the tactic refuses");
+static_assert(HIDDEN % 64 == 0 && EXPERTS % 16 == 0, "what the tactic refuses");
 
 struct Shared {
   float4 parts[COLUMNS][BLOCK_TILES][8][32];
@@ -33,41 +31,11 @@ DEVICE void store_in_block(float* place, u32 block, float value) {
                : "memory");
 }
 
-// One warp. The greatest key is chosen first; a NaN comes last but is an expert like any other; key
-// 0 is none. A lane has LANES consecutive experts, so that the first lane wins a tie.
-DEVICE void choose(const float* logits, const float* gate_parts, int* ids, float* weights) {
-  const int lane = lane_id();
-  u32 keys[LANES];
+DEVICE float gate_logit(const float* parts) {
+  float dot = parts[0];
 #pragma unroll
-  for (int i = 0; i < LANES; ++i)
-    keys[i] = lane * LANES + i < EXPERTS ? ordered_key_nan_last(logits[lane * LANES + i]) : 0;
-  int id = EXPERTS;
-  float value = 0.0f, most = 0.0f;
-#pragma unroll 1
-  for (int k = 0; k < TOP_K; ++k) {
-    u32 own = keys[0];
-#pragma unroll
-    for (int i = 1; i < LANES; ++i) own = max(own, keys[i]);
-    const u32 best = __reduce_max_sync(~0u, own);
-    const int winner = __ffs(__ballot_sync(~0u, own == best)) - 1;
-    int place = 0;
-    bool taken = lane != winner;
-#pragma unroll
-    for (int i = 0; i < LANES; ++i)
-      if (!taken && keys[i] == best) keys[i] = 0, place = i, taken = true;
-    place = __shfl_sync(~0u, place, winner);
-    if (k == 0) most = key_value(best);
-    if (lane == k) id = winner * LANES + place, value = key_value(best);
-  }
-  const float power = lane < TOP_K ? expf(value - most) : 0.0f;
-  float share = __fdiv_rn(power, warp_sum(power));
-  if (GATE && lane == TOP_K) {
-    float dot = gate_parts[0];
-#pragma unroll
-    for (int i = 1; i < CLUSTER; ++i) dot += gate_parts[i];
-    share = sigmoid(dot);
-  }
-  if (lane < OUT) ids[lane] = id, weights[lane] = share;
+  for (int i = 1; i < CLUSTER; ++i) dot += parts[i];
+  return dot;
 }
 
 // This block's part of a gate, by one warp.
@@ -154,5 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   cluster_meet();
   const int mine = token0 + warp * 8 + rank;
   if (warp < COLUMNS && mine < tokens)
-    choose(s.logits[warp], s.gate_parts[warp], ids + (u64)mine * OUT, weights + (u64)mine * OUT);
+    choose(
+        s.logits[warp], [&] { return gate_logit(s.gate_parts[warp]); }, ids + (u64)mine * OUT,
+        weights + (u64)mine * OUT);
 }

@@ -1,10 +1,13 @@
-"""The CUDA side of `moe_router`: one launch for eight tokens at a time.
+"""The CUDA side of `moe_router`: one launch.
 
 `cluster`: eight blocks that exchange logits through their shared memory. `last`: any number of
-blocks; the one that arrives last at its tokens chooses for them.
+blocks; the one that arrives last at its tokens chooses for them. `wide_*`: a block has that many
+tokens and all experts, for prefill.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from spark_engine.kernel import (
     Attrs,
@@ -23,19 +26,27 @@ from spark_engine.tensors import DType
 ROWS, TOKENS = 16, 8  # of a block
 HELD = 4  # k-slabs of 64 k that a warp holds
 ONE_WAVE = 64  # tokens whose clusters of 8 tokens are surely all resident on an H200
+WIDE_EXPERTS = 320  # of a block, the gate among them
+WIDE_STAGES = 4
 CLUSTER = 8  # blocks that share tokens, each with one or two times ROWS experts
 
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses anything but bf16, and rows that do not fit in registers."""
-    for spec in specs:
-        if spec.dtype is not DType.BF16:
-            return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
+    if reason := _refuse_dtype(specs):
+        return reason
     hidden, experts = specs[0].dims[1], specs[1].dims[0]
     if hidden % 8 or hidden > 8 * 64 * HELD:
         return f"H = {hidden}; multiples of 8 up to {8 * 64 * HELD} are served"
     if experts > 1024:
         return f"{experts} experts; up to 1024 are served"
+    return None
+
+
+def _refuse_dtype(specs: Specs) -> str | None:
+    for spec in specs:
+        if spec.dtype is not DType.BF16:
+            return f"{spec.name} is {spec.dtype}; only bf16 is served: cast it when lowering"
     return None
 
 
@@ -128,9 +139,85 @@ def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     return specs[1].nbytes * (1 + 0.3 * (groups - 1)) / target.bandwidth + 4e-6
 
 
+def _wide(attrs: Attrs, specs: Specs, tokens: int, target: Target) -> tuple[int, int, int]:
+    """(stages, bytes of shared memory, n8 tiles of a warp) of blocks of so many tokens."""
+    experts = specs[1].dims[0] + len(specs) - 2
+    width = -(-experts // 32)
+    stage = (32 * width + tokens) * 128
+    stages = min(WIDE_STAGES, target.shared_bytes // stage)
+    return stages, stages * stage, width
+
+
+def refuse_wide(attrs: Attrs, specs: Specs, target: Target, tokens: int) -> str | None:
+    """Refuses fewer tokens than a block has, and more experts than its registers hold."""
+    (given, hidden), experts = specs[0].dims, specs[1].dims[0]
+    if reason := _refuse_dtype(specs):
+        return reason
+    if given < tokens:
+        return f"{given} tokens; a block of {tokens} is for more"
+    if hidden % 8 or experts + len(specs) - 2 > WIDE_EXPERTS:
+        return f"H = {hidden}, {experts} experts; multiples of 8, up to {WIDE_EXPERTS} experts"
+    if int(attrs["top_k"]) + len(specs) - 2 > 32:
+        return f"{attrs['top_k']} experts a token; a lane each is served, 32 with the gate"
+    if _wide(attrs, specs, tokens, target)[0] < 2:
+        return f"two stages of {tokens} tokens do not fit the shared memory of {target.name}"
+    return None
+
+
+def plan_wide(attrs: Attrs, specs: Specs, target: Target, tokens: int) -> Plan:
+    """One launch, a block for every `tokens` tokens."""
+    (given, hidden), experts = specs[0].dims, specs[1].dims[0]
+    gated = len(specs) == 3
+    stages, shared, _ = _wide(attrs, specs, tokens, target)
+    sizes = {
+        "HIDDEN": hidden,
+        "EXPERTS": experts,
+        "TOP_K": int(attrs["top_k"]),
+        "GATE": int(gated),
+        "TOKENS": tokens,
+        "STAGES": stages,
+    }
+    launch = Launch(
+        "moe_router_wide",
+        (-(-given // tokens), 1, 1),
+        (256, 1, 1),
+        (
+            *(Pointer("input", i) for i in (0, 1, 2 if gated else 1)),
+            *(Pointer("output", i) for i in range(2)),
+            Scalar("i32", given),
+        ),
+        shared=shared,
+        defines=tuple((name, str(value)) for name, value in sizes.items()),
+        pdl=True,
+    )
+    return Plan((launch,))
+
+
+def cost_wide(attrs: Attrs, specs: Specs, target: Target, tokens: int) -> float:
+    """A wave of blocks multiplies at about a third of the card's rate."""
+    given, hidden = specs[0].dims
+    waves = -(-given // (tokens * target.sms))
+    each = 2.0 * tokens * hidden * 32 * _wide(attrs, specs, tokens, target)[2]
+    return waves * each * target.sms / (0.33 * target.bf16_flops) + 8e-6
+
+
+def _wide_tactic(tokens: int) -> Tactic:
+    refuse_ = partial(refuse_wide, tokens=tokens)
+    plan_ = partial(plan_wide, tokens=tokens)
+    cost_ = partial(cost_wide, tokens=tokens)
+    return Tactic(f"wide_{tokens}", "moe/moe_router_wide.cu", refuse_, plan_, cost_, _wide_order)
+
+
+def _wide_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Sums run over k in order, whatever the block's tokens."""
+    return "wide"
+
+
 CUDA = Cuda(
     tactics=(
         Tactic("cluster", "moe/moe_router_cluster.cu", refuse_cluster, plan_cluster, cost_cluster),
+        _wide_tactic(64),
+        _wide_tactic(32),
         Tactic("last", "moe/moe_router.cu", refuse, plan, cost),
     )
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from spark_engine.errors import CapacityError, EngineError, InternalError, RequestError
-from spark_engine.interface import Limits
+from spark_engine.interface import Limits, drafts_of
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.tensors import Array
 from tests.runtime.fake import EOS, VOCAB, build_fake
 
 LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
@@ -17,6 +22,14 @@ BOTH = pytest.mark.parametrize("depth", [0, 1])
 def make(depth: int = 0, limits: Limits = LIMITS, **options: object) -> Engine:
     loaded = build_fake(limits, (1, 2, 4), (1, 2))
     return Engine(loaded, EngineOptions(depth=depth, **options))  # type: ignore[arg-type]
+
+
+def make_drafting(depth: int, most: int = 3, poison_rate: int = 0, **options: object) -> Engine:
+    """An engine to which a draft costs little, and whose head is right three times in four."""
+    limits = replace(LIMITS, max_context=340, pages=99, drafts=most)
+    loaded = build_fake(limits, (1, 2, 4), (1, 2), poison_rate=poison_rate)
+    costs = {key: 10.0 + drafts_of(key[0]) / 10 for key in loaded.executors}
+    return Engine(replace(loaded, costs=costs), EngineOptions(depth=depth, **options))  # type: ignore[arg-type]
 
 
 def finish(engine: Engine) -> dict[int, list[Event]]:
@@ -247,3 +260,145 @@ def test_close_may_be_called_twice() -> None:
     engine.close()
     engine.close()
     assert all(e.closed for e in engine.loaded.executors.values())  # type: ignore[attr-defined]
+
+
+# ---- rounds of drafts --------------------------------------------------------------------------
+
+
+def numbers(engine: Engine, name: str) -> list[int]:
+    found = engine.stats()[f"{name}_by_position"]
+    assert isinstance(found, list)
+    return found
+
+
+@BOTH
+def test_a_round_that_ends_a_request_in_its_midst_is_dropped_behind_the_end(depth: int) -> None:
+    """Every id in turn is the one that stops; each is met at every place of a round."""
+    engine = make_drafting(depth, most=7)
+    free = ask(engine, max_tokens=60, ignore_eos=True)
+    tokens = [e.token for e in finish(engine)[free]]
+    for stop in sorted({t for t in tokens if t is not None}):
+        cut = tokens[: tokens.index(stop) + 1]
+        number = ask(engine, max_tokens=60, ignore_eos=True, stop_token_ids=(stop,))
+        events = finish(engine)[number]
+        if len(cut) < 60:
+            assert [e.finish for e in events] == [None] * (len(cut) - 1) + [FinishReason.STOP]
+            assert [e.token for e in events] == cut
+
+
+@BOTH
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 17])
+def test_max_tokens_and_the_context_end_a_round_exactly(depth: int, most: int) -> None:
+    engine = make_drafting(depth)
+    short = ask(engine, max_tokens=most, ignore_eos=True)
+    full = ask(engine, length=340 - most, ignore_eos=True)
+    events = finish(engine)
+    for number in (short, full):
+        assert len(events[number]) == most
+        assert events[number][-1].finish is FinishReason.LENGTH
+    assert engine.stats()["surplus_rows"] == 0  # no row reaches beyond
+
+
+@BOTH
+def test_a_round_with_non_finite_logits_ends_with_an_error_there(depth: int) -> None:
+    """The tokens before it in its round are heard, and it is the error of the request alone."""
+    broken = 0
+    engine, plain = make_drafting(depth, poison_rate=40), make_drafting(0, 1, 40, drafts=0)
+    for seed in range(25):
+        for each in (engine, plain):
+            ask(each, max_tokens=60, ignore_eos=True, seed=seed)
+    found, expected = finish(engine), finish(plain)
+    for number, events in expected.items():
+        assert [e[:6] for e in found[number]] == [e[:6] for e in events]
+        broken += events[-1].finish is FinishReason.ERROR
+    assert broken > 5 and engine.stats()["errors"] == broken
+
+
+def test_events_count_the_drafts_of_their_request() -> None:
+    engine = make_drafting(1)
+    asked = ask(engine, max_tokens=80, ignore_eos=True)
+    none = ask(engine, max_tokens=80, ignore_eos=True, drafts=0)
+    one = ask(engine, max_tokens=80, ignore_eos=True, drafts=1)
+    heard = finish(engine)
+    for number in (asked, one):
+        counts = [(e.drafted, e.accepted) for e in heard[number]]
+        assert counts == sorted(counts) and 0 < counts[-1][1] < counts[-1][0]
+        assert counts[-1][1] < len(counts)
+    assert {(e.drafted, e.accepted) for e in heard[none]} == {(0, 0)}
+    lasts = [events[-1] for events in heard.values()]
+    assert sum(e.drafted for e in lasts) == sum(numbers(engine, "drafts"))
+    assert sum(e.accepted for e in lasts) == sum(numbers(engine, "accepted"))
+    # a row with two drafts is of the one request that may have them
+    assert numbers(engine, "drafts")[1] <= heard[asked][-1].drafted
+
+
+def test_drafts_behind_an_end_are_not_counted_as_accepted() -> None:
+    engine = make_drafting(0, most=7)
+    free = ask(engine, max_tokens=60, ignore_eos=True)
+    tokens = [e.token for e in finish(engine)[free]]
+    for stop in {t for t in tokens if t is not None}:
+        number = ask(engine, max_tokens=60, ignore_eos=True, stop_token_ids=(stop,))
+        events = finish(engine)[number]
+        assert events[-1].accepted < len(events)
+
+
+def test_the_last_event_of_a_cancelled_request_counts_its_drafts() -> None:
+    engine = make_drafting(1)
+    number, before = ask(engine, ignore_eos=True), []
+    for _ in range(12):
+        before += engine.step()
+    engine.cancel(number)
+    [last] = finish(engine)[number]
+    assert (last.drafted, last.accepted) == (before[-1].drafted, before[-1].accepted) > (0, 0)
+
+
+@pytest.mark.parametrize(("asked", "most"), [(None, 3), (0, 0), (2, 2), (7, 3)])
+def test_a_run_has_at_most_the_drafts_it_is_told(asked: int | None, most: int) -> None:
+    engine = make_drafting(1, drafts=asked)
+    number = ask(engine, max_tokens=60, ignore_eos=True, drafts=7)
+    assert engine.drafts == most and len(finish(engine)[number]) == 60
+    rounds = engine.stats()["rounds_by_k"]
+    assert isinstance(rounds, dict) and max(rounds, default=0) == most
+    assert len(numbers(engine, "drafts")) == most
+
+
+def test_an_engine_without_drafts_counts_no_rounds() -> None:
+    engine = make()
+    ask(engine, max_tokens=5)
+    finish(engine)
+    assert engine.stats()["rounds_by_k"] == {} and numbers(engine, "drafts") == []
+    assert engine.drafts == 0
+
+
+def test_a_k_without_buckets_is_left_out() -> None:
+    loaded = make_drafting(0).loaded
+    few = {k: e for k, e in loaded.executors.items() if k[0] not in ("verify_k1", "verify_k3")}
+    engine = Engine(replace(loaded, executors=few))
+    number = ask(engine, max_tokens=60, ignore_eos=True)
+    assert engine.drafts == 2 and len(finish(engine)[number]) == 60
+    rounds = engine.stats()["rounds_by_k"]
+    assert isinstance(rounds, dict) and set(rounds) <= {0, 2} and 2 in rounds
+
+
+@pytest.mark.parametrize("wrong", [0, 5])
+def test_an_impossible_number_of_accepted_tokens_is_a_bug(wrong: int) -> None:
+    engine = make_drafting(0)
+    ask(engine, ignore_eos=True)
+    for _ in range(4):
+        engine.step()
+    for key, executor in engine.loaded.executors.items():
+        if drafts_of(key[0]):
+            inner = executor.launch  # type: ignore[attr-defined]
+
+            def launch(buffers: Mapping[str, Array], inner: Any = inner) -> Callable[[], None]:
+                wait = inner(buffers)
+
+                def after() -> None:
+                    wait()
+                    buffers["accepted"][0] = wrong
+
+                return after
+
+            executor.launch = launch  # type: ignore[attr-defined]
+    with pytest.raises(InternalError, match=f"of .* tokens .{wrong}. were accepted"):
+        engine.step()

@@ -147,6 +147,40 @@ def test_a_decode_batch_takes_the_tokens_sampled_last() -> None:
     assert made["token_ids"].tolist() == [-1, -1, 0, 0]
 
 
+def round_buffers(rows: int, tokens: int, *more: str) -> dict[str, Array]:
+    made = {name: np.full(rows, 99, np.int32) for name in ("slots", "starts", "counts", *more)}
+    return made | {"token_ids": np.full(tokens, 99, np.int32)}
+
+
+def test_a_round_takes_its_tokens_and_unsure_starts_from_the_state() -> None:
+    a, b = sequence(), sequence()
+    a.slot, b.slot = 2, 0
+    made = round_buffers(3, 3 * 4)
+    write_step_inputs(made, Batch("verify_k3", 3, [a, b], [-1, 30], [4, 2], [True, True]))
+    assert made["slots"].tolist() == [2, 0, -1]
+    assert made["starts"].tolist() == [-1, 30, 0]
+    assert made["counts"].tolist() == [4, 2, 0]
+    assert made["token_ids"].tolist() == [-1] * 8 + [0] * 4
+    assert "emit" not in made
+
+
+def test_decode_beside_rounds_has_no_emit() -> None:
+    seq, made = sequence(), round_buffers(2, 2)
+    write_step_inputs(made, Batch("decode", 2, [seq], [-1], [1], [True]))
+    assert made["starts"].tolist() == [-1, 0] and made["counts"].tolist() == [1, 0]
+    assert made["token_ids"].tolist() == [-1, 0] and "emit" not in made
+
+
+def test_a_tile_tells_the_head_the_token_behind_it() -> None:
+    """The known one, or -1 where this launch samples it."""
+    a, b = sequence(prompt=9), sequence(prompt=3)
+    a.slot, b.slot = 2, 0
+    made = round_buffers(4, 4 * 4, "emit", "next_ids")
+    rows = [a, a, b], [0, 4, 0], [4, 4, 3], [False, False, True]
+    write_step_inputs(made, Batch("prefill", 4, *rows))
+    assert made["next_ids"].tolist() == [4, 8, -1, 0]
+
+
 # ---- swapped out and in ------------------------------------------------------------------------
 
 

@@ -39,6 +39,9 @@ EOS = (1, 2)
         {"seed": 2**63},
         {"seed": -(2**63) - 1},
         {"logprobs": 21},
+        {"drafts": -1},
+        {"drafts": 8},
+        {"drafts": True},
         {"logprobs": -1},
         {"stop": ("x",) * 17},
         {"stop": ("",)},
@@ -55,6 +58,8 @@ def test_values_out_of_range_are_refused_by_name(bad: dict[str, Any]) -> None:
 def test_values_on_the_edges_are_taken() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, repetition=10, presence=-2)
     SamplingParams(max_tokens=1, seed=-(2**63), logprobs=20, stop=("x",) * 16, min_tokens=1)
+    SamplingParams(drafts=0)
+    SamplingParams(drafts=7)
 
 
 @pytest.mark.parametrize(

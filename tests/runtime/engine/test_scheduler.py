@@ -25,6 +25,17 @@ def make(policy: PrefillPolicy = THROUGHPUT, **changes: object) -> Scheduler:
     return Scheduler(Sizes(**{**sizes, **changes}), policy)  # type: ignore[arg-type]
 
 
+MOST = 3
+
+
+def drafting(*ks: int, **changes: object) -> Clients:
+    """Clients of an engine whose rounds have these k, one after another, the last for ever."""
+    clients, left = Clients(make(verify=((1, 2, 4),) * MOST, **changes)), list(ks)
+    depth = clients.scheduler.depth
+    depth.choose = lambda seqs: left.pop(0) if left[1:] else left[0]  # type: ignore[method-assign]
+    return clients
+
+
 class Clients:
     """Submits sequences and plays the loop: every sampled token is 0."""
 
@@ -32,9 +43,11 @@ class Clients:
         self.scheduler = scheduler
         self._next = 0
 
-    def add(self, prompt: int, limit: int = 1000, priority: int = 0) -> Sequence:
+    def add(
+        self, prompt: int, limit: int = 1000, priority: int = 0, drafts: int = MOST
+    ) -> Sequence:
         request = Request((0,) * prompt, SamplingParams(), priority)
-        seq = Sequence(self._next, request, limit, frozenset(), seed=0)
+        seq = Sequence(self._next, request, limit, frozenset(), seed=0, drafts=drafts)
         self._next += 1
         self.scheduler.add(seq)
         return seq
@@ -323,3 +336,129 @@ def test_check_finds_a_wrong_account_of_the_swap_budget() -> None:
         clients.scheduler.swap_used = wrong
         with pytest.raises(InternalError, match=f"hold 110 bytes, accounted {wrong}"):
             clients.scheduler.check()
+
+
+# ---- rounds of drafts --------------------------------------------------------------------------
+
+
+def settle(plan: StepPlan, *accepted: int) -> None:
+    """What the loop does with the results of a round."""
+    [batch] = plan.batches
+    for row, kept in zip(batch.rows, accepted, strict=True):
+        row.seq.launched -= row.count - kept
+        row.seq.slack -= row.count - 1
+
+
+def test_a_row_has_as_many_drafts_as_its_slot_holds() -> None:
+    """None after prefill and after decode, k after a round of k; the round's k may be less."""
+    clients = drafting(3, 3, 1, 3, 0, 2)
+    clients.add(10)
+    assert shape(clients.step())[0][0] == "prefill"
+    found = []
+    for _ in range(6):
+        [(family, _, [(_, start, count, emit)])] = shape(plan := clients.scheduler.schedule(0))
+        settle(plan, count)
+        found.append((family, start, count))
+        assert emit
+    assert found == [
+        *(("verify_k3", 10, 1), ("verify_k3", 11, 4), ("verify_k1", 15, 2)),
+        *(("verify_k3", 17, 2), ("decode", 19, 1), ("verify_k2", 20, 1)),
+    ]
+
+
+def test_a_requests_own_drafts_bound_its_row_alone() -> None:
+    clients = drafting(3)
+    for drafts in (0, 1, 2, 3):
+        clients.add(10, drafts=drafts)
+    clients.step()
+    settle(clients.scheduler.schedule(0), 1, 1, 1, 1)
+    assert clients.scheduler.schedule(0).batches[0].counts == [1, 2, 3, 4]
+
+
+def test_behind_a_round_in_flight_a_row_starts_where_the_state_says() -> None:
+    clients = drafting(3)
+    seq = clients.add(10)
+    clients.step()
+    first = clients.scheduler.schedule(0)
+    second = clients.scheduler.schedule(1)  # the first had one token: nothing is unsure
+    third = clients.scheduler.schedule(1)
+    assert [p.batches[0].starts for p in (first, second, third)] == [[10], [11], [-1]]
+    assert (seq.launched, seq.slack) == (19, 6)
+    settle(second, 2)
+    assert (seq.launched, seq.slack) == (17, 3)
+    settle(third, 1)
+    assert (seq.launched, seq.slack) == (14, 0)
+    assert clients.scheduler.schedule(0).batches[0].starts == [14]
+
+
+def test_no_row_reaches_beyond_its_limit_and_who_may_have_reached_it_waits() -> None:
+    """Positions up to 17 are fed, so that the token at 18 is the last of 19."""
+    clients = drafting(3)
+    seq = clients.add(10, limit=19)
+    other = clients.add(10)
+    clients.step()
+    scheduler = clients.scheduler
+    plans = [scheduler.schedule(0)]
+    plans += [scheduler.schedule(1) for _ in range(3)]
+    assert [p.batches[0].counts for p in plans] == [[1, 1], [4, 4], [3, 4], [4]]
+    assert seq.launched == 18 and not seq.decodable and plans[3].batches[0].seqs == [other]
+    settle(plans[1], 1, 4)
+    settle(plans[2], 1, 4)
+    assert seq.launched == 13 and seq.decodable
+    assert scheduler.schedule(1).batches[0].counts == [4, 4]
+
+
+@pytest.mark.parametrize(("free", "count"), [(1, 4), (0, 2)])
+def test_drafts_take_a_page_where_one_is_free(free: int, count: int) -> None:
+    """A row of four from position 62 on, the first page ending behind 63."""
+    clients = drafting(3, pages=1 + free)
+    seq = clients.add(61)
+    clients.step()
+    settle(clients.scheduler.schedule(0), 1)
+    plan = clients.scheduler.schedule(0)
+    assert plan.batches[0].counts == [count] and not plan.preempted and not plan.drain
+    assert len(seq.pages) == 1 + free
+
+
+def test_a_page_is_taken_as_early_as_the_chain_behind_the_row_needs_it() -> None:
+    """It reads and writes up to 2 k positions from the row's first, but none that is never fed."""
+    for prompt, limit, pages in ((58, 1000, 1), (59, 1000, 2), (59, 65, 1), (59, 66, 2)):
+        clients = drafting(3)
+        seq = clients.add(prompt, limit)
+        clients.step()
+        plan = clients.scheduler.schedule(0)
+        assert len(seq.pages) == pages, (prompt, limit)
+        assert plan.grown == [(seq, 1)][: pages - 1]
+
+
+def test_a_draft_that_finds_no_page_preempts_nobody_and_the_next_token_does() -> None:
+    clients = drafting(3, pages=3, page_size=16)
+    first, last = clients.add(13), clients.add(3)
+    clients.step()
+    found = []
+    while not (plan := clients.scheduler.schedule(0)).preempted:
+        counts = plan.batches[0].counts
+        found.append((first.launched - counts[0], counts[0]))
+        settle(plan, counts[0], 1)  # the other stays where it is, one token a round
+    assert found == [(13, 1), (14, 4), (18, 4), (22, 4), (26, 4), (30, 2)]
+    assert plan.preempted == [last] and plan.batches[0].counts == [4]
+
+
+def test_a_swapped_sequence_keeps_its_drafts_and_a_restarted_one_has_none() -> None:
+    for swap_bytes, held in ((1000, 3), (0, 0)):
+        clients = drafting(3, slots=1, swap_bytes=swap_bytes)
+        seq = clients.add(10)
+        clients.step()
+        settle(clients.scheduler.schedule(0), 1)
+        clients.add(5, limit=6, priority=1)
+        assert clients.scheduler.schedule(0).preempted == [seq]
+        assert seq.held == held and seq.slack == 0
+
+
+def test_who_gets_a_slot_is_not_judged_by_whom_had_it() -> None:
+    clients, told = Clients(make(slots=1)), []
+    clients.scheduler.depth.forget = told.append  # type: ignore[method-assign]
+    clients.add(10, limit=12), clients.add(10, limit=12)
+    for _ in range(6):
+        clients.step()
+    assert told == [0, 0]
