@@ -84,11 +84,12 @@ class Watched:
 class Bench:
     """One open engine and what is measured on it.
 
-    `before`: seconds that the process took for something else before it was opened.
+    `before`: seconds that the process took for something else before it was opened; `drafts`: most
+    of a round, 0 where every step is to bring one token.
     """
 
-    def __init__(self, folder: Path, before: float = 0.0) -> None:
-        options = EngineOptions(depth=1, swap_bytes=0)
+    def __init__(self, folder: Path, before: float = 0.0, drafts: int | None = 0) -> None:
+        options = EngineOptions(depth=1, swap_bytes=0, drafts=drafts)
         loaded = load(folder, 0, 1)
         self.executors = {key: Watched(e, key[0]) for key, e in loaded.executors.items()}
         self.engine = Engine(replace(loaded, executors=self.executors), options)
@@ -273,7 +274,7 @@ def main() -> None:
     """Measures every concurrency; writes after each, so that a failure loses nothing."""
     args = arguments()
     before = build_default(args.config, args.engine) if args.default_build else 0.0
-    bench = Bench(args.engine, before)
+    bench = Bench(args.engine, before, None if args.drafts else 0)
     assert bench.folder is not None
     print(f"ready after {bench.ready:.2f} s", flush=True)
     dtypes, model = bench.folder.manifest.dtypes, args.config.name

@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,7 +116,7 @@ class Rounds:
             if self._room() <= quarter:
                 break
             self.step()
-        before = self.engine.stats()
+        before = deepcopy(self.engine.stats())
         walls, tokens = [], 0
         while len(walls) < self.trial.rounds and self._room() > max(end, 3 * most):
             events, wall = self.step()
@@ -215,7 +216,7 @@ class RoundFloor:
         dtypes, limits = folder.manifest.dtypes, folder.manifest.limits
         self._bytes = (dtypes.state.itemsize, dtypes.kv.itemsize)
         self._ring = limits.gdn_ring
-        held = {name: entry.nbytes for name, entry in read_index(folder.weights_path).items()}
+        held = {name: entry.spec.nbytes for name, entry in read_index(folder.weights_path).items()}
         self._layer = sum(n for name, n in held.items() if name.startswith("mtp."))
         own = any(name.startswith("mtp.head") for name in held)
         head = ("lm_head.",) if any(n.startswith("lm_head.") for n in held) else ("embed_tokens.",)
