@@ -160,9 +160,8 @@ def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
 def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """A block for each row and value head or group of them."""
     p = problem(attrs, specs)
-    readers = (
-        p.fused and not p.drafts and p.repeat > p.heads(shape)
-    )  # several blocks read a key head's channels
+    # Several blocks read a key head's channels, which the last of them shifts.
+    readers = p.fused and not p.drafts and p.repeat > p.heads(shape)
     launch = Launch(
         symbol="gdn_round" if p.drafts else "gdn_decode",
         grid=(p.key_heads * p.repeat // p.heads(shape), p.rows, 1),

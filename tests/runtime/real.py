@@ -17,10 +17,13 @@ OPTIONS = Options(
 )
 
 
-def load_random(folder: Path, format: str, moe: bool) -> Loaded:
-    """Writes, builds and opens one random checkpoint."""
-    checkpoint = write_checkpoint(folder / "checkpoint", format=format, moe=moe).path
-    build(checkpoint, folder / "engine", OPTIONS, lambda text: None)
+def load_random(
+    folder: Path, format: str, moe: bool, options: Options = OPTIONS, head: bool = False
+) -> Loaded:
+    """Writes, builds and opens one random checkpoint; with a draft `head` if it is to have one."""
+    wanted = {"mtp_num_hidden_layers": 1} if head else {}
+    written = write_checkpoint(folder / "checkpoint", wanted, format=format, moe=moe)
+    build(written.path, folder / "engine", options, lambda text: None)
     return load(folder / "engine", threads=1)
 
 

@@ -6,8 +6,9 @@ Events carry log-probabilities, so that equality says more than equal tokens do.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from spark_engine.builder.build import build
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
-from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.scheduler import LATENCY, THROUGHPUT
 from spark_engine.tensors import Array
-from tests.runtime.real import load_random, random_request
+from tests.runtime.real import OPTIONS, VOCAB, load_random, random_request
 
 KINDS = (("f32", False), ("modelopt_mixed", True))
 Heard = list[tuple[Any, ...]]
@@ -36,9 +38,11 @@ def heard(events: list[Event]) -> Heard:
     return [(e.token, e.logprob, e.top, e.finish) for e in events]
 
 
-def run_solo(loaded: Loaded, requests: list[Request]) -> list[Heard]:
+def run_solo(
+    loaded: Loaded, requests: list[Request], options: EngineOptions | None = None
+) -> list[Heard]:
     """Each request alone, one after another in one engine."""
-    engine, results = Engine(loaded), []
+    engine, results = Engine(loaded, options), []
     for request in requests:
         engine.submit(request)
         events: list[Event] = []
@@ -112,9 +116,12 @@ def test_traces_equal_solo_runs(
     requests = [
         replace(random_request(rng, 70, 60), priority=rng.choice((0, 0, 1, 2))) for _ in range(7)
     ]
-    events = _play(engine, requests, rng)
-    engine.check_idle()
-    for together, alone in zip(events, run_solo(loaded, requests), strict=True):
+    compare(_play(engine, requests, rng), run_solo(loaded, requests), exact)
+
+
+def compare(events: list[list[Event]], solo: list[Heard], exact: bool) -> None:
+    """Bit for bit if `exact`; else what recomputing may change is the log-probabilities' last."""
+    for together, alone in zip(events, solo, strict=True):
         cut = together[-1].finish is FinishReason.CANCELLED
         mine = heard(together[:-1] if cut else together)
         theirs = alone[: len(mine)] if cut else alone
@@ -126,7 +133,13 @@ def test_traces_equal_solo_runs(
             np.testing.assert_allclose([t[1] for t in mine], [t[1] for t in theirs], atol=1e-3)
 
 
-def _play(engine: Engine, requests: list[Request], rng: random.Random) -> list[list[Event]]:
+def _play(
+    engine: Engine,
+    requests: list[Request],
+    rng: random.Random,
+    after: Callable[[], None] = lambda: None,
+) -> list[list[Event]]:
+    """Each request's events; `after` is called after each step."""
     events: dict[int, list[Event]] = {}
     queue = list(requests)
     while queue or not engine.idle:
@@ -138,6 +151,8 @@ def _play(engine: Engine, requests: list[Request], rng: random.Random) -> list[l
             events[event.request_id].append(event)
         engine.scheduler.check()
         poison(engine)
+        after()
+    engine.check_idle()
     return list(events.values())
 
 
@@ -250,3 +265,96 @@ def test_min_tokens_forbids_the_ends_on_the_real_sampler(loaded: Loaded) -> None
         assert len(tokens) > 10 and not set(tokens[:10]) & set(ends)
         assert heard_events[-1].finish is FinishReason.STOP and tokens[-1] in ends
         assert all(e.logprob is not None and np.isfinite(e.logprob) for e in heard_events)
+
+
+# ---- rounds of drafts --------------------------------------------------------------------------
+
+DRAFTS = 3
+UNDRAFTED = EngineOptions(drafts=0)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    verify = tuple((8, k + 1) for k in range(DRAFTS))
+    options = replace(OPTIONS, decode=(1, 8), verify=verify, drafts=DRAFTS)
+    return load_random(tmp_path_factory.mktemp("drafts"), *request.param, options, head=True)
+
+
+class Foresight:
+    """Writes drafts of which about three in four are right, since a random head's never are.
+
+    What is right is known from the requests' solo runs; a state is the host's here, and no launch
+    is ever under way between two steps.
+    """
+
+    def __init__(self, engine: Engine, solo: list[Heard], rng: random.Random) -> None:
+        self._engine, self._solo, self._rng = engine, solo, rng
+
+    def __call__(self) -> None:
+        states = self._engine.memory.states
+        for seq in self._engine.scheduler.running:
+            if seq.held:
+                known = [*seq.request.prompt, *(token for token, *_ in self._solo[seq.id])]
+                position = int(states["positions"][seq.slot])
+                right = known[position + 1 : position + 1 + DRAFTS]
+                wrong = [self._rng.randrange(VOCAB) for _ in range(DRAFTS)]
+                for i, token in enumerate(right):
+                    wrong[i] = token if self._rng.random() < 0.75 else wrong[i]
+                states["drafts"][seq.slot] = wrong
+
+
+@settings(
+    max_examples=settings().max_examples // 10,  # 10; 100 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+@given(seed=st.integers(0, 2**32), depth=st.integers(0, 1), swap=st.booleans(), few=st.booleans())
+def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
+    drafting: Loaded, seed: int, depth: int, swap: bool, few: bool
+) -> None:
+    """As above, and each round has another k, each request its own most."""
+    exact, rng = swap or quantised(drafting), random.Random(seed)
+    limits = replace(drafting.limits, pages=5 if few else 20, max_seqs=6)
+    options = EngineOptions(
+        policy=THROUGHPUT if seed % 2 else LATENCY,
+        depth=depth,
+        swap_bytes=1 << 30 if exact else 0,
+    )
+    engine = Engine(replace(drafting, limits=limits), options)
+    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    requests = [
+        replace(r, params=replace(r.params, drafts=rng.choice((None, None, 0, 1, 2))))
+        for r in (random_request(rng, 70, 40) for _ in range(6))
+    ]
+    requests = [replace(r, priority=rng.choice((0, 0, 1, 2))) for r in requests]
+    solo = run_solo(drafting, requests, UNDRAFTED)
+    compare(_play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
+
+
+def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
+    """Three in four, given those before: a round's own arithmetic never tells them wrong."""
+    rng = random.Random(11)
+    requests = [random_request(rng, 100, 60) for _ in range(8)]
+    solo = run_solo(drafting, requests, UNDRAFTED)
+    engine = Engine(drafting, EngineOptions(depth=1))
+    engine.scheduler.depth.choose = lambda seqs: DRAFTS  # type: ignore[method-assign]
+    events = [heard(e) for e in _play(engine, requests, rng, Foresight(engine, solo, rng))]
+    assert events == solo
+    stats = engine.stats()
+    offered, kept = stats["drafts_by_position"], stats["accepted_by_position"]
+    assert isinstance(offered, list) and isinstance(kept, list)
+    assert 0.65 < kept[0] / offered[0] < 0.85 and 0.5 < kept[2] / kept[1] < 1
+
+
+def test_a_draft_head_changes_no_token(drafting: Loaded, tmp_path: Path) -> None:
+    """Against an engine that was built without: other arithmetic in the recurrent layers."""
+    assert drafting.folder
+    checkpoint, plain = drafting.folder.path.parent / "checkpoint", replace(OPTIONS, drafts=0)
+    build(checkpoint, tmp_path, plain, lambda text: None)
+    rng = random.Random(12)
+    requests = [random_request(rng, 100, 30) for _ in range(6)]
+    with_head, without = (run_solo(x, requests) for x in (drafting, load(tmp_path, threads=1)))
+    assert [[t for t, *_ in e] for e in with_head] == [[t for t, *_ in e] for e in without]

@@ -453,3 +453,12 @@ def test_a_swapped_sequence_keeps_its_drafts_and_a_restarted_one_has_none() -> N
         clients.add(5, limit=6, priority=1)
         assert clients.scheduler.schedule(0).preempted == [seq]
         assert seq.held == held and seq.slack == 0
+
+
+def test_who_gets_a_slot_is_not_judged_by_whom_had_it() -> None:
+    clients, told = Clients(make(slots=1)), []
+    clients.scheduler.depth.forget = told.append  # type: ignore[method-assign]
+    clients.add(10, limit=12), clients.add(10, limit=12)
+    for _ in range(6):
+        clients.step()
+    assert told == [0, 0]

@@ -219,6 +219,8 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
 def check_trace(trace: Trace) -> None:
     watch, arrived = replay(trace)
     watch.engine.check_idle()
+    verified = watch.engine._loop.counts.drafts_by_position
+    assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
     limits = replace(trace.limits, drafts=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     alone = Engine(plain, EngineOptions(swap_bytes=0))
