@@ -66,8 +66,8 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   return r;
 }
 
-// The drafts before the token, in shared memory; their number stands in the place of the row's first
-// token, which is none. The block synchronises before it uses them.
+// The drafts before the token, in shared memory; their number stands in the place of the row's
+// first token, which is none. The block synchronises before it uses them.
 #ifdef TILE
 DEVICE int* found_drafts() {
   __shared__ int found[TILE];
