@@ -181,7 +181,7 @@ def test_after_bad_drafts_a_new_request_starts_without() -> None:
 
 
 def test_drafts_at_hand_count_in_the_round_at_hand() -> None:
-    """At this cost one draft of three in four pays from the first round on, but not from the next."""
+    """At this cost one draft pays from the first round on, but not from the next."""
     for held, k in ((0, 0), (1, 1)):
         depth, seq = make(costs(100, 165, 999, 999)), request(0)
         seq.held = held
