@@ -10,6 +10,11 @@ counted from the start of the process. Engines come from `spark-build benchmarks
 engines/MODEL --target sm_90a --decode 1,8,32,64,128 --prefill 1024,2048,8192 --max-context 1536
 --kv-tokens 163840`. With `--default-build` the engine is first built as who gives no option gets
 it, and measured between its buckets too; such rows are kept beside the others.
+
+With `--drafts 1,2,3,auto` it measures rounds of drafts instead, which are right as often as each
+`--acceptance` says, place by place (see `draft_rounds`): `python -m benchmarks.bench_decode
+engines/MODEL benchmarks/configs/MODEL --drafts 1,2,3,auto --rows 1,8,32,64,128 --out
+benchmarks/results/drafts_h200.json`.
 """
 
 from __future__ import annotations
@@ -31,7 +36,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import kernel_split
+from benchmarks.draft_rounds import AUTO, RoundFloor, Rounds, Trial, family_of
+from benchmarks.draft_rounds import line as line_of_round
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
+from benchmarks.forced_drafts import Forced
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
@@ -43,21 +51,26 @@ VLLM = HERE / "baselines" / "vllm_0.23_h200.json"
 WARM = 8  # steps
 SPARE = 16  # tokens a request may make beyond those counted
 IDS = 200_000  # prompts are drawn from the ids below
+ACCEPTANCES = ("0.55,0.5,0.45", "0.8,0.75,0.7", "0.92,0.88,0.84")
 NPLS, DEFAULT_NPLS = "1,8,32,64,128", "1,8,32,64,65,96,128"
 Row = dict[str, Any]
 
 
 class Watched:
-    """An executor that counts the seconds its caller is blocked in its waits."""
+    """An executor that counts the seconds its caller is blocked in its waits; `before`, where set,
+    is called with the family ahead of every launch."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.blocked = inner, 0.0
+    def __init__(self, inner: Any, family: str) -> None:
+        self.inner, self.family, self.blocked = inner, family, 0.0
+        self.before: Callable[[str], None] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def launch(self, buffers: Any) -> Any:
         """Launches; the wait is timed."""
+        if self.before is not None:
+            self.before(self.family)
         inner = self.inner.launch(buffers)
 
         def wait() -> None:
@@ -71,13 +84,14 @@ class Watched:
 class Bench:
     """One open engine and what is measured on it.
 
-    `before`: seconds that the process took for something else before it was opened.
+    `before`: seconds that the process took for something else before it was opened; `drafts`: most
+    of a round, 0 where every step is to bring one token.
     """
 
-    def __init__(self, folder: Path, before: float = 0.0) -> None:
-        options = EngineOptions(depth=1, swap_bytes=0)
+    def __init__(self, folder: Path, before: float = 0.0, drafts: int | None = 0) -> None:
+        options = EngineOptions(depth=1, swap_bytes=0, drafts=drafts)
         loaded = load(folder, 0, 1)
-        self.executors = {key: Watched(e) for key, e in loaded.executors.items()}
+        self.executors = {key: Watched(e, key[0]) for key, e in loaded.executors.items()}
         self.engine = Engine(replace(loaded, executors=self.executors), options)
         self.ready = seconds_since_start() - before
         self.folder = loaded.folder
@@ -211,7 +225,7 @@ def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 def key(row: Row) -> tuple[object, ...]:
     """What a row was measured of."""
     work = tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
-    return (*work, row.get("build", ""))
+    return (*work, row.get("build", ""), row.get("k"), tuple(row.get("acceptance", ())))
 
 
 def save(path: Path, rows: list[Row]) -> None:
@@ -239,11 +253,16 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="engine folder")
     parser.add_argument("config", type=Path, help="the folder of configs it was built from")
-    parser.add_argument("--npl", help=f"default {NPLS}; of a default build {DEFAULT_NPLS}")
+    usual = f"default {NPLS}; of a default build {DEFAULT_NPLS}"
+    parser.add_argument("--npl", "--rows", help=f"sequences; {usual}")
     parser.add_argument("--ctx", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--no-split", action="store_true", help="leave the split by part out")
     parser.add_argument("--default-build", action="store_true", help="build ENGINE first")
+    parser.add_argument("--drafts", help="k of each round, a list; auto: the engine's choice")
+    parser.add_argument(
+        "--acceptance", action="append", help="A1,A2,…: of the drafts at each place; repeatable"
+    )
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, help="JSON file of rows to add to")
     args = parser.parse_args(words)
@@ -255,11 +274,15 @@ def main() -> None:
     """Measures every concurrency; writes after each, so that a failure loses nothing."""
     args = arguments()
     before = build_default(args.config, args.engine) if args.default_build else 0.0
-    bench = Bench(args.engine, before)
+    bench = Bench(args.engine, before, None if args.drafts else 0)
     assert bench.folder is not None
     print(f"ready after {bench.ready:.2f} s", flush=True)
     dtypes, model = bench.folder.manifest.dtypes, args.config.name
     floor = Floor(open_model(args.config))
+    if args.drafts:
+        measure_drafts(bench, args, floor)
+        bench.engine.close()
+        return
     bench.run(1, args.ctx, 8)  # a first pass: lazy loading, clocks
     bench.finish()
     rows: list[Row] = []
@@ -290,12 +313,45 @@ def main() -> None:
     bench.engine.close()
 
 
+def measure_drafts(bench: Bench, args: argparse.Namespace, floor: Floor) -> None:
+    """Rounds of every number of sequences, k and acceptance."""
+    assert bench.folder is not None
+    depths = tuple(w if w == AUTO else int(w) for w in args.drafts.split(","))
+    sets = args.acceptance or ACCEPTANCES
+    acceptances = tuple(tuple(float(a) for a in words.split(",")) for words in sets)
+    forced = Forced(bench.engine)
+    for executor in bench.executors.values():
+        executor.before = forced.before
+    rounds = Rounds(bench.engine, forced, Trial(args.ctx, args.steps, depths, acceptances))
+    floors, manifest = RoundFloor(floor, bench.engine), bench.folder.manifest
+    known = {"model": args.config.name, "gdn_state": str(manifest.dtypes.state)}
+    known |= {"kv": str(manifest.dtypes.kv), "gdn_ring": manifest.limits.gdn_ring}
+    known |= {"drafts": manifest.limits.drafts, **card()}
+    known |= {"command": command(args), "commit": args.commit, "date": str(date.today())}
+    rows: list[Row] = []
+    for npl in (int(n) for n in args.npl.split(",")):
+        prompts = bench.rng.integers(0, IDS, (npl, args.ctx)).tolist()
+        for found in rounds.rows(prompts):
+            row = known | floors.add(found, args.ctx + args.steps)
+            last = row["k"] == 0 or tuple(row["acceptance"]) == acceptances[-1]
+            if not args.no_split and row["k"] != AUTO and last:  # it leaves garbage in the states
+                row |= bench.split(family_of(row["k"]), npl, row["round_ms"])
+            rows.append(row)
+            print(line_of_round(row), flush=True)
+            if "parts_ms" in row:
+                print(f"  by part, {row['gap_us']} us a launch taken off: {spelled(row)}")
+            if args.out:
+                save(args.out, rows)
+
+
 def command(args: argparse.Namespace) -> str:
     """What to type to measure this again."""
     places = f"engines/{args.config.name} benchmarks/configs/{args.config.name}"
     numbers = f"--npl {args.npl} --ctx {args.ctx} --steps {args.steps}"
     built = " --default-build" if args.default_build else ""
-    return f"python -m benchmarks.bench_decode {places} {numbers}{built}"
+    drafts = f" --drafts {args.drafts}" if args.drafts else ""
+    drafts += "".join(f" --acceptance {words}" for words in args.acceptance or ())
+    return f"python -m benchmarks.bench_decode {places} {numbers}{built}{drafts}"
 
 
 def split(bench: Bench, row: Row, npl: int, prefill: bool) -> None:

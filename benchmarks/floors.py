@@ -17,11 +17,12 @@ from functools import cached_property
 from spark_engine.models.config.model_config import FULL
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.gdn.replay_ring import ring_bytes
-from spark_engine.tensors import DType
+from spark_engine.tensors import DType, TensorSpec
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
 GB10_BANDWIDTH = 243e9  # the best read measured on one; its memory's nominal rate is 273e9
 LOGIT_BYTES = 8  # f32, written and read
+DRAFT_HEAD = "mtp."  # how the names of its tensors begin
 CONV_PASSES = 2  # read and written
 _STORED = {DType.F8E4M3: "linear-fp8", DType.U8: "linear-nvfp4"}
 
@@ -73,9 +74,9 @@ class Floor:
 
     @cached_property
     def _weights(self) -> Mapping[str, int]:
-        """Bytes of the weights by part, the embedding's table left out."""
+        """Bytes of the weights by part, the embedding's table and the draft head left out."""
         found: Counter[str] = Counter()
-        for name, spec in self.model.tensors.items():
+        for name, spec in self._network.items():
             found[self._part(name)] += spec.nbytes
         del found["table"]
         return found
@@ -83,7 +84,13 @@ class Floor:
     @cached_property
     def _routed(self) -> int:
         """Bytes of all routed experts."""
-        return sum(s.nbytes for n, s in self.model.tensors.items() if ".mlp.experts." in n)
+        return sum(s.nbytes for n, s in self._network.items() if ".mlp.experts." in n)
+
+    @cached_property
+    def _network(self) -> Mapping[str, TensorSpec]:
+        """What a step without drafts reads."""
+        tensors = self.model.tensors
+        return {name: spec for name, spec in tensors.items() if not name.startswith(DRAFT_HEAD)}
 
     def _part(self, name: str) -> str:
         """The part that reads a tensor; scales belong to their weight's."""

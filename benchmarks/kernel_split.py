@@ -43,7 +43,14 @@ PARTS = {  # by the beginning of the kernel's name, the first that fits
     "sample": "sample",
     "mark": "sample",
     "clear": "sample",
+    "round_rows": "sample",
+    "accept": "sample",
+    "shift": "sample",
+    "draft_token": "token",
+    "mtp_input": "embed",
+    "append_kv": "attention",
 }
+FILL, DRAFT = "mtp.", "draft."  # nodes of the draft head over all tokens, and of one draft
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,12 @@ class Timed:
     microseconds: float
 
 
-def part_of(symbol: str) -> str:
-    """The part that a kernel belongs to."""
-    return next((part for start, part in PARTS.items() if symbol.startswith(start)), symbol)
+def part_of(symbol: str, node: str = "") -> str:
+    """The part that a kernel belongs to; that of the draft head where its node does."""
+    if node.startswith(FILL):
+        return "fill"
+    part = next((part for start, part in PARTS.items() if symbol.startswith(start)), symbol)
+    return f"draft-{part.partition('-')[0]}" if node.startswith(DRAFT) else part
 
 
 def time_launches(executor: NativeExecutor, payload: bytes, passes: int = 5) -> list[Timed]:
@@ -85,10 +95,10 @@ def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:
     """Milliseconds by part, largest first; `gap` microseconds of each launch are not counted."""
     found: Counter[str] = Counter()
     for row in timed:
-        found[part_of(row.symbol)] += (row.microseconds - gap) / 1e3
+        found[part_of(row.symbol, row.node)] += (row.microseconds - gap) / 1e3
     return {part: round(ms, 4) for part, ms in found.most_common()}
 
 
 def counts(timed: list[Timed]) -> Mapping[str, int]:
     """Launches by part, most first."""
-    return dict(Counter(part_of(row.symbol) for row in timed).most_common())
+    return dict(Counter(part_of(row.symbol, row.node) for row in timed).most_common())

@@ -16,8 +16,10 @@ from typing import Any
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "docs" / "performance.md", HERE.parent / "README.md")
 DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
+DRAFTS = HERE / "results" / "drafts_h200.json"  # rounds of drafts of chosen acceptances
 FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
 STATE, THEIR_STATE = "f32", "fp32"
+AUTO = "auto"  # k as the engine chooses
 BATCHES = (1, 8, 32, 64, 128)  # of the README, of the aims and of vLLM
 NAMES = {"qwen36-27b": "Qwen3.6-27B", "qwen36-35b-a3b": "Qwen3.6-35B-A3B"}
 AIMS = {  # ms a step at BATCHES: what the project set out for before anything was measured
@@ -75,13 +77,65 @@ def _decode_cells(
 
 def _measured(rows: Sequence[Row]) -> str:
     """Card, commit and command; the same for all rows."""
-    (line,) = {
+    (line,) = _origins(rows)
+    return line
+
+
+def _origins(rows: Sequence[Row]) -> set[str]:
+    return {
         f"{row['card']}, driver {row['driver']}, commit {row['commit']}, {row['date']}; replay "
         f"ring of {row['gdn_ring']}, KV {row['kv']}, state {row['gdn_state']}:\n"
         f"`{row['command']}`"
         for row in rows
     }
-    return line
+
+
+def drafts() -> str:
+    """Milliseconds of a kept token by k, at each acceptance, and what the rounds took; by model."""
+    if not DRAFTS.is_file():
+        return "Not measured yet."
+    rows: list[Row] = json.loads(DRAFTS.read_text())["rows"]
+    return "\n\n".join(part for model in NAMES for part in _drafts_of(model, rows))
+
+
+def _drafts_of(model: str, rows: Sequence[Row]) -> list[str]:
+    found = [row for row in rows if row["model"] == model]
+    if not found:
+        return []
+    depths = sorted({row["k"] for row in found}, key=lambda k: (isinstance(k, str), k))
+    npls = sorted({row["npl"] for row in found})
+    sets = sorted({tuple(row["acceptance"]) for row in found} - {()})
+    by_key = {(r["npl"], r["k"], tuple(r["acceptance"])): r for r in found}
+    names = ["no drafts" if k == 0 else f"k = {k}" for k in depths]
+    fixed = [k for k in depths if k != AUTO]
+    rounds = [[npl, *(_round_cell(by_key, npl, k, sets) for k in fixed)] for npl in npls]
+    numbered = names[: len(fixed)]
+    parts = [f"{NAMES[model]}, ms a round (byte floor):", table(["sequences", *numbered], rounds)]
+    for asked in sets:
+        cells = [[npl, *(_kept_cell(by_key, npl, k, asked) for k in depths)] for npl in npls]
+        rates = " / ".join(f"{rate:.0%}" for rate in asked)
+        parts += [f"{NAMES[model]}, drafts right {rates}: ms a kept token (tokens a round):",
+                  table(["sequences", *names], cells)]  # fmt: skip
+    return [*parts, *sorted(_origins(found))]
+
+
+_Drafted = Mapping[tuple[int, int | str, tuple[float, ...]], Row]
+
+
+def _round_cell(rows: _Drafted, npl: int, k: int | str, sets: Iterable[tuple[float, ...]]) -> str:
+    """The cheapest of its rows: they differ by what was kept, which costs nothing."""
+    found = [row for asked in ((), *sets) if (row := rows.get((npl, k, asked)))]
+    if not found:
+        return "–"
+    row = min(found, key=lambda row: float(row["round_ms"]))
+    return f"{row['round_ms']:.2f} ({row['floor_ms']:.2f})"
+
+
+def _kept_cell(rows: _Drafted, npl: int, k: int | str, asked: tuple[float, ...]) -> str:
+    row = rows.get((npl, k, asked if k else ()))
+    if row is None:
+        return "–"
+    return f"{row['ms_per_token']:.2f} ({row['tokens_per_round']:.2f})"
 
 
 def other() -> str:
@@ -165,7 +219,7 @@ def _join(batches: Iterable[int]) -> str:
     return " / ".join(map(str, batches))
 
 
-TABLES = {"decode": decode, "other": other, "split": split, "short": short}
+TABLES = {"decode": decode, "drafts": drafts, "other": other, "split": split, "short": short}
 
 
 def filled(text: str) -> str:

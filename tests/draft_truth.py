@@ -17,19 +17,18 @@ from numpy.typing import NDArray
 
 from tests.oracle import F64, _Net
 
-LAYER = "mtp.layers.0"
-
 
 @dataclass
 class Drafts:
     """Of one sequence: `tokens` [k] drafted behind it, and their logits [k, V], the network's own
-    logits [T-1, V] and the head's keys and values [T-1, kv_heads, D]."""
+    logits [T-1, V] and the head's keys and values [T-1, kv_heads, D]. `margin` as in `Result`."""
 
     tokens: list[int]
     logits: F64
     target: F64
     keys: F64
     values: F64
+    margin: float
 
     @property
     def gap(self) -> float:
@@ -63,21 +62,26 @@ def draft(
         tokens.append(int(allowed[np.argmax(logits[-1])]))
         hidden.append(y[-1])
     drafted, known = tokens[len(ids) - 1 :], len(ids) - 1
-    return Drafts(drafted, np.array(logits), target.logits, keys[:known], values[:known])
+    return Drafts(
+        drafted, np.array(logits), target.logits, keys[:known], values[:known], net.rounder.margin
+    )
 
 
 def _rows(net: _Net, embedded: F64, hidden: F64, empty: int) -> tuple[F64, F64, F64]:
     """(outputs behind the head's norm, keys, values) of rows [T, H] from position 0 on."""
-    parts = (
-        net.norm(embedded, "mtp.pre_fc_norm_embedding"),
-        net.norm(hidden, "mtp.pre_fc_norm_hidden"),
+    end = "mtp.pre_fc_norm_hidden.weight"
+    head = next(n for n in net.files.tensors if n.endswith(end)).removesuffix(end) + "mtp"
+    layer = f"{head}.layers.0"
+    e, h = (
+        net.norm(embedded, f"{head}.pre_fc_norm_embedding"),
+        net.norm(hidden, f"{head}.pre_fc_norm_hidden"),
     )
-    x = net.linear(np.concatenate(parts, axis=1), "mtp.fc")
-    h = net.norm(x, f"{LAYER}.input_layernorm")
-    mixed, keys, values = net.attend(h, f"{LAYER}.self_attn", empty)
+    x = net.linear(np.concatenate([e, h], axis=1), f"{head}.fc")
+    h = net.norm(x, f"{layer}.input_layernorm")
+    mixed, keys, values = net.attend(h, f"{layer}.self_attn", empty)
     x = x + mixed
-    x = x + net.mlp(net.norm(x, f"{LAYER}.post_attention_layernorm"), f"{LAYER}.mlp")
-    return net.norm(x, "mtp.norm"), keys, values
+    x = x + net.mlp(net.norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
+    return net.norm(x, f"{head}.norm"), keys, values
 
 
 def continuation(checkpoint: Path, ids: Sequence[int], count: int) -> list[int]:

@@ -52,3 +52,25 @@ def test_a_row_of_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "r.json").write_text(json.dumps({"rows": [row, row | {"gdn_state": "bf16"}]}))
     assert performance.rows_of(tmp_path / "r.json") == {("qwen36-27b", 8): row}
     assert performance.filled("a\n<!-- short -->\nold\n<!-- end short -->\nb").count("old") == 0
+
+
+def test_rounds_of_drafts_are_told_by_model_and_acceptance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(performance, "DRAFTS", tmp_path / "r.json")
+    assert performance.drafts() == "Not measured yet."
+    base = {"model": "qwen36-27b", "npl": 8, "card": "C", "driver": "1", "commit": "c"}
+    base |= {"date": "d", "gdn_ring": 8, "kv": "f8e4m3", "gdn_state": "f32", "command": "x"}
+    given = [(0, [], 6.0, 1.0), (3, [0.8, 0.7], 8.0, 2.0), ("auto", [0.8, 0.7], 7.0, 2.5)]
+    rows = [
+        {**base, "k": k, "acceptance": asked, "round_ms": ms, "floor_ms": 4.0}
+        | {"ms_per_token": ms / tokens, "tokens_per_round": tokens}
+        for k, asked, ms, tokens in given
+    ]
+    (tmp_path / "r.json").write_text(json.dumps({"rows": rows}))
+    text = performance.drafts()
+    assert "| sequences | no drafts | k = 3 |\n" in text
+    assert "\n| 8 | 6.00 (4.00) | 8.00 (4.00) |\n" in text
+    assert "drafts right 80% / 70%" in text
+    assert "| 8 | 6.00 (1.00) | 4.00 (2.00) | 2.80 (2.50) |" in text
+    assert "Qwen3.6-35B-A3B" not in text and text.endswith("`x`")

@@ -33,13 +33,14 @@ BEGINNING = 24  # tokens of a held-out story that the model goes on from
 
 def normal(x: F32, weight: F32, eps: float) -> F32:
     """x / rms(x) * (1 + w) over the last axis."""
-    out: F32 = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * (1 + weight)
+    rms = np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps))
+    out: F32 = (x / rms * (1 + weight)).astype(np.float32)
     return out
 
 
 def sigmoid(x: F32) -> F32:
     """1 / (1 + e^-x)."""
-    out: F32 = 1 / (1 + np.exp(-x))
+    out: F32 = np.float32(1) / (np.float32(1) + np.exp(-x))
     return out
 
 

@@ -89,7 +89,7 @@ class DraftTrainer:
         self.adam.step()
         self.muon.step(rate)
         self.head.zero_grad(set_to_none=True)
-        return first.item()
+        return float(first)
 
     @torch.no_grad()
     def agreement(self, rows: Tensor, hidden: Tensor, steps: int) -> list[float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Chain, Op, Part, Tolerance
 from spark_engine.operand import Result
-from spark_engine.plugins.attention import paged_attention, paged_decode_cuda
+from spark_engine.plugins.attention import paged_attention, paged_round_cuda
 from spark_engine.plugins.attention.attention_decode_cases import CASES
 from spark_engine.plugins.common import fragments as fr
 from spark_engine.plugins.common import operands, quantised
@@ -102,5 +102,5 @@ OP = Op(
     cases=CASES,
     fuses=parts,
     tolerance=tolerance,
-    cuda=paged_decode_cuda.FUSED,
+    cuda=paged_round_cuda.FUSED,
 )

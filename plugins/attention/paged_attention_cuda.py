@@ -1,4 +1,5 @@
-"""The CUDA side of `paged_attention`: decode's tactics, and prefill in two launches.
+"""The CUDA side of `paged_attention`: the tactics of decode and of rounds, and prefill in two
+launches.
 
 Sizes here mirror the tiles of paged_prefill.cu.
 """
@@ -24,6 +25,7 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
     sizes,
     token_bytes,
 )
+from spark_engine.plugins.attention.paged_round_cuda import ROUNDS
 
 TILE = 64  # tokens of a prefill row
 KEYS = 32  # tokens of a prefill tile of keys
@@ -88,6 +90,7 @@ def cost_prefill(attrs: Attrs, specs: Specs, target: Target) -> float:
 CUDA = Cuda(
     tactics=(
         *DECODE,
+        *ROUNDS,
         Tactic("tiles", "attention/paged_prefill.cu", refuse_prefill, plan_prefill, cost_prefill),
     )
 )

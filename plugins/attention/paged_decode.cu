@@ -5,28 +5,18 @@
 // (row, chunk, kv head). The grid is what is resident; each block lists the items itself from
 // `starts` and strides over them. The block of a row's last chunk appends the new key and value.
 // Block: each warp has its own 16-token tiles in a ring of its own, filled by cp.async, so the loop
-// over tokens needs no block barrier. A and B are swapped: S^T = K·Q^T has tokens as the 16 rows
-// and the heads of a GQA group as the 8 columns; P is transposed by movmatrix; O^T += V^T·P.
+// over tokens needs no block barrier.
 // Merge: a block's warps through shared memory, the blocks of a (row, kv head) by the last to
 // arrive, by eights in the order of the chunks: a row's result depends on its own length alone.
 // Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
 // log/paged_decode.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
 // has about), BLOCKS (of a multiprocessor), SHARED (bytes).
-#include "attention/paged_merge.cuh"
+#include "attention/paged_walk.cuh"
 
-// Chunks of about CHUNK tokens, all of one size but the last: none is left with a token or two.
-DEVICE int chunk_tokens(int length) {
-  int chunks = min(MOST_CHUNKS, max(1, (length + CHUNK / 2) / CHUNK));
-  return max(64, (length + 64 * chunks - 1) / (64 * chunks) * 64);
-}
 DEVICE int length_of(int slot, int start, int count) {
   return slot >= 0 && count > 0 ? start + 1 : 0;
 }
-DEVICE int chunks_of(int length, int size) {
-  return length > 0 ? (length + size - 1) / size : 1;  // an inert row still writes its zeros
-}
-
 // By the whole block, a row a thread.
 DEVICE void list_rows(Block& b, const int* slots, const int* starts, const int* counts, int rows,
                       int warp, int lane) {
@@ -132,85 +122,6 @@ DEVICE Walk walk_of(Block& b, const WorkItem& u, const u8* keys, const u8* value
   return walk;
 }
 
-// The running softmax of a warp: O^T in fragments (rows d, columns heads), and for columns 2t and
-// 2t + 1 the maximum and this lane's share of the sum.
-struct Softmax {
-  float o[D / 16][4];
-  float top[2], sum[2];
-};
-
-template <int STEPS>
-DEVICE void scores(float (&s)[2][4], u32 keys, const u32 (&q)[STEPS][2], int lane) {
-  int row = lane & 15, half = lane >> 4;
-#pragma unroll
-  for (int c = 0; c < ROW / 32; c++) {
-    u32 r[4];
-    load_matrix(r, keys + swizzled<ROW>(row, 2 * c + half));
-    if constexpr (KV_FP8) {
-      u32 a[4], b[4];
-      widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
-      widen(r[2], b[0], b[2]), widen(r[3], b[1], b[3]);
-      mma16(s[0], a, q[2 * c][0], q[2 * c][1]);
-      mma16(s[1], b, q[2 * c + 1][0], q[2 * c + 1][1]);
-    } else {
-      mma16(s[c & 1], r, q[c][0], q[c][1]);
-    }
-  }
-}
-
-DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
-  int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
-#pragma unroll
-  for (int c = 0; c < ROW / 32; c++) {
-    u32 r[4];
-    load_matrix_transposed(r, values + swizzled<ROW>(row, 2 * c + half));
-    if constexpr (KV_FP8) {
-      u32 a[4], b[4];
-      widen_trans(r[0], a[0], a[1]), widen_trans(r[2], a[2], a[3]);
-      widen_trans(r[1], b[0], b[1]), widen_trans(r[3], b[2], b[3]);
-      mma16(o[2 * c], a, p0, p1);
-      mma16(o[2 * c + 1], b, p0, p1);
-    } else {
-      mma16(o[c], r, p0, p1);
-    }
-  }
-}
-
-template <int STEPS>
-DEVICE void attend(Softmax& x, u32 tile, const u32 (&q)[STEPS][2], int seen, float log2_scale,
-                   int lane) {
-  float s[2][4] = {};
-  scores(s, tile, q, lane);
-  int g = lane >> 2;
-  float v[4], higher[2];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    v[i] = g + (i >> 1) * 8 < seen ? (s[0][i] + s[1][i]) * log2_scale : minus_infinity();
-  }
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-    float m = fmaxf(v[j], v[j + 2]);
-#pragma unroll
-    for (int d = 4; d < 32; d <<= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
-    higher[j] = fmaxf(x.top[j], m);
-  }
-  if (__any_sync(~0u, higher[0] > x.top[0] || higher[1] > x.top[1])) {
-    float shrink[2] = {exp2_fast(x.top[0] - higher[0]), exp2_fast(x.top[1] - higher[1])};
-#pragma unroll
-    for (int j = 0; j < 2; j++) x.sum[j] *= shrink[j], x.top[j] = higher[j];
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) x.o[n][i] *= shrink[i & 1];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = exp2_fast(v[i] - x.top[i & 1]);
-  x.sum[0] += v[0] + v[2], x.sum[1] += v[1] + v[3];
-  u32 p0 = transpose_matrix(pack16(v[0], v[1])), p1 = transpose_matrix(pack16(v[2], v[3]));
-  weigh(x.o, tile + TILE, p0, p1, lane);
-}
-
 // What `prepare` reads that no launch writes: loaded early, its latency is hidden.
 struct Constants {
   float q_norm[VEC], k_norm[VEC];
@@ -262,39 +173,6 @@ DEVICE void prepare(Block& b, const WorkItem& u, const u16* qkv, const Constants
   }
 }
 
-template <int STEPS>
-DEVICE void load_queries(u32 (&q)[STEPS][2], const Block& b, int lane) {
-  int g = lane >> 2, t = lane & 3;
-  bool real = g < GQA_GROUP;
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) {
-    const u16* from = &b.queries[real ? g : 0][16 * s + 2 * t];
-    u32 first = *reinterpret_cast<const u32*>(from);
-    u32 second = *reinterpret_cast<const u32*>(from + 8);
-    q[s][0] = real ? first : 0, q[s][1] = real ? second : 0;
-  }
-}
-
-// This warp's sums into its arena, and its maxima and totals.
-DEVICE void spill(Block& b, Softmax& x, int warp, int lane) {
-  int g = lane >> 2, t = lane & 3;
-#pragma unroll
-  for (int j = 0; j < 2; j++) {
-#pragma unroll
-    for (int d = 4; d < 32; d <<= 1) x.sum[j] += __shfl_xor_sync(~0u, x.sum[j], d);
-    if (g == 0) b.tally[warp][2 * t + j] = make_float2(x.top[j], x.sum[j]);
-  }
-  float* rows = reinterpret_cast<float*>(b.arena[warp]);
-#pragma unroll
-  for (int n = 0; n < D / 16; n++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int d = 16 * n + (KV_FP8 ? 2 * g + (i >> 1) : g + 8 * (i >> 1));
-      rows[(2 * t + (i & 1)) * WIDE + d] = x.o[n][i];
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_decode(const u16* qkv, const float* q_norm, const float* k_norm, const float* inv_freq,
                  const float* kv_scale, u8* keys, u8* values, const int* page_table,
@@ -325,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
     }
     __syncthreads();
-    u32 q[D / 16][2];
-    load_queries(q, b, lane);
+    Queries<true> q;
+    load_queries(q, b.queries, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     Softmax x = {};
     x.top[0] = x.top[1] = minus_infinity();
@@ -341,12 +219,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     wait_copies<0>();
     uint2 gate = u.chunks == 1 ? gate_of(u, qkv, threadIdx.x) : uint2{};
-    spill(b, x, warp, lane);
+    spill(b, x, warp, 0, lane);
     __syncthreads();
     WorkItem done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     const i64 at = index, first = at - (i64)done.chunk * KV_HEADS;
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
-    merge_warps(b, done, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
+    merge_warps(b, done, 0, scale, out, gate, sums + at * QUADS, tallies + at * GQA_GROUP * 2);
     __syncthreads();
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged

@@ -1,9 +1,9 @@
-"""The CUDA side of decode attention: `paged_attention` of one token a row, `attention_decode`.
+"""The CUDA side of decode attention: `paged_attention` and `attention_decode` of one token a row.
 
 One launch for either. How it cuts a row into chunks depends on the tactic and on the row's length
 alone: with one tactic in every bucket, a row's bits do not depend on its company or its bucket.
-Sizes here mirror `struct Block` of paged_merge.cuh. Also what prefill shares: sizes, macros and
-refusals.
+Sizes here mirror `struct Block` of paged_merge.cuh. Also what rounds of drafts and prefill
+share: sizes, macros and refusals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from spark_engine.kernel import (
     NULL,
     Arg,
     Attrs,
-    Cuda,
     Launch,
     Plan,
     Pointer,
@@ -101,10 +100,21 @@ def pointers(kind: Literal["input", "output", "scratch"], *indices: int) -> tupl
 
 
 def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
-    """Refuses tiles, groups that the matrix unit's eight columns do not hold, too many warps."""
+    """Refuses tiles, and what `refuse_group` does, too many warps."""
     s = sizes(attrs, specs)
     if s.tile != 1:
         return f"rows are of {s.tile} tokens, not one"
+    reason = refuse_group(attrs, specs, target, most)
+    shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
+    if reason is None and shared > target.shared_bytes:
+        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
+    return reason
+
+
+def refuse_group(attrs: Attrs, specs: Specs, target: Target, most: int) -> str | None:
+    """Refuses groups that the matrix unit's eight columns do not hold, copies that are not written,
+    another target's numbers of warps."""
+    s = sizes(attrs, specs)
     if s.group > COLUMNS:
         return f"{s.group} heads share a kv head, more than {COLUMNS}"
     if attrs.get("quant") == "fp8_block" and s.dim % 128:
@@ -113,19 +123,27 @@ def refuse_decode(attrs: Attrs, specs: Specs, target: Target, most: int) -> str 
         return f"{attrs['n']} quantised copies; at most {COPIES} are written"
     if (most == SMALL[0][1]) == target.large_shared:
         return f"blocks of {most} warps are not for the shared memory of {target.name}"
-    reason = refuse_any(attrs, specs, target)
-    shared = _shape(s, most)[2] + ROW * specs[8].dims[0]
-    if reason is None and shared > target.shared_bytes:
-        return f"{most} warps take {shared} bytes of shared memory; {target.name} has less"
-    return reason
+    return refuse_any(attrs, specs, target)
+
+
+def walkers_of(s: Sizes, most: int) -> int:
+    """Rings of a block: half as many where a token's row is twice as long."""
+    return most // 2 if token_bytes(s) > 256 else most
+
+
+def most_warps(s: Sizes, target: Target) -> int:
+    """Of a block whose rings are shared."""
+    return RESIDENT if target.large_shared else 16
+
+
+def stages_alone(s: Sizes) -> int:
+    """Tiles of a ring that one warp fills."""
+    return 2 if token_bytes(s) >= 256 else 4
 
 
 def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
-    """(warps, stages, bytes of `struct Block` without its list of rows); half as many warps where
-    a token's row is twice as long."""
-    token = token_bytes(s)
-    warps = most // 2 if token > 256 else most
-    stages = 2 if token >= 256 else 4
+    """(warps, stages, bytes of `struct Block` without its list of rows)."""
+    token, warps, stages = token_bytes(s), walkers_of(s, most), stages_alone(s)
     arena = max(stages * 2 * 16 * token, COLUMNS * (s.dim + 4) * 4)
     rest = COLUMNS * (s.dim + 8) * 2 + 2 * token + warps * COLUMNS * 8
     return warps, stages, warps * arena + rest + 80
@@ -139,25 +157,24 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
     longest = specs[7].dims[1] * s.page
     items = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
-    quant = str(attrs.get("quant", "none"))
     numbers = {
         "WARPS": warps,
         "STAGES": stages,
         "CHUNK": chunk,
         "BLOCKS": blocks,
         "SHARED": shared,
-        "FUSED": int("quant" in attrs),
-        "KEEP": int(attrs.get("keep", 1)),
-        "QUANT": QUANTS.index(quant),
-        "COPIES": int(attrs.get("n", 1)),
     }
     launch = Launch(
         "paged_decode",
         (min(items, target.sms * blocks), 1, 1),
         (32 * warps, 1, 1),
-        _args(attrs, specs, rows),
+        arguments(attrs, specs, rows),
         shared=shared + ROW * rows,
-        defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
+        defines=(
+            *defines(attrs, specs),
+            *((k, str(v)) for k, v in numbers.items()),
+            *epilogue(attrs),
+        ),
         pdl=True,
     )
     sums = items * s.group
@@ -166,7 +183,19 @@ def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     return Plan((launch,), scratch)
 
 
-def _args(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
+def epilogue(attrs: Attrs) -> tuple[tuple[str, str], ...]:
+    """The macros of paged_merge.cuh that say what becomes of the result."""
+    values = {
+        "FUSED": int("quant" in attrs),
+        "KEEP": int(attrs.get("keep", 1)),
+        "QUANT": QUANTS.index(str(attrs.get("quant", "none"))),
+        "COPIES": int(attrs.get("n", 1)),
+    }
+    return tuple((k, str(v)) for k, v in values.items())
+
+
+def arguments(attrs: Attrs, specs: Specs, rows: int) -> tuple[Arg, ...]:
+    """Those of the kernels of one token and of a round."""
     if "quant" in attrs:
         pages, y = pointers("output", 0, 1), Pointer("output", 2) if attrs["keep"] else NULL
         copies = quantised_outputs(attrs, 2 + int(attrs["keep"]), COPIES)
@@ -198,12 +227,16 @@ def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 
+def name_of(chunk: int, most: int) -> str:
+    """What decides how a row's sums are cut and come together."""
+    return f"chunks_{chunk}_{most}"
+
+
 def _tactic(chunk: int, most: int) -> Tactic:
     refuse = partial(refuse_decode, most=most)
     plan = partial(plan_decode, chunk=chunk, most=most)
     cost = partial(cost_decode, chunk=chunk, most=most)
-    return Tactic(f"chunks_{chunk}_{most}", "attention/paged_decode.cu", refuse, plan, cost)
+    return Tactic(name_of(chunk, most), "attention/paged_decode.cu", refuse, plan, cost)
 
 
 DECODE = tuple(_tactic(*pair) for pair in (*SHAPES, *SMALL))
-FUSED = Cuda(tactics=DECODE)

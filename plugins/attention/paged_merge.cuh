@@ -1,14 +1,22 @@
-// Epilogue of paged_decode.cu: the merge of split-KV partial sums (over a block's warps, over
-// groups of FAN chunks, over a row's groups), then the gate and the quantised copies.
+// Epilogue of paged_decode.cu and paged_round.cu: the merge of split-KV partial sums (over the
+// walkers of a block, groups of FAN chunks, a row's groups), then gate and quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
 // group, and at a row, merges it: at most FAN parts are read at once, so no block reads all partial
 // sums of a long row one after the other.
-// Macros: paged_decode.cu's, FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its
+// Macros: the kernel's, FUSED (0: o is stored; 1: y = o * sigmoid(gate), if KEEP, and its
 // copies), KEEP, QUANT, COPIES.
 #pragma once
 #include "attention/paged_kv.cuh"
 #include "common/quad_quant.cuh"
+
+#ifndef QUERIES  // paged_decode.cu: a query a row, a ring of tiles a warp
+#define QUERIES 1
+#define TOKENS 1
+#define WALKERS WARPS
+#define AT_ONCE 1
+#define APART KV_HEADS  // from a chunk's partial sums to the next one's
+#endif
 
 constexpr int TILE = 16 * ROW;           // bytes of 16 tokens' keys
 constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
@@ -17,22 +25,23 @@ constexpr int WIDE = D + 4;              // floats of an accumulator row, likewi
 constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
 constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
-constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 ? 2 : 1;  // pieces merged at once
+constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces at once
 constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
-constexpr int ARENA = RING > MERGE ? RING : MERGE;  // of one warp: its ring, then its sums
+constexpr int SUMS = AT_ONCE * MERGE;
+constexpr int ARENA = RING > SUMS ? RING : SUMS;  // of a walker: its ring, then its sums
 
 struct Row {
   int before, slot, length, chunk;  // chunks of the rows before it; tokens of its chunks
 };
 
 struct Block {
-  u8 arena[WARPS][ARENA];
-  u16 queries[COLUMNS][PITCH];
-  u8 fresh[2][ROW];              // the new token's key and value, as stored
-  float2 tally[WARPS][COLUMNS];  // (maximum, sum) of a warp
-  float scales[4];               // of the quantised copies
+  u8 arena[WALKERS][ARENA];
+  u16 queries[QUERIES * COLUMNS][PITCH];
+  u8 fresh[TOKENS * 2][ROW];                 // the new tokens' keys and values, as stored
+  float2 tally[AT_ONCE * WALKERS][COLUMNS];  // (maximum, sum) of a warp
+  float scales[4];                           // of the quantised copies
   int last;
   Row rows[1];  // and one more, for the total
 };
@@ -84,23 +93,24 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
   sum.z = fmaf(x.z, by, sum.z), sum.w = fmaf(x.w, by, sum.w);
 }
 
-// The block's sums over its warps, to the result where the row has one chunk, else to the scratch.
-DEVICE void merge_warps(Block& b, const WorkItem& u, float scale, const Out& out, uint2 gate,
-                        float4* sums, float2* tallies) {
+// The block's sums over its walkers (place `slot` of their arenas), to the result where the row has
+// one chunk, else to the scratch.
+DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, const Out& out,
+                        uint2 gate, float4* sums, float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens
   for (int i = threadIdx.x; i - lane_id() < QUADS; i += THREADS) {
     uint2 next = u.chunks == 1 ? gate_of(u, out.qkv, i + THREADS) : uint2{};
     int column = min(i / (D / 4), GQA_GROUP - 1), d = i % (D / 4) * 4;
     float top = minus_infinity(), total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) top = fmaxf(top, b.tally[w][column].x);
+    for (int w = 0; w < WALKERS; w++) top = fmaxf(top, b.tally[slot * WALKERS + w][column].x);
     float4 sum = {};
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      float2 tally = b.tally[w][column];
+    for (int w = 0; w < WALKERS; w++) {
+      float2 tally = b.tally[slot * WALKERS + w][column];
       float by = tally.x > minus_infinity() ? exp2_fast(tally.x - top) : 0.0f;
       total = fmaf(tally.y, by, total);
-      const float* rows = reinterpret_cast<const float*>(b.arena[w]);
+      const float* rows = reinterpret_cast<const float*>(b.arena[w] + slot * MERGE);
       add_scaled(sum, *reinterpret_cast<const float4*>(rows + column * WIDE + d), by);
     }
     if (u.chunks == 1) {  // 0: an inert row
@@ -117,7 +127,7 @@ DEVICE void merge_warps(Block& b, const WorkItem& u, float scale, const Out& out
 // group's place, which is the first part's. A tally's second half is the group's.
 DEVICE void merge_parts(const WorkItem& u, int count, int step, float scale, const Out& out,
                         float4* sums, float2* tallies, bool last) {
-  const i64 apart = (i64)step * KV_HEADS;
+  const i64 apart = (i64)step * APART;
   const int half = step > 1;
   uint2 gate = last ? gate_of(u, out.qkv, threadIdx.x) : uint2{};
 #pragma unroll MERGED

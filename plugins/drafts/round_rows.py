@@ -89,9 +89,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     ids = f("Where", f("Less", given, np.int32(0)), known, given)
     ids = f("Where", valid_tokens(f, rows, tile), ids, np.int32(0))
     f("Reshape", ids, [-1], out="ids")
-    begins = f(
-        "Where", f("Less", "starts", np.int32(0)), f("Gather", "positions", "slots"), "starts"
-    )
+    standing = f("Gather", "positions", "slots")
+    begins = f("Where", f("Less", "starts", np.int32(0)), standing, "starts")
     f("Where", rows.live, begins, np.int32(0), out="row_starts")
     f.cast(f("Min", rows.counts, 1), DType.I32, out="certain")
     return f.function("round_rows", OP.inputs, OP.outputs)

@@ -3,8 +3,9 @@
 // Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
 // tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
 // x, or from the state. The state may be updated in place: only a sequence's first tile reads it,
-// and that tile's thread writes the new one, from the sequence's last tile in x.
-// Macros: TILE, TAPS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
+// and that tile's thread writes the new one, from the sequence's last tile in x. DRAFTS: the state
+// is a ring by position, of which only the launch's last columns are written.
+// Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
 // 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
 // benchmarks/log/causal_conv.md.
 #include "gdn/gdn.cuh"
@@ -16,6 +17,24 @@ DEVICE act4 columns(const act* p) {
 #else
   return {p[0], p[1], p[2], p[3]};
 #endif
+}
+
+constexpr int KEPT = DRAFTS ? TAPS + DRAFTS : TAPS - 1;  // columns of a slot's state
+
+// The j-th of the TAPS - 1 columns before position `start` > 0.
+DEVICE act4 column_before(const act* state, int start, int j, int channels) {
+#if DRAFTS
+  const int position = start - TAPS + 1 + j;
+  return position < 0 ? act4{} : *(const act4*)(state + (u32)position % KEPT * channels);
+#else
+  return *(const act4*)(state + (i64)j * channels);
+#endif
+}
+// The last columns of `count` tokens from position `start` on, each at its place.
+DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int count,
+                      int channels) {
+  for (int t = max(0, count - KEPT); t < count; t++)
+    *(act4*)(state + (u32)(start + t) % KEPT * channels) = columns(tokens + (i64)t * x_width);
 }
 
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
@@ -31,13 +50,13 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
   const act* tokens = x + (i64)row * TILE * x_width + channel;
-  const i64 state = (i64)slot * (TAPS - 1) * channels + channel;
+  const i64 state = (i64)slot * KEPT * channels + channel;
 
   act4 old[TAPS - 1];  // the columns before the tile
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
-    else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (i64)j * channels);
+    else old[j] = fresh ? act4{} : column_before(state_in + state, starts[row], j, channels);
   }
   act4 window[TAPS];
 #pragma unroll
@@ -79,6 +98,9 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   int last = row;
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
+#if DRAFTS
+  keep_last(state_out + state, tokens, x_width, starts[row], end, channels);
+#else
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     const int t = end - (TAPS - 1) + j;
@@ -89,4 +111,5 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
       if (t == i - (TAPS - 1)) column = old[i];
     *(act4*)(state_out + state + (i64)j * channels) = column;
   }
+#endif
 }

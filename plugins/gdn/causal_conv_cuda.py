@@ -22,8 +22,6 @@ SEGMENT = 8  # tokens that one thread slides over
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses channels that do not come in fours."""
-    if attrs.get("drafts", 0):
-        return "no kernel for rounds of drafts"
     channels, _ = specs[1].dims
     if channels % 4:
         return f"{channels} channels are not computed four at a time"
@@ -51,6 +49,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     numbers = {
         "ACT_F32": single,
         "ALIGNED": int(width % 4 == 0),
+        "DRAFTS": int(attrs.get("drafts", 0)),
         "SEGMENT": segment,
         "TAPS": taps,
         "TILE": tile,

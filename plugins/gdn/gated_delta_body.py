@@ -61,7 +61,7 @@ def _round_fragment(
         there, tokens = f("Greater", left, 0), replace(rows, counts=left)
         given = [_token(f, name, n, h.tile, j) for name in ("c", "ba")]
         state = round_ring_nodes.before(f, held, position)
-        step = _step_terms(f, one, tokens, specs, state, *given, out=f.fresh())
+        step = _step_terms(f, one, tokens, specs, state, given[0], given[1], f.fresh())
         token = step.delta, step.k, step.g
         held = round_ring_nodes.append(f, held, position, there, token)
         held = round_ring_nodes.fold(f, held, position, there, step.state)

@@ -180,9 +180,10 @@ def _drafted(
     atol: float = 3e-6,
     **sizes: object,
 ) -> Case:
-    slots, starts, counts = _RING_TILES if tile > 8 else _ROUNDS
-    counts = tuple(min(n, tile) for n in counts)
-    launch = replace(Launch(tile, slots, starts, counts, **sizes), ring=ring, drafts=drafts)  # type: ignore[arg-type]
+    slots, starts, most = _RING_TILES if tile > 8 else _ROUNDS
+    counts = tuple(min(n, tile) for n in most)
+    launch = Launch(tile, slots, starts, counts, **sizes)  # type: ignore[arg-type]
+    launch = replace(launch, ring=ring, drafts=drafts)
     return _case(f"{drafts} drafts, ring of {ring}, {label}", launch, rtol, atol)
 
 

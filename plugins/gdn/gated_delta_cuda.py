@@ -50,8 +50,6 @@ def scan_bytes(h: Heads, buffers: int) -> int:
 
 def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Says which size or dtype the kernels have no shape for."""
-    if attrs.get("drafts", 0):
-        return "no kernel for rounds of drafts"
     h = heads_of(attrs)
     if specs[0].dtype is not DType.BF16:
         return f"{specs[0].name} is {specs[0].dtype}; only bf16 is served"
@@ -73,6 +71,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         (name, str(value))
         for name, value in (
             ("ACT_F32", 0),
+            ("DRAFTS", attrs.get("drafts", 0)),
             ("DS", ds),
             ("HK", h.keys),
             ("KBUFFERS", buffers),
@@ -117,7 +116,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         pdl=True,
     )
     sizes = (2 * TILE * TILE * 2, 2 * TILE * TILE * 2, FACTORS * TILE * 4)
-    bases = (Scratch(4 * rows),) * ring
+    told = 2 if attrs.get("drafts", 0) else 1  # numbers that a ring tells of its slot
+    bases = (Scratch(4 * told * rows),) * ring
     return Plan((prepare, scan), (*(Scratch(tile_heads * size) for size in sizes), *bases))
 
 

@@ -15,6 +15,7 @@ constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
 constexpr int TAILS = TILE * DS * 2;  // bytes of one part of tail V'
+constexpr int TOLD = DRAFTS ? 2 : 1;  // numbers that a ring tells of its slot
 constexpr int FACTORS = 5;            // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
@@ -205,7 +206,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   wait_for_previous();
   launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
-#if RING  // the scan will write where this stands
+#if DRAFTS  // the scan will write where this stands
+  if (head == 0 && threadIdx.x < TOLD && slots[row] >= 0)
+    bases[row * TOLD + threadIdx.x] =
+        ring[(i64)slots[row] * SLOT_RING + KEPT * RECORD + threadIdx.x * HV];
+#elif RING
   if (head == 0 && threadIdx.x == 0 && slots[row] >= 0)
     bases[row] = ring[(i64)slots[row] * RECORDS * RECORD + RECORD - 1];
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Launch:
         plain = replace(d, ring=0, drafts=0)
         _, ba, a_log, dt_bias, state, slots, starts, counts = plain.inputs(rng)
         inner, rows = d.values * d.value_dim, len(slots) * d.tile
-        live = (np.arange(d.tile) < counts[:, None]).reshape(-1)
+        live = np.concatenate([np.arange(d.tile) < n for n in d.counts])
         qkvz = np.full((rows, self.channels + inner + 2 * EXTRA), np.nan)
         qkvz[:, : self.channels] = rng.standard_normal((rows, self.channels))
         z = slice(self.channels + EXTRA, self.channels + EXTRA + inner)
@@ -124,7 +125,7 @@ def _rounds(label: str, tile: int, drafts: int = 3, quant: str = "none", **sizes
     return _case(f"{drafts} drafts, {label}", launch)
 
 
-_SERVED = {"key_dim": 128, "value_dim": 128}
+_SERVED: dict[str, Any] = {"key_dim": 128, "value_dim": 128}
 ROUNDS = (
     replace(_rounds("4 tokens, served sizes", 4, **_SERVED), bench=True),
     _rounds("1 token", 1),

@@ -1,5 +1,6 @@
 """The CUDA side of `gdn_decode` and `gated_delta_step`: one kernel, the second without convolution
-and norm; either with a replay ring or without.
+and norm; either with a replay ring or without. With drafts another kernel, of the same shapes, has
+a round's tokens.
 
 Knows the kernel's shapes: how value rows are cut into chunks, how many blocks share a head, what
 fits in shared memory. A state's output is its input's memory.
@@ -28,8 +29,9 @@ from spark_engine.plugins.common.quantised import QUANTS
 from spark_engine.plugins.gdn.replay_ring import FOLD_ROWS
 from spark_engine.tensors import DType
 
-SOURCE = "gdn/gdn_decode.cu"
+SOURCE, ROUND = "gdn/gdn_decode.cu", "gdn/gdn_round.cu"
 COPIES = 2  # quantised copies that one launch writes at most
+ROUND_BLOCKS = {8: 2, 4: 4}  # by warps: of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
@@ -63,6 +65,8 @@ class Problem:
     quant: str
     copies: int
     ring: int
+    drafts: int
+    tile: int
 
     @property
     def lanes(self) -> int:
@@ -84,10 +88,22 @@ class Problem:
         """Bytes of the kernel's `Shared`, its alignment included."""
         heads, ages = self.heads(shape), max(self.ring - 1, 0)
         values = heads * self.value_dim
+        if self.drafts:
+            return self._round(shape, heads, ages)
         floats = 2 * self.key_dim + values * (3 if self.fused else 2) + 4 * heads + 4
         floats += ages * (values + self.key_dim + 3 * heads)
-        chunks = shape.warps * shape.stages
-        return chunks * (self.accesses * 512 + 8) + 4 * floats + 256
+        return self._staged(shape) + 4 * floats + 256
+
+    def _staged(self, shape: Shape) -> int:
+        return shape.warps * shape.stages * (self.accesses * 512 + 8)
+
+    def _round(self, shape: Shape, heads: int, ages: int) -> int:
+        """Bytes of `Round`."""
+        ahead, values = self.drafts + self.tile, heads * self.value_dim
+        floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
+        token = 2 * self.key_dim + values * (3 if self.fused else 2)
+        floats += self.tile * (token + 2 * heads * ages + heads + 1)
+        return self._staged(shape) + 4 * floats + 256
 
 
 def problem(attrs: Attrs, specs: Specs) -> Problem:
@@ -107,13 +123,13 @@ def problem(attrs: Attrs, specs: Specs) -> Problem:
         quant=str(attrs.get("quant", "none")),
         copies=int(attrs.get("n", 1)),
         ring=ring,
+        drafts=int(attrs.get("drafts", 0)),
+        tile=int(attrs.get("tile", 1)),
     )
 
 
 def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Says which size the kernel has no shape for."""
-    if attrs.get("drafts", 0):
-        return "no kernel for rounds of drafts"
     p = problem(attrs, specs)
     if p.lanes not in (4, 8, 16, 32):
         return f"a row of {p.key_dim} {p.state} is no 4, 8, 16 or 32 lanes of 16 bytes"
@@ -144,14 +160,16 @@ def _refuse_ends(p: Problem, attrs: Attrs, specs: Specs) -> str | None:
 def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """A block for each row and value head or group of them."""
     p = problem(attrs, specs)
-    readers = p.fused and p.repeat > p.heads(shape)  # several blocks read a key head's channels
+    # Several blocks read a key head's channels, which the last of them shifts.
+    readers = p.fused and not p.drafts and p.repeat > p.heads(shape)
     launch = Launch(
-        symbol="gdn_decode",
+        symbol="gdn_round" if p.drafts else "gdn_decode",
         grid=(p.key_heads * p.repeat // p.heads(shape), p.rows, 1),
         block=(32 * shape.warps, 1, 1),
         args=_fused_args(attrs, specs, readers) if p.fused else _step_args(specs, p.ring > 0),
         shared=p.shared(shape),
         defines=_defines(p, shape, attrs, target),
+        source=ROUND if p.drafts else None,
         pdl=True,
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
@@ -161,8 +179,9 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tu
     room = (target.shared_bytes + RESERVED) // (p.shared(shape) + RESERVED)
     numbers = {
         "ACT_F32": p.single,
-        "BLOCKS": max(1, min(shape.blocks, room)),
+        "BLOCKS": max(1, min(shape.blocks, room, ROUND_BLOCKS[shape.warps] if p.drafts else room)),
         "COPIES": p.copies,
+        "DRAFTS": p.drafts,
         "FUSED": p.fused,
         "G": p.heads(shape),
         "HK": p.key_heads,
@@ -174,6 +193,7 @@ def _defines(p: Problem, shape: Shape, attrs: Attrs, target: Target) -> tuple[tu
         "STAGES": shape.stages,
         "STATE_BYTES": p.state.itemsize,
         "TAPS": p.taps,
+        "TILE": p.tile,
         "VD": p.value_dim,
         "WARPS": shape.warps,
     }
@@ -241,6 +261,7 @@ def cost(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> float:
         over += 0.2  # less to move behind each block's start and end
     if shape.stages and not shape.grouped and not target.large_shared:
         over += 0.1  # one block an SM: loads and products take turns
+    over += 0.15 * (p.tile - 1)
     return over * moved / (target.bandwidth * reached) + 4e-6
 
 

@@ -1,6 +1,7 @@
 // Layout of a slot's replay ring (meaning: replay_ring.py): RECORDS records, each the delta
-// [Hv,Dv], key [Hk,Dk] and logarithms of decays [Hv] of one token, f32. Macros: HK, R, KD, VD,
-// RING.
+// [Hv,Dv], key [Hk,Dk] and logarithms of decays [Hv] of one token, f32. With drafts there are more
+// records than value rows may lag, and a header behind them (round_ring.py). Macros: HK, R, KD, VD,
+// RING, DRAFTS.
 #pragma once
 
 constexpr int HV = HK * R;  // value heads
@@ -10,4 +11,6 @@ constexpr int FOLD_ROWS = 16;         // value rows that fold together
 constexpr int KEYS_AT = HV * VD;
 constexpr int DECAYS_AT = KEYS_AT + HK * KD;
 constexpr int RECORD =
-    (DECAYS_AT + HV + 1 + 15) / 16 * 16;  // floats; the last of record 0 is `base`
+    (DECAYS_AT + HV + 1 + 15) / 16 * 16;    // floats; the last of record 0 is `base`
+constexpr int KEPT = RECORDS + 2 * DRAFTS;  // records of a slot
+constexpr int SLOT_RING = (KEPT + (DRAFTS > 0)) * RECORD;

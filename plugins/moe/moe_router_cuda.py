@@ -202,7 +202,9 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tokens: int) -> float:
 
 
 def _wide_tactic(tokens: int) -> Tactic:
-    refuse_, plan_, cost_ = (partial(f, tokens=tokens) for f in (refuse_wide, plan_wide, cost_wide))
+    refuse_ = partial(refuse_wide, tokens=tokens)
+    plan_ = partial(plan_wide, tokens=tokens)
+    cost_ = partial(cost_wide, tokens=tokens)
     return Tactic(f"wide_{tokens}", "moe/moe_router_wide.cu", refuse_, plan_, cost_, _wide_order)
 
 

@@ -83,7 +83,7 @@ class Launch:
             rng.integers(0, self.width, UNITS + 1),
         )
         if self.tile:
-            logits[~self.live.reshape(-1)] = np.nan
+            logits[np.flatnonzero(~self.live)[::2]] = np.nan
             counts = self.live.sum(axis=1)
             ids = rng.integers(0, self.vocab, 3)[rng.integers(0, 3, self.live.shape)]  # repeated
             rest = (np.where(self.live, ids, WILD).reshape(-1),)

@@ -19,7 +19,7 @@ from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
-from spark_engine.engine_file import open_folder  # noqa: E402
+from spark_engine.engine_file import open_folder, read_manifest  # noqa: E402
 from spark_engine.errors import GraphError, OptionError  # noqa: E402
 from spark_engine.kernel import CARDS, H200  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
@@ -67,10 +67,10 @@ def test_every_launch_names_what_exists(folder: Path, target: str, format: str) 
     check_launches(folder, target, format)
 
 
-def check_launches(folder: Path, target: str, format: str) -> None:
+def check_launches(folder: Path, target: str, format: str, **kwargs: Any) -> None:
     """Builds an engine and looks at each launch, and at the memory that the manifest tells."""
     try:
-        engine = open_folder(built(folder, target, format=format), target)
+        engine = open_folder(built(folder, target, format=format, **kwargs), target)
     except OptionError as error:
         pytest.skip(str(error))
     weights = {name for name, _ in engine.weights().items()}
@@ -104,6 +104,67 @@ def check_launches(folder: Path, target: str, format: str) -> None:
     assert memory.arena == max(b.arena_bytes for b in buckets) + max(
         b.zeroed_bytes for b in buckets
     )
+
+
+DRAFTING: dict[str, Any] = {
+    "config_kwargs": {**HEADS, "mtp_num_hidden_layers": 1, "vocab_size": 2048},
+    "sizes": {"decode": (1, 16), "max_seqs": 24},
+}
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("format", ["bf16", "modelopt_mixed", "nvfp4_a4"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_every_launch_of_a_round_names_what_exists(folder: Path, target: str, format: str) -> None:
+    check_launches(folder, target, format, **DRAFTING)
+    manifest = read_manifest(folder / target)
+    assert manifest.limits.drafts == 3 and manifest.limits.gdn_ring == 8
+    assert [(b.rows, b.tile - 1) for b in manifest.buckets if b.family.startswith("verify")] == [
+        *((r, 1) for r in (1, 16, 24)),
+        *((r, 2) for r in (1, 16)),
+        *((r, 3) for r in (1, 16, 24)),
+    ]
+    cost = {b.file: b.cost_us for b in manifest.buckets}
+    assert 0 < cost["decode_b16.engine"] < cost["verify_b16_k1.engine"]
+    assert cost["verify_b16_k2.engine"] < cost["verify_b16_k3.engine"]
+    stored = {q.module: q.format for q in manifest.quantisation}
+    assert stored["mtp.layers.0.mlp.up_proj"] == ("bf16" if format == "bf16" else "nvfp4")
+    largest = max(manifest.buckets, key=lambda b: b.wide_bytes)
+    assert largest.file == "verify_b24_k3.engine", "logits of every token"
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_chain_of_updates_is_one_state(folder: Path) -> None:
+    """Every draft writes into the pages that the next one reads, and none lies in the arena."""
+    engine = open_folder(built(folder, format="modelopt_mixed", **DRAFTING), "sm_90a")
+    (bucket,) = [b for b in engine.manifest.buckets if b.file == "verify_b1_k3.engine"]
+    body, _ = body_of(engine.engine(bucket).payload)
+    ops = ("append_kv", "attention_decode", "draft_token", "accept_drafts", "mark_tokens")
+    named: dict[str, set[str]] = {}
+    for launch in body["launches"]:
+        if launch["op"] in ops and not launch["node"].startswith("layers."):
+            states = [value for kind, value, *_ in launch["args"] if kind == "state"]
+            named.setdefault(launch["op"], set()).update(states)
+    pages = {"mtp.k_pages", "mtp.v_pages"}
+    assert named["append_kv"] == named["attention_decode"] == pages
+    assert named["draft_token"] == {"drafts"}
+    assert named["accept_drafts"] == {"token_counts", "last_tokens", "positions"}
+    held = {n: p for n, p in body["places"].items() if "pages" in n or n.endswith(".drafts")}
+    assert held and all(kind == "state" for kind, *_ in held.values())
+    assert held["draft.0.mtp.k_pages"] == ["state", "mtp.k_pages"]
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_rounds_of_an_invariant_build_take_decodes_order(folder: Path) -> None:
+    """Of each node of the network itself; the head's nodes go by their own time."""
+    path = built(folder, invariant=True, format="modelopt_mixed", **DRAFTING)
+    by_node: dict[str, set[str]] = {}
+    for row in read_manifest(path).tactics:
+        # attention's tactics of one order differ by name for rows of one token and of several.
+        if not row["bucket"].startswith("prefill") and row["op"] != "attention_decode":
+            by_node.setdefault(row["node"], set()).add(row["chosen"])
+    own = {n: found for n, found in by_node.items() if not n.startswith(("mtp.", "draft."))}
+    assert len(own) > 8 and all(len(found) == 1 for found in own.values()), own
 
 
 @pytest.mark.usefixtures("uncompiled")

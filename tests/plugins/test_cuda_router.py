@@ -79,7 +79,8 @@ def test_tactics_choose_as_the_reference_does(one: Case, bench: cuda_node.Bench)
     for work in works:
         got_ids, got = cuda_node.run(bench, work, arrays)
         np.testing.assert_array_equal(got_ids, ids, err_msg=work.tactic.name)
-        np.testing.assert_allclose(got[finite], weights[finite], 1e-4, 1e-6)
+        # The tensor cores cut off what they add, and `wide` adds all of k in one sum.
+        np.testing.assert_allclose(got[finite], weights[finite], 2e-4, 1e-6)
 
 
 @pytest.mark.gpu

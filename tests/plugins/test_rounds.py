@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from spark_engine.plugins.gdn.replay_ring import (
     whole_state,
 )
 from spark_engine.tensors import Array, DType
-from tests.plugins import probe
+from tests.plugins import one_node
 
 SLOT, OTHER, UNITS, TOKENS = 2, 0, 3, 44
 Compute = Callable[[Op, Attrs, dict[str, Array]], Sequence[Array]]
@@ -107,7 +108,7 @@ class Sequence_:
         if self.fused and tile < 64:
             outs = self._call(gdn_decode.OP, launch.attrs, operands)
             return outs[len(self.states)]
-        attrs: Attrs = {"tile": tile, "drafts": self.launch.drafts}
+        attrs: Attrs = {"tile": tile, "drafts": self.launch.drafts}  # of the convolution
         operands |= {"x": operands["qkvz"], "weight": operands["conv_weight"]}
         (operands["c"], *_) = self._call(causal_conv.OP, attrs, operands)
         op = gated_delta.op_of({"tile": tile})
@@ -141,9 +142,26 @@ def by_reference(op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[A
     return op.reference(attrs, tuple(operands.values()))
 
 
-def by_body(op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:
-    outs = op.infer(attrs, tuple(probe.one_node.spec_of(n, a) for n, a in operands.items()))
-    return probe.run_named(op, attrs, operands, [s.name for s in outs])
+class ByBody:
+    """The bodies on onnxruntime; a session serves all launches of its shapes."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[object, Any] = {}
+
+    def __call__(self, op: Op, attrs: Attrs, operands: dict[str, Array]) -> Sequence[Array]:
+        forms = ((n, a.shape, a.dtype) for n, a in operands.items())
+        key = op.name, tuple(attrs.items()), tuple(forms)
+        if key not in self._sessions:
+            specs = tuple(one_node.spec_of(n, a) for n, a in operands.items())
+            outs = [s.name for s in op.infer(attrs, specs)]
+            node = one_node.Node(op, list(operands), [f"out_{n}" for n in outs], attrs)
+            session, known = one_node.build([node], operands, node.outputs)
+            self._sessions[key] = session, [known[n] for n in node.outputs]
+        session, made = self._sessions[key]
+        return list(one_node.execute(session, operands, made).values())
+
+
+by_body = ByBody()
 
 
 def followed(sequence: Sequence_, parts: list[Part]) -> Iterator[tuple[int, Array]]:
@@ -167,14 +185,10 @@ FORMS = {
 PROMPTS = {"from nothing": {}, "prompts between": {0: 5, 19: 7, 33: 2}}
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["parts", "fused"])
-@pytest.mark.parametrize("compute", [by_reference, by_body], ids=["reference", "body"])
-@pytest.mark.parametrize("prompts", PROMPTS)
-@pytest.mark.parametrize("form", FORMS)
-def test_rounds_give_the_bits_of_single_tokens(
-    form: str, prompts: str, compute: Compute, fused: bool
+def check_rounds(
+    launch: gated_delta_cases.Launch, where: dict[int, int], compute: Compute, fused: bool
 ) -> None:
-    launch, where = FORMS[form], PROMPTS[prompts]
+    """Rounds of up to two tokens and of as many as there can be against single tokens."""
     single, states, want = Sequence_(launch, compute, fused), {}, []
     for end, y in followed(single, one_by_one(TOKENS - 8, where)):
         states[end] = dict(single.states)
@@ -188,6 +202,16 @@ def test_rounds_give_the_bits_of_single_tokens(
             if i % 4 == 3 or end >= TOKENS - 8:
                 left = drafted.after_one_more(end, drafted.states)
                 assert left == single.after_one_more(end, states[end]), f"states before {end}"
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["parts", "fused"])
+@pytest.mark.parametrize("compute", [by_reference, by_body], ids=["reference", "body"])
+@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_rounds_give_the_bits_of_single_tokens(
+    form: str, prompts: str, compute: Compute, fused: bool
+) -> None:
+    check_rounds(FORMS[form], PROMPTS[prompts], compute, fused)
 
 
 def test_a_round_is_what_the_plain_ring_gives() -> None:
@@ -247,7 +271,7 @@ def test_what_no_round_can_be_is_refused(change: Attrs, message: str) -> None:
     launch = replace(FORMS["f32"], tile=4, slots=(1,), starts=(3,), counts=(4,))
     arrays = launch.inputs(np.random.default_rng(0))
     names = gated_delta.STEP.names(launch.attrs, 99)
-    specs = [probe.one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True)]
+    specs = [one_node.spec_of(n, a) for n, a in zip(names, arrays, strict=True)]
     attrs = {**launch.attrs, **change}
     if not attrs["ring"]:
         specs.pop(names.index("gdn_ring"))

@@ -136,8 +136,8 @@ def test_literal_each_draft_counts_once_more_from_its_own_token_on(how: Sampler)
     tokens = how({"vocab": 4, "top": 4, "drafts": 1, "tile": 4}, operands)[0]
     # id 1 at 5 - 2 = 3, then 5 - 3 = 2, 2, 1; id 0 at 4.5, 4.5, then 4.5 - 2 = 2.5 beside id 2
     assert tokens.tolist() == [0, 0, 0, 0]
-    operands["logits"][:, 0] = 4.25
-    assert how({"vocab": 4, "top": 4, "drafts": 1, "tile": 4}, operands)[0].tolist() == [0, 0, 2, 2]
+    operands["logits"][:, 0] = 2.75
+    assert how({"vocab": 4, "top": 4, "drafts": 1, "tile": 4}, operands)[0].tolist() == [1, 0, 2, 2]
 
 
 UNTIL = 10  # the bias forbids id 1 of new tokens at positions below it

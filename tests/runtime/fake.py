@@ -34,7 +34,7 @@ from spark_engine.tensors import Array, DType, TensorSpec
 VOCAB = 61
 EOS = (3, 7)
 _WORD = (1 << 64) - 1
-_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until")
+_TABLES = ("prompt_lens", "sampling_f", "sampling_i", "bias_ids", "bias_values")
 _WEIGHTS = (3, 0x1F123BB5)  # of a token and its position
 _POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, np.uint64))
 

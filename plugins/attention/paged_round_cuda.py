@@ -1,0 +1,180 @@
+"""The CUDA side of attention over a round of drafts: rows of two to eight tokens.
+
+One launch, as for one token (`paged_decode_cuda.py`), and for each order of one token's sums a
+tactic with the same: a key of `reduction` is the name of the tactic of tile 1 that gives a token
+the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and paged_round.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Scratch, Specs, Tactic, Target
+from spark_engine.plugins.attention.paged_attention_nodes import ROUND, Sizes
+from spark_engine.plugins.attention.paged_decode_cuda import (
+    COLUMNS,
+    DECODE,
+    FAN,
+    MOST_CHUNKS,
+    RESIDENT,
+    ROW,
+    SHAPES,
+    SMALL,
+    TYPICAL,
+    arguments,
+    defines,
+    epilogue,
+    most_warps,
+    name_of,
+    refuse_group,
+    sizes,
+    stages_alone,
+    token_bytes,
+    walkers_of,
+)
+
+LISTED = 12 << 10  # bytes that a block keeps free for its list of runs
+SHARING = (1, 2, 3, 4)  # queries that read one copy of a row's tiles, a warp each
+OWN = (
+    (256, 3),
+    (512, 3),
+)  # chunks that only rounds have: more work items for rings that are shared
+
+
+def runs_of(tile: int, queries: int) -> int:
+    """Runs of a row, at most: queries of one size of chunks, which changes twice at most; and those
+    that are not there."""
+    return min(tile, -(-tile // queries) + 3)
+
+
+def refuse(
+    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int
+) -> str | None:
+    """Refuses other tiles, queries without a gain, more warps or shared memory than there are."""
+    s = sizes(attrs, specs)
+    if not 2 <= s.tile <= ROUND:
+        return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
+    if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries - 1)):
+        return f"{s.tile} queries by {queries} read no less than by {queries - 1}"
+    if (chunk, most) in OWN and queries == 1:
+        return "single queries have enough work items in other tactics"
+    warps = walkers_of(s, most) * queries
+    if queries > 1 and warps > most_warps(s, target):
+        return f"{warps} warps have too few registers each"
+    reason = refuse_group(attrs, specs, target, most)
+    shared = _shape(s, target, most, queries).shared + _listed(s, specs, queries)
+    if reason is None and shared > target.shared_bytes:
+        return f"{warps} warps take {shared} bytes of shared memory; {target.name} has less"
+    return reason
+
+
+def _listed(s: Sizes, specs: Specs, queries: int) -> int:
+    """Bytes of the list of runs."""
+    return ROW * specs[8].dims[0] * runs_of(s.tile, queries)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block: rings, tiles of each, queries merged at once, bytes without the list of runs."""
+
+    walkers: int
+    stages: int
+    at_once: int
+    shared: int
+
+
+def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
+    """A ring that is shared is deeper, and all sums of a block lie side by side, where there is
+    room."""
+    token, walkers = token_bytes(s), walkers_of(s, most)
+
+    def made(stages: int, at_once: int) -> Shape:
+        arena = max(stages * 2 * 16 * token, at_once * COLUMNS * (s.dim + 4) * 4)
+        heads = queries * COLUMNS * (s.dim + 8) * 2
+        rest = heads + 2 * s.tile * token + at_once * walkers * COLUMNS * 8
+        return Shape(walkers, stages, at_once, walkers * arena + rest + 80)
+
+    alone = stages_alone(s)
+    room = target.shared_bytes - LISTED
+    forms = [made(4, queries)] if queries > 1 and target.large_shared else []
+    forms += [made(alone, queries)]
+    return next((f for f in forms if f.shared <= room), made(alone, 1))
+
+
+def plan(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int) -> Plan:
+    """As many blocks as are resident; partial sums of every chunk of every query."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    shape = _shape(s, target, most, queries)
+    walkers, shared = shape.walkers, shape.shared
+    listed, runs = _listed(s, specs, queries), runs_of(s.tile, queries)
+    blocks = _resident(target, most, walkers * queries, queries, shared + listed)
+    parts = min(MOST_CHUNKS, -(-specs[7].dims[1] * s.page // chunk))
+    items = rows * runs * s.kv_heads * parts
+    numbers = {
+        "TOKENS": s.tile,
+        "QUERIES": queries,
+        "WALKERS": walkers,
+        "WARPS": walkers * queries,
+        "STAGES": shape.stages,
+        "AT_ONCE": shape.at_once,
+        "CHUNK": chunk,
+        "BLOCKS": blocks,
+        "SHARED": shared,
+    }
+    launch = Launch(
+        "paged_round",
+        (min(items, target.sms * blocks), 1, 1),
+        (32 * walkers * queries, 1, 1),
+        arguments(attrs, specs, rows),
+        shared=shared + listed,
+        defines=(
+            *defines(attrs, specs),
+            *((k, str(v)) for k, v in numbers.items()),
+            *epilogue(attrs),
+        ),
+        pdl=True,
+    )
+    sums = rows * s.tile * s.kv_heads * parts * s.group
+    counters = rows * runs * s.kv_heads * (FAN + 1)
+    scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
+    return Plan((launch,), scratch)
+
+
+def _resident(target: Target, most: int, warps: int, queries: int, shared: int) -> int:
+    """Blocks of a multiprocessor; one takes 1 KiB beside what it asks for."""
+    by_warps = RESIDENT // (most if queries == 1 else warps)
+    return max(1, min(by_warps, (target.shared_bytes + 1024) // (shared + 1024)))
+
+
+def cost(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int) -> float:
+    """As of one token, with every run reading its row once more."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    length = min(specs[7].dims[1] * s.page, TYPICAL)
+    chunks = max(1, (length + chunk // 2) // chunk)
+    merges = 3e-6 * ((chunks > 1) + (chunks > FAN))
+    shape = _shape(s, target, most, queries)
+    runs = -(-s.tile // queries)
+    way = 9e-6 + 2.3e-6 * length / (16 * chunks * shape.walkers)
+    read = 2 * runs * rows * length * s.kv_heads * token_bytes(s) / (0.9 * target.bandwidth)
+    shared = shape.shared + _listed(s, specs, queries)
+    blocks = _resident(target, most, shape.walkers * queries, queries, shared)
+    rounds = runs * rows * s.kv_heads * chunks / (target.sms * blocks)
+    return max(way, read + 6.5e-6 * max(1.0, rounds)) + merges
+
+
+def _tactic(chunk: int, most: int, queries: int) -> Tactic:
+    given = {"chunk": chunk, "most": most, "queries": queries}
+    key = name_of(chunk, most)
+    return Tactic(
+        f"{key.replace('chunks', 'round')}_by_{queries}",
+        "attention/paged_round.cu",
+        partial(refuse, **given),
+        partial(plan, **given),
+        partial(cost, **given),
+        lambda attrs, specs, target: key,
+    )
+
+
+ROUNDS = tuple(_tactic(*pair, n) for pair in (*SHAPES, *OWN, *SMALL) for n in SHARING)
+FUSED = Cuda(tactics=(*DECODE, *ROUNDS))

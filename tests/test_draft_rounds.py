@@ -1,0 +1,151 @@
+"""Rounds of drafts as the benchmark measures them: right as often as asked, along what was said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.kernel import TARGETS, Target
+from spark_engine.models.open_model import open_model
+from tests.checkpoints import write_checkpoint
+from tests.house import ROOT
+
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks import bench_decode, forced_drafts, kernel_split  # noqa: E402
+from benchmarks.draft_rounds import AUTO, RoundFloor, Rounds, Trial, measured  # noqa: E402
+from benchmarks.floors import Floor  # noqa: E402
+from benchmarks.forced_drafts import Forced, Paths, coin  # noqa: E402
+
+HIGH, LOW = (0.9, 0.8, 0.7), (0.3, 0.2)
+
+
+def test_coins_are_even_and_differ_by_seed_slot_and_position() -> None:
+    position = np.arange(20_000)
+    coins = [coin(seed, np.full(20_000, slot), position) for seed, slot in ((1, 0), (2, 0), (1, 1))]
+    for one in coins:
+        assert one.dtype == np.uint32 and abs(one.mean() / 2**32 - 0.5) < 0.01
+        assert abs(np.corrcoef(one[1:].astype(float), one[:-1].astype(float))[0, 1]) < 0.03
+    for other in coins[1:]:
+        assert (coins[0] == other).mean() < 0.001
+    assert coin(1, np.asarray([3]), np.asarray([70])) == coin(1, np.asarray([3]), np.asarray([70]))
+
+
+def test_what_a_round_begins_with_is_overwritten_for_slots_with_a_path() -> None:
+    paths = Paths(slots=4, drafts=3, vocab=50)
+    paths.clear(5)
+    paths.set(0, 10, [7, 8, 9, 11, 12])
+    paths.set(2, 17, [0, 0, 0, 49, 48])
+    paths.draw((1.0, 0.0), seed=5)
+    start = {"positions": np.asarray([11, 11, 20, 0]), "last_tokens": np.full(4, -5, np.int32)}
+    states: dict[str, Any] = {**start, "drafts": np.full((4, 3), -5, np.int32)}
+    paths.force(states)
+    assert states["last_tokens"].tolist() == [8, -5, 49, -5]
+    assert states["drafts"].tolist() == [[9, 12, 13], [-5] * 3, [48, -5, -5], [-5] * 3]
+    states["positions"][0] = 15  # behind the path
+    states["last_tokens"][0] = -5
+    paths.force(states)
+    assert states["last_tokens"][0] == -5
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_the_kernel_compiles(target: Target, tmp_path: Path) -> None:
+    nvrtc = pytest.importorskip("spark_engine.builder.native.nvrtc", reason="needs `cuda`")
+    job = nvrtc.Job("forced_drafts.cu", (), (forced_drafts.SYMBOL,))
+    usage = nvrtc.compile(job, target, tmp_path, forced_drafts.HERE).usage[forced_drafts.SYMBOL]
+    assert usage.spills == 0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafts")
+    write_checkpoint(folder / "m", {"mtp_num_hidden_layers": 1})
+    options = Options(decode=(1, 4), prefill=(64,), max_context=448, max_seqs=4, drafts=3)
+    build(folder / "m", folder / "e", options, lambda text: None)
+    return folder
+
+
+def test_tokens_a_round_follow_the_acceptance(engine: Path) -> None:
+    bench = bench_decode.Bench(engine / "e", drafts=None)
+    forced = Forced(bench.engine)
+    for executor in bench.executors.values():
+        executor.before = forced.before
+    trial = Trial(20, 40, (1, 3), (HIGH, LOW))
+    rounds = Rounds(bench.engine, forced, trial)
+    prompts = np.random.default_rng(0).integers(0, 512, (3, 20)).tolist()
+    floors = RoundFloor(Floor(open_model(engine / "m")), bench.engine)
+    plain, *rows = (floors.add(row, 40) for row in rounds.rows(prompts))
+    assert (plain["k"], plain["tokens_per_round"]) == (0, 1) and plain["floor_ms"] > 0
+    assert [(row["k"], tuple(row["acceptance"])) for row in rows] == [(3, HIGH), (3, LOW)]
+    for row, (first, second) in zip(rows, ((0.9, 0.8), (0.3, 0.2)), strict=True):
+        third = 0.7 if first == 0.9 else second
+        expected = 1 + first * (1 + second * (1 + third))
+        assert row["tokens_per_round"] == pytest.approx(expected, abs=0.35)
+        assert row["measured"][0] == pytest.approx(first, abs=0.15)
+        assert row["rounds_by_k"] == {"3": row["rounds"]}
+        assert row["ms_per_token"] == pytest.approx(row["mean_ms"] / row["tokens_per_round"], 0.01)
+    parts = [floors.parts(3, 40, k) for k in (0, 1, 2)]
+    assert parts[0]["draft"] == 0 and 2 * parts[1]["draft"] == parts[2]["draft"] > 0
+    assert parts[0]["sample"] < parts[1]["sample"] and parts[0]["gdn"] == parts[2]["gdn"]
+    assert parts[0]["attention"] == parts[2]["attention"]
+    bench.engine.check_idle()
+    chosen = next(iter(Rounds(bench.engine, forced, Trial(20, 8, (AUTO,), (HIGH,))).rows(prompts)))
+    assert chosen["k"] == 0
+    bench.engine.close()
+
+
+def test_drafts_that_were_reached_are_what_a_place_is_measured_by() -> None:
+    none: dict[str, Any] = {"drafts_by_position": [0, 0], "accepted_by_position": [0, 0]}
+    after = {"drafts_by_position": [10, 10], "accepted_by_position": [8, 4]}
+    found = measured({**none, "rounds_by_k": {0: 3}}, {**after, "rounds_by_k": {0: 3, 2: 5}})
+    assert found == {"measured": [0.8, 0.5], "rounds_by_k": {"2": 5}}
+
+
+def test_launches_of_the_draft_head_are_parts_of_their_own() -> None:
+    rows = [
+        ("logits", "nvfp4_linear", "linear-nvfp4"),
+        ("draft.1.logits", "nvfp4_linear", "draft-linear"),
+        ("draft.0.token", "draft_token", "draft-token"),
+        ("draft.0.mtp.layers.0.self_attn.gated", "paged_decode", "draft-attention"),
+        ("mtp.fc.y", "linear", "fill"),
+        ("mtp.k_pages.filled", "append_kv", "fill"),
+        ("accepted", "accept_drafts", "sample"),
+    ]
+    for node, symbol, part in rows:
+        assert kernel_split.part_of(symbol, node) == part
+
+
+def test_the_command_of_a_row_says_what_was_asked(tmp_path: Path) -> None:
+    words = [
+        "e",
+        "benchmarks/configs/m",
+        "--drafts",
+        "2,auto",
+        "--rows",
+        "1",
+        "--acceptance",
+        "0.5",
+    ]
+    args = bench_decode.arguments(words)
+    command = bench_decode.command(args)
+    assert command.endswith("--npl 1 --ctx 1024 --steps 48 --drafts 2,auto --acceptance 0.5")
+    row = {"model": "m", "npl": 1, "ctx": 4, "gdn_state": "f32", "kv": "bf16", "k": 2}
+    bench_decode.save(tmp_path / "r.json", [row | {"acceptance": [0.5]}, row | {"acceptance": []}])
+    bench_decode.save(tmp_path / "r.json", [row | {"acceptance": [0.5], "round_ms": 1}])
+    assert (tmp_path / "r.json").read_text().count("round_ms") == 1
+
+
+def test_steps_are_of_one_token_unless_drafts_are_asked_for(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_decode, "IDS", 512)
+    bench = bench_decode.Bench(engine / "e")
+    assert bench.run(3, 20, 6)["npl"] == 3 and bench.engine.stats()["rounds_by_k"] == {}
+    bench.finish()
+    bench.engine.close()
