@@ -51,6 +51,7 @@ class DraftRun:
         self.pages = list(range(engine.limits.pages))[::-1][: engine.limits.pages_per_seq]
         engine.tables["page_table"][slot, : len(self.pages)] = self.pages
         self.tokens: list[int] = []
+        self.prompt = 0  # of them, how many
         self.held = 0  # drafts in the state
         self.placed = False  # whether the state knows the position
 
@@ -61,6 +62,7 @@ class DraftRun:
         for begin, end in zip([0, *ends], [*ends, len(prompt)], strict=True):
             sampled = self._prefill(prompt, begin, end)
         self.tokens, self.held, self.placed = [*prompt, sampled], 0, False
+        self.prompt = len(prompt)
 
     def _prefill(self, prompt: Sequence[int], begin: int, end: int) -> int:
         tiles = -(-(end - begin) // interface.PREFILL_TILE)

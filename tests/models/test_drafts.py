@@ -44,6 +44,10 @@ def _prompt(length: int) -> list[int]:
 
 def _check(path: Path, run: DraftRun, made: Round, **variant: object) -> None:
     """What a round sampled, accepted and drafted is what the definition says."""
+    counts = np.zeros(160, np.int32)
+    np.add.at(counts, run.tokens[run.prompt : -1], 2)
+    counts[run.tokens[: run.prompt]] |= 1
+    assert np.array_equal(run.engine.states["token_counts"][run.slot], counts)
     drafts = len(made.drafts)
     truth = draft_truth.draft(path, run.tokens, max(drafts, 1), **variant)  # type: ignore[arg-type]
     assert draft_truth.near(made.logits, truth.target[-made.accepted :], TOLERANCE)
