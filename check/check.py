@@ -46,6 +46,7 @@ from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
+from spark_engine.interface import DECODE, PREFILL
 from spark_engine.progress import Progress, Say
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import BucketKey
@@ -150,7 +151,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
             say(f"building {against} as a graph")
-            twin = build_twin(against, manifest, Path(where) / "cpu", say, is_fused(manifest))
+            twin = build_twin(against, candidate, Path(where) / "cpu", say, is_fused(manifest))
             label = f"{against}, float64 references, rounded alike"
             exact = open_by_reference(twin)
             yield Other(label, exact, exact)
@@ -159,7 +160,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
             say(f"building {against} unfused, and as the engine was built")
             twins = [
-                open_engine(build_twin(against, manifest, Path(where) / name, say, fuse=fuse))
+                open_engine(build_twin(against, candidate, Path(where) / name, say, fuse=fuse))
                 for name, fuse in (("unfused", False), ("same", is_fused(manifest)))
             ]
             label = f"{against}, unfused, float64 references"
@@ -171,7 +172,8 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
-    if a != replace(b, gdn_ring=a.gdn_ring):  # states are shown with what their rings hold
+    # States are shown with what their rings hold, and as they are without drafts.
+    if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"
@@ -180,9 +182,9 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
 
 
 def _common(one: Loaded, other: Loaded) -> list[BucketKey]:
-    """Buckets of both. Raises OptionError unless there is one of each family."""
+    """Buckets of both. Raises OptionError unless there is one to decode and one to prefill."""
     common = sorted(set(one.executors) & set(other.executors))
-    if {family for family, _ in common} != {"decode", "prefill"}:
+    if not {family for family, _ in common} >= {DECODE, PREFILL}:
         raise OptionError("the engines share no bucket of each family; build them with the same")
     return common
 

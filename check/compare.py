@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spark_engine.check.metrics import distance, logit_distance, near_tie_rows
+from spark_engine.check.observe import HEAD, LAST, PAIRED
 from spark_engine.check.thresholds import Thresholds
 
 Floats = NDArray[Any]
 Named = Mapping[str, Floats]
 
+MOST_OTHER_DRAFTS = 0.5  # part of a launch's sequences
 LOGITS = ("logits", "logits_all")
 TOKENS = ("next_tokens", "last_tokens")  # chosen by the row's logits
 PROBABILITIES = ("logprobs", "top_logprobs")  # compared as probabilities: a log has no scale
@@ -53,12 +55,18 @@ class Compare:
     def __call__(self, candidate: Named, reference: Named) -> OrderedDict[str, Verdict]:
         verdicts: OrderedDict[str, Verdict] = OrderedDict()
         for name in candidate:
-            if name in reference:
+            if name in reference and name not in (PAIRED, LAST):
                 verdicts[name] = self._one(name, candidate, reference)
         return verdicts
 
     def _one(self, name: str, candidate: Named, reference: Named) -> Verdict:
         a, b = candidate[name], reference[name]
+        if name == "drafts":
+            return self._drafts(a, b)
+        if name.startswith(HEAD) and PAIRED in candidate and PAIRED in reference:
+            # Another token that was as good made other keys: `next_tokens` judges it.
+            same = candidate[PAIRED] == reference[PAIRED]
+            a, b = a[same], b[same]
         if a.shape != b.shape:
             return Verdict(name, False, f"shape {a.shape}, reference {b.shape}", hard=True)
         if not np.isfinite(a).all() or not np.isfinite(b).all():
@@ -79,11 +87,21 @@ class Compare:
         differ = a != b
         if not differ.any():
             return Verdict(name, True, rows=len(a))
-        logits = reference["logits"][reference["emitted"]]
+        by_round = name == "last_tokens" and LAST in reference
+        logits = reference["logits"][reference[LAST if by_round else "emitted"]]
         wrong = int((differ & ~near_tie_rows(logits, a, self._limits.tie)).sum())
         figures = {"flips": float(differ.sum()), "near_ties": float(differ.sum() - wrong)}
         reason = f"{wrong} tokens differ" if wrong else ""
         return Verdict(name, wrong == 0, reason, figures, len(a), wrong)
+
+    def _drafts(self, a: Floats, b: Floats) -> Verdict:
+        """Guesses: a near tie in one moves all behind it, and no token depends on them."""
+        places = min(a.shape[1], b.shape[1])
+        strays = int((a[:, :places] != b[:, :places]).any(axis=1).sum())
+        part = strays / max(len(a), 1)
+        many = part > MOST_OTHER_DRAFTS
+        reason = f"{part:.0%} of the sequences have other drafts" if many else ""
+        return Verdict("drafts", not many, reason, {"flips": float(strays)}, len(a), hard=many)
 
     def _probabilities(self, name: str, a: Floats, b: Floats) -> Verdict:
         gaps = np.abs(np.exp(a) - np.exp(b)).reshape(len(a), -1).max(axis=1)

@@ -16,9 +16,11 @@ from pathlib import Path
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.mark import mark
+from spark_engine.check.observe import HEAD
 from spark_engine.check.reference import ReferenceExecutor
 from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
 from spark_engine.errors import InternalError, OptionError
+from spark_engine.interface import DECODE, PREFILL, drafts_of
 from spark_engine.manifest import Bucket, Manifest
 from spark_engine.progress import Say
 from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
@@ -79,22 +81,28 @@ def is_fused(manifest: Manifest) -> bool:
     return any(sum(counts.values()) for counts in manifest.fusions.values())
 
 
-def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse: bool) -> Path:
+def build_twin(checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bool) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
     The twin is always the CPU's, which has a graph; values between its nodes, KV pages and states
     have the engine's dtypes. `where` lies in the temporary folder. Raises CheckpointError or
     OptionError.
     """
+    manifest = folder_of(engine).manifest
     limits = manifest.limits
     by_family = {
         family: tuple(b.tokens for b in manifest.buckets if b.family == family)
-        for family in ("decode", "prefill")
+        for family in (DECODE, PREFILL)
     }
+    rounds = tuple((b.rows, k) for b in manifest.buckets if (k := drafts_of(b.family)))
     options = Options(
         target=CPU,
         decode=by_family["decode"],
         prefill=by_family["prefill"],
+        verify=rounds if limits.drafts else None,
+        drafts=limits.drafts,
+        draft_dtype=_draft_dtype(manifest),
+        draft_vocab=_shortlist(engine),
         max_context=limits.max_context,
         max_seqs=limits.max_seqs,
         kv_tokens=limits.pages * limits.page_size,
@@ -107,6 +115,20 @@ def build_twin(checkpoint: Path, manifest: Manifest, where: Path, say: Say, fuse
     with _named_by_tmpdir(where):
         build(checkpoint, where, options, say)
     return where
+
+
+def _draft_dtype(manifest: Manifest) -> str:
+    """The option that stores the draft head as this engine does."""
+    if not manifest.limits.drafts:
+        return "auto"
+    formats = {q.format for q in manifest.quantisation if q.module.startswith(HEAD)}
+    return {"nvfp4": "nvfp4", "fp8_block": "fp8"}.get("+".join(sorted(formats)), "checkpoint")
+
+
+def _shortlist(engine: Loaded) -> tuple[int, ...] | None:
+    """The ids that may be drafted, where they are not all."""
+    ids = folder_of(engine).weights().get(f"{HEAD}shortlist")
+    return None if ids is None else tuple(int(i) for i in ids)
 
 
 @contextmanager

@@ -93,7 +93,8 @@ class Masks:
         counts = buffers["counts"]
         tokens = np.asarray(np.arange(tile) < counts[:, None]).reshape(-1)
         rows = np.asarray(counts > 0)
-        emitting = rows & np.asarray(buffers["emit"] == 1)
+        # without a word of it, every token is sampled behind
+        emitting = rows & np.asarray(buffers["emit"] == 1) if "emit" in buffers else tokens
         return cls(rows, tokens, emitting)
 
 

@@ -12,10 +12,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spark_engine.interface import PREFILL_TILE, SAMPLING_F, SAMPLING_I, Limits, families, tile_of
+from spark_engine.interface import (
+    PREFILL_TILE,
+    SAMPLING_F,
+    SAMPLING_I,
+    Limits,
+    drafts_of,
+    families,
+    tile_of,
+    verify_family,
+)
 from spark_engine.tensors import Array
 
 LENGTHS = (1, 63, 64, 65, 127, 128, 129)  # prompts around the page, the tile and two of each
+SAMPLED = -1  # a next id: the one that this launch samples
+FROM_STATE = -1  # a token id or a start: as the slot's states say
 DECODED = 3  # forced tokens decoded after each prompt
 ODD_SPLIT = 37  # a prefill that stops here and goes on later
 GENERATED = 24  # tokens decoded greedily after each prompt of the text level
@@ -32,10 +43,11 @@ class Launch:
     starts: Array
     counts: Array
     emit: Array
+    next_ids: Array
 
     def feed(self) -> dict[str, Array]:
-        """The step inputs by name."""
-        names = ("token_ids", "slots", "starts", "counts", "emit")
+        """The step inputs by name, those included that only some engines and families have."""
+        names = ("token_ids", "slots", "starts", "counts", "emit", "next_ids")
         return {name: getattr(self, name) for name in names}
 
 
@@ -83,6 +95,12 @@ def sessions(
     for i, group in enumerate(_groups(prompts, limits, len(every))):
         steps = full if i else every
         found.append(_session(rng, "ragged", group, prefill[-1], steps, limits))
+    verify = sorted((drafts_of(f), rows) for f, rows in buckets if drafts_of(f))
+    if verify:
+        more = len(verify) + verify[-1][0]
+        short = [p for p in prompts if len(p) + more <= limits.max_context]
+        group = _groups(short, limits, more)[0]
+        found.append(_rounds(rng, group, prefill[-1], verify, limits))
     longest = sorted(prompts, key=len)[-1:]
     for rows in prefill[:-1]:
         found.append(_session(rng, f"prefill_t{rows * 64}", longest, rows, full[:1], limits))
@@ -132,6 +150,37 @@ def next_launches(
             going.append((replace(text, ids=ids), len(ids) - 1, 1))
     for i in range(0, len(going), rows):
         yield _launch("decode", rows, going[i : i + rows])
+
+
+def verified(rows: int, k: int, going: Sequence[tuple[Text, int, int]]) -> Launch:
+    """A round of k drafts. `going`: texts, where each is, and how many tokens it is given."""
+    return _launch(verify_family(k), rows, going)
+
+
+def _rounds(
+    rng: np.random.Generator,
+    prompts: list[list[int]],
+    prefill_rows: int,
+    verify: Sequence[tuple[int, int]],
+    limits: Limits,
+) -> Session:
+    """A round in every bucket, (drafts, rows), of as many texts as it holds.
+
+    Drafts are drawn like all tokens, so that next to none is accepted: each text moves by one token
+    a round, and what was written of the others is written over. Rows have all lengths.
+    """
+    more = len(verify) + verify[-1][0]
+    session = _session(rng, "rounds", prompts, prefill_rows, (), limits, more=more)
+    at = {text.slot: text.prompt for text in session.texts}
+    launches = list(session.launches)
+    for number, (k, rows) in enumerate(verify):
+        some = session.texts[:rows]
+        counts = [1 + (k - number - i) % (k + 1) for i in range(len(some))]
+        going = [(text, at[text.slot], n) for text, n in zip(some, counts, strict=True)]
+        launches.append(verified(rows, k, going))
+        for text in some:
+            at[text.slot] += 1
+    return replace(session, launches=tuple(launches))
 
 
 def default_tables(limits: Limits) -> dict[str, Array]:
@@ -239,9 +288,11 @@ def _decode(texts: Sequence[Text], steps: Sequence[int], prefilled: bool) -> Ite
 def _launch(family: str, rows: int, tiles: Sequence[tuple[Text, int, int]]) -> Launch:
     tile = tile_of(family)
     ids = np.zeros((rows, tile), np.int32)
-    per_row = np.zeros((4, rows), np.int32)
+    per_row = np.zeros((5, rows), np.int32)
     per_row[0] = -1
     for row, (text, start, count) in enumerate(tiles):
-        ids[row, :count] = text.ids[start : start + count]
-        per_row[:, row] = text.slot, start, count, start + count >= text.prompt
+        end = start + count
+        ids[row, :count] = text.ids[start:end]
+        following = text.ids[end] if end < len(text.ids) else SAMPLED
+        per_row[:, row] = text.slot, start, count, end >= text.prompt, following
     return Launch(family, rows, ids.reshape(-1), *per_row)

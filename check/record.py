@@ -19,7 +19,7 @@ from spark_engine.check.prompts import Session
 from spark_engine.check.reference import ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
-from spark_engine.interface import STATE_OUT, tile_of
+from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
@@ -48,7 +48,9 @@ class Recorder:
     def __init__(self, loaded: Loaded, sessions: Sequence[Session]) -> None:
         self.taken: list[Taken] = []
         self._sessions = sessions
-        self._wanted = [_longest(sessions, family) for family in ("prefill", "decode")]
+        launched = {launch.family for session in sessions for launch in session.launches}
+        order = [PREFILL, DECODE, *sorted(launched - {PREFILL, DECODE})]
+        self._wanted = [_longest(sessions, family) for family in order]
         self._states = loaded.states
         self._weights = frozenset(folder_of(loaded).weights())
         self._at = 0

@@ -84,7 +84,8 @@ class ReferenceExecutor:
             if self.watch is not None:
                 self.watch(step, operands, results)
         for spec, name in self._results():
-            _store(buffers[spec.name], values[name], spec)
+            if name in values:  # a state may be only read
+                _store(buffers[spec.name], values[name], spec)
 
     def launch(self, buffers: Mapping[str, NDArray[Any]]) -> Wait:
         """Runs at once."""

@@ -18,10 +18,10 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 
 from spark_engine import interface
-from spark_engine.check.observe import observe
+from spark_engine.check.observe import ends, observe
 from spark_engine.check.prompts import Session
 from spark_engine.errors import InternalError
-from spark_engine.interface import STATE_OUT
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, STATE_OUT, verify_family
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.memory import (
     BucketKey,
@@ -76,13 +76,20 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         }
 
     def _wanted(self) -> Iterator[TensorSpec]:
-        yield from interface.steps()
+        yield from self._steps()
         yield from self._engine.tables
         yield from (info.spec for info in self._engine.states)
 
+    def _steps(self) -> Iterator[TensorSpec]:
+        """The step inputs of all families."""
+        drafts = self._engine.limits.drafts
+        all_of = (s for family in (DECODE, PREFILL) for s in interface.steps(family, drafts))
+        yield from {spec.name: spec for spec in all_of}.values()
+
     def _key(self, feed: Feed) -> BucketKey:
         rows, tokens = len(feed["slots"]), len(feed["token_ids"])
-        family = "decode" if tokens == rows else "prefill"
+        family = {rows: DECODE, rows * PREFILL_TILE: PREFILL}.get(tokens, "")
+        family = family or verify_family(tokens // rows - 1)
         if (family, rows) not in self._engine.executors:
             raise InternalError(f"{self.name} has no {family} bucket of {rows} rows")
         return family, rows
@@ -115,6 +122,7 @@ class SessionRunner(EngineRunner):
         super().__init__(name, engine)
         self._session: int | None = None
         self._states: Mapping[str, NDArray[Any]] = {}
+        self._paired: dict[int, NDArray[np.int32]] = {}
 
     def activate_impl(self) -> None:
         """Allocates the buffers; no session is open."""
@@ -139,19 +147,40 @@ class SessionRunner(EngineRunner):
         """One launch of a session; returns the defined part of outputs and states."""
         key = self._key(feed_dict)
         if (session := int(feed_dict[SESSION][0])) != self._session:
-            self._session = session
+            self._session, self._paired = session, {}
             self._poison(feed_dict["page_table"])
         buffers = self._run(key, feed_dict)
+        if self._engine.limits.drafts:
+            self._pair(buffers)
         outputs = [s.name for s in self._engine.executors[key].specs.outputs]
         states = self._engine.states if feed_dict[SHOW][0] else ()
         if states and self._engine.store is not None:
             self._fetch(self._engine.store, feed_dict)
-        return dict(observe({**self._states, **buffers}, outputs, states))
+        return dict(observe({**self._states, **buffers}, outputs, states, self._paired))
+
+    def _pair(self, buffers: Feed) -> None:
+        """Notes the token that the draft head's keys and values at each position were made with:
+        the next one of its row, else the one that was sampled."""
+        counts, after = buffers["counts"], ends(buffers)
+        sampled, by_row = buffers["next_tokens"], buffers["token_ids"].reshape(len(counts), -1)
+        for row in np.flatnonzero(counts > 0).tolist():
+            slot, start = (int(buffers[name][row]) for name in ("slots", "starts"))
+            if start < 0:  # the states know it
+                continue
+            room = np.full(self._engine.limits.max_context + 1, -1, np.int32)
+            mine = self._paired.setdefault(slot, room)
+            if "next_ids" in buffers:
+                given = int(buffers["next_ids"][row])
+                mine[start : after[row] - 1] = by_row[row, 1 : counts[row]]
+                mine[after[row] - 1] = sampled[row] if given < 0 else given
+            else:
+                said = sampled.reshape(len(counts), -1)[row]
+                mine[start : after[row]] = said[: after[row] - start]
 
     def _wanted(self) -> Iterator[TensorSpec]:
         yield TensorSpec(SESSION, DType.I32, (1,))
         yield TensorSpec(SHOW, DType.I32, (1,))
-        yield from interface.steps()
+        yield from self._steps()
         yield from self._engine.tables
 
     def _poison(self, page_table: NDArray[Any]) -> None:

@@ -16,8 +16,10 @@ from spark_engine.check.compare import Verdict
 from spark_engine.check.metrics import near_tie_rows
 from spark_engine.check.prompts import Launch, Session, next_launches
 from spark_engine.check.report import Finding, Level
+from spark_engine.check.rounds import Decoded, compare_rounds
 from spark_engine.check.runner import SESSION, SHOW, Feed, SessionRunner
 from spark_engine.check.thresholds import Thresholds
+from spark_engine.interface import drafts_of
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.tensors import Array
@@ -33,10 +35,11 @@ def compare_texts(
     """Decodes a greedy session to its room; one finding, over all tokens of all texts.
 
     It fails when the candidate chooses a token that the reference held to be worse than its own by
-    more than a near tie (`thresholds.tie`).
+    more than a near tie (`thresholds.tie`), or in a bucket that verifies another than it decoded.
     """
     level = Level("text", reference[0], asdict(thresholds))
     said: dict[int, list[int]] = {text.slot: [] for text in session.texts}
+    heard: dict[int, list[Array]] = {slot: [] for slot in said}
     flips: dict[int, int] = dict.fromkeys(said, 0)
     near, wrong = 0, []
     common = set(candidate.executors) & set(reference[1].executors)
@@ -51,7 +54,8 @@ def compare_texts(
         for launch in _launches(session, said, rows):
             feed = _feed(session, launch)
             slots = launch.slots[launch.emit == 1].tolist()
-            chosen = _logits(one, feed).argmax(axis=1)
+            logits = _logits(one, feed)
+            chosen = logits.argmax(axis=1)
             truth = _logits(other, feed)
             level.launches += 1
             ties = near_tie_rows(truth, chosen, thresholds.tie)
@@ -64,7 +68,11 @@ def compare_texts(
                         where = f"text in slot {slot}, token {len(said[slot])}"
                         wrong.append(f"{where}: {chosen[row]} for {best}")
                 said[slot].append(best)
+                heard[slot].append(logits[row])
                 step()
+        verify = [key for key in candidate.executors if drafts_of(key[0])]
+        decoded = Decoded(said, heard)
+        rounds = compare_rounds(one, verify, session, decoded, thresholds.tie, shown)
     figures = {
         "texts": float(len(said)),
         "same": float(sum(not n for n in flips.values())),
@@ -76,7 +84,7 @@ def compare_texts(
     reason = f"{len(wrong)} tokens differ" if wrong else ""
     verdict = Verdict("greedy text", not wrong, reason, figures, hard=bool(wrong))
     finding.add(verdict, wrong[0] if wrong else "")
-    level.findings.append(finding)
+    level.findings += [finding, *rounds]
     level.settle(lambda f: f.name, 0)
     return level
 

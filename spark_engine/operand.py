@@ -105,7 +105,7 @@ class Completes:
     """A state that holds the rest of another: spark-check shows the two as one.
 
     Attributes:
-        state: the other's name.
+        state: the other's name; its own, where it is laid out otherwise with drafts.
         whole: (its entry of a slot in float64, this one's, tokens so far, most drafts of a round)
             -> what an engine that keeps nothing apart has there, in float64.
     """

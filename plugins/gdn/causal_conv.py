@@ -15,7 +15,7 @@ import numpy as np
 from spark_engine.errors import GraphError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.op import Attrs, Case, Inputs, Op
-from spark_engine.operand import Operand, Result, Role
+from spark_engine.operand import Completes, Operand, Result, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
@@ -32,10 +32,24 @@ from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
 from spark_engine.tensors import Array, DType, TensorSpec
 
+
+def _last(columns: Array, end: int, drafts: int) -> Array:
+    """The K−1 columns of a slot before position `end`, oldest first, zero before position 0."""
+    if not drafts:
+        return columns
+    at = np.arange(end - (len(columns) - drafts) + 1, end)
+    return np.where(at[:, None] < 0, 0.0, columns[at % len(columns)].astype(np.float64))
+
+
 OPERANDS = (
     operands.x("A[tokens,X]", "first C columns"),
     operands.weight("weight", "f32[C,K]"),
-    Operand("conv_state", Role.STATE, "A[S+1,K−1,C]"),  # with drafts [S+1,K+drafts,C]
+    Operand(  # with drafts [S+1,K+drafts,C]
+        "conv_state",
+        Role.STATE,
+        "A[S+1,K−1,C]",
+        completes=Completes("conv_state", lambda _, own, end, drafts: _last(own, end, drafts)),
+    ),
     *operands.ROWS,
 )
 INPUTS = tuple(o.name for o in OPERANDS)

@@ -21,6 +21,7 @@ from spark_engine.check.cli import main
 from spark_engine.check.engines import (
     build_twin,
     by_reference,
+    folder_of,
     is_fused,
     open_by_reference,
     open_engine,
@@ -162,7 +163,8 @@ def test_a_twin_rounded_to_bf16_is_near_and_not_equal(
     one = open_engine(engine)
     manifest = read_manifest(engine)
     rounded = Precision(DType.BF16, DType.BF16, DType.F32)
-    twin = build_twin(checkpoint, replace(manifest, dtypes=rounded), tmp_path, _quiet, True)
+    like = replace(one, folder=replace(folder_of(one), manifest=replace(manifest, dtypes=rounded)))
+    twin = build_twin(checkpoint, like, tmp_path, _quiet, True)
     assert read_manifest(twin).dtypes == rounded and is_fused(read_manifest(twin))
     limits = thresholds_for([manifest, read_manifest(twin)])
     assert limits.name == "bf16"
