@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -20,12 +21,13 @@ from onnx import helper, parser
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.graph.memory import homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
+from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
@@ -60,11 +62,13 @@ class OrtBackend(Backend):
         `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
         """
         arena = place(lifetimes(graph.graph, self._ops, size.dims))
-        payload = encode(graph.graph, size, weights, self._ops)
+        inner = chained(graph, self._ops)
+        payload = encode(graph.graph, size, weights, self._ops, [*inner])
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
         passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         made = header(graph, size, self.executor, self._target)
+        made = replace(made, aliases={**made.aliases, **inner})
         return Emitted(made, payload, memory, predicted_seconds(graph, size))
 
 
@@ -95,15 +99,39 @@ class Functions:
         return self._names[key]
 
 
-def encode(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
-    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes.
+def chained(graph: FamilyGraph, ops: Ops) -> dict[str, str]:
+    """The state of each value that lies between a state and its last update.
+
+    They are outputs of the model too, so that the caller gives them the state's memory: what
+    onnxruntime places itself it would copy the whole state into.
+    """
+    shared = homes(graph.graph, ops)
+    written = ((t.name, shared[id(t)].name) for n in graph.graph.nodes for t in n.outputs)
+    return {
+        name: home
+        for name, home in written
+        if home in graph.state_names and name != home + STATE_OUT
+    }
+
+
+def encode(
+    graph: gs.Graph,
+    size: Size,
+    weights: Mapping[str, WeightEntry],
+    ops: Ops,
+    inner: Sequence[str] = (),
+) -> bytes:
+    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes. The values
+    named in `inner` are outputs behind the graph's own.
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
     functions = Functions(ops)
     nodes = [_node(node, size, ops, functions) for node in graph.nodes]
     inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
-    outputs = [_value(spec_of(t).bind(size.dims)) for t in graph.outputs]
+    made = {t.name: t for node in graph.nodes for t in node.outputs}
+    shown = [*graph.outputs, *(made[name] for name in inner)]
+    outputs = [_value(spec_of(t).bind(size.dims)) for t in shown]
     body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
     model = _model(body, functions.protos.values())
     _check(model)
