@@ -1,9 +1,9 @@
 """Times paged attention by graph replays over caches larger than the L2 cache.
 
-Usage: python -m benchmarks.attention decode|fused|prefill
+Usage: python -m benchmarks.attention decode|fused|prefill|round TOKENS
 Decode and fused (with the gate and FP8 copies, as a step has it) print microseconds and the share
-of the byte floor by tactic; prefill microseconds and TFLOP/s of the causal products alone. Caches
-hold zeros: only time is read.
+of the byte floor by tactic; round the same for one token a row and for TOKENS; prefill microseconds
+and TFLOP/s of the causal products alone. Caches hold zeros: only time is read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ POOL = 1 << 30  # bytes of caches that launches rotate through, so that none is 
 LAUNCHES = (4, 64)  # of a graph, at least and at most
 DECODE = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (32, 1024), (32, 8192), (128, 1024))
 FUSED = ((1, 1024), (8, 1060), (32, 1060), (128, 1024), (128, 1060))
+ROUND = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (1, 32768), (8, 32768), (1, 131072))
 PREFILL = ((1, 8192), (8, 1024), (1, 32768))
 
 
@@ -55,7 +56,9 @@ def operands(
     return attrs, (qkv, *(f.astype(np.float32) for f in floats), cache, cache, table, *steps)
 
 
-def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool = False) -> None:
+def decode(
+    gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool = False, tile: int = 1
+) -> None:
     """One line: every tactic's time beside the floor."""
     _, kv_heads = MODELS[model]
     token = 2 * kv_heads * DIM * (1 if kv is DType.F8E4M3 else 2)  # bytes, keys and values
@@ -63,15 +66,17 @@ def decode(gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool
     slots = rows * launches
     order = np.arange(slots, dtype=np.int32)
     ones = np.ones(rows, np.int32)
-    steps = (order[:rows], ones * (context - 1), ones)
-    attrs, arrays = operands(1, model, kv, slots, context, steps)
+    steps = (order[:rows], ones * (context - tile), ones * tile)
+    attrs, arrays = operands(tile, model, kv, slots, context, steps)
     op: Op = OP
     if fused:
         op, arrays = attention_decode.OP, (*arrays, np.full(1, 0.01, np.float32))
         sizes = {name: attrs[name] for name in attention_decode.SIZES}
-        attrs = {**sizes, "keep": 0, "quant": "fp8", "n": 1}
+        attrs = {**sizes, "tile": tile, "keep": 0, "quant": "fp8", "n": 1}
     floor = rows * context * token / H200.bandwidth
-    line = f"{op.name} {model} {kv.value} B={rows} ctx={context} floor {floor * 1e6:.1f} us:"
+    line = (
+        f"{op.name} {model} {kv.value} B={rows} T={tile} ctx={context} floor {floor * 1e6:.1f} us:"
+    )
     for tactic in op.cuda.tactics:
         if tactic.refuse(attrs, specs_of(op, arrays), H200):
             continue
@@ -106,7 +111,7 @@ def prefill(gpu: Gpu, model: str, sequences: int, length: int, kv: DType) -> Non
         node.free()
 
 
-def main(what: str) -> None:
+def main(what: str, *tokens: str) -> None:
     gpu = Gpu()
     if what == "decode":
         for model in MODELS:
@@ -117,6 +122,11 @@ def main(what: str) -> None:
         for model in MODELS:
             for rows, context in FUSED:
                 decode(gpu, model, rows, context, DType.F8E4M3, fused=True)
+    elif what == "round":
+        for model in MODELS:
+            for rows, context in ROUND:
+                for tile in (1, *map(int, tokens)):
+                    decode(gpu, model, rows, context, DType.F8E4M3, fused=True, tile=tile)
     else:
         for model in MODELS:
             for sequences, length in PREFILL:
@@ -125,4 +135,4 @@ def main(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

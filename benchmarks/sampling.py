@@ -18,6 +18,7 @@ from benchmarks import graphs
 from spark_engine import device
 from spark_engine.kernel import Tactic, Target
 from spark_engine.op import Attrs
+from spark_engine.plugins.drafts import draft_token_cuda
 from spark_engine.plugins.moe import moe_router_cuda
 from spark_engine.plugins.sampling import sample_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
@@ -133,6 +134,28 @@ def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:
         timer.gpu.free(address)
 
 
+def drafting(timer: Timer, rows: int, short: int = 0) -> None:
+    """Prints one line of `draft_token` over `rows` rows of all ids, or of a shortlist."""
+    wide = short or WIDTH
+    base = np.random.default_rng(0).standard_normal((rows, wide), np.float32)
+    logits = [timer.put(np.roll(base, i, 1)) for i in range(4 if rows > 8 else 64)]
+    slots, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
+    shortlist = [np.arange(wide, dtype=np.int32)] if short else []
+    rest = [*shortlist, np.zeros((rows + 1, 3), np.int32), slots, slots, ones]
+    specs = tuple(TensorSpec(f"a{i}", DType.of(a.dtype), a.shape)
+                  for i, a in enumerate((base, *rest)))  # fmt: skip
+    at_rest = [timer.put(a) for a in rest]
+    copies = [[at, *at_rest] for at in logits]
+    attrs = {"index": 0, "shortlist": int(bool(short)), "vocab": VOCAB}
+    outputs = [4 * rows, 4 * rows, 12 * rows + 12]
+    seconds = timer.seconds(draft_token_cuda.CUDA.tactics[0], attrs, specs, copies, outputs)
+    reads = seconds * timer.target.bandwidth / base.nbytes
+    print(f"draft  {rows:4d} rows of {wide:6d} {seconds * 1e6:8.1f} us, {reads:5.2f} reads",
+          flush=True)  # fmt: skip
+    for address in (*logits, *at_rest):
+        timer.gpu.free(address)
+
+
 def routing(timer: Timer, target: Target, tokens: int) -> dict[str, float]:
     """Microseconds of one `moe_router` of 256 experts with the shared gate, by tactic."""
     rng, bf16 = np.random.default_rng(0), DType.BF16.numpy
@@ -159,6 +182,9 @@ def main() -> None:
         timer = Timer(device.Gpu(), target, Path(folder))
         for tokens in (1, 32, 128, 256, 1024, 2048, 4096, 8192):
             print(f"router {tokens:5d} tokens, us: {routing(timer, target, tokens)}", flush=True)
+        for rows in (1, 8, 32, 128):
+            drafting(timer, rows)
+            drafting(timer, rows, 65_536)
         for rows in (1, 32, 128):
             sampling(timer, rows)
 

@@ -52,8 +52,9 @@ def usual_tensors(
     family = family_of(config)
     rows, (drafts, note) = family.tensors(config), family.draft_tensors(config)
     table = quant_table(rows, config_json, hf_quant)
-    layout = Layout.usual(config.nested, table.quantised)
-    table = table.drafting(quant_table(drafts, config_json, hf_quant))
+    head = quant_table(drafts, config_json, hf_quant)
+    layout = Layout.usual(config.nested, table.quantised, head.quantised)
+    table = table.drafting(head)
     expected = {
         **expected_tensors(rows, config.dtype, table, layout),
         **expected_tensors(drafts, config.dtype, table, layout, MTP),

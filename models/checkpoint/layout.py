@@ -44,9 +44,10 @@ class Layout:
         return name if name.startswith(HEAD) else self.prefix + name
 
     @classmethod
-    def usual(cls, nested: bool, quantised: bool) -> Layout:
-        """The layout of published files: quantised ones store every expert by itself."""
-        return cls(PREFIXES[0 if nested else 1], not quantised)
+    def usual(cls, nested: bool, quantised: bool, quantised_head: bool = False) -> Layout:
+        """The layout of published files: quantised experts are stored one by one."""
+        prefix = PREFIXES[0 if nested else 1]
+        return cls(prefix, not quantised, fused_draft_experts=not quantised_head)
 
     @classmethod
     def detect(

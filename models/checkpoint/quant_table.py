@@ -56,7 +56,7 @@ class QuantTable:
 
     @property
     def quantised(self) -> bool:
-        """True when any module of the text network is not plain."""
+        """True when any module is not plain; the draft head's do not count."""
         return any(s is not Scheme.PLAIN for s in self.modules.values())
 
     def summary(self) -> Mapping[str, int]:

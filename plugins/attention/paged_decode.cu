@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       prepare(b, u, qkv, constants, kv_scale, keys, values, walk.pages, warp, lane);
     }
     __syncthreads();
-    InRegisters q;
+    Queries<true> q;
     load_queries(q, b.queries, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     Softmax x = {};

@@ -1,5 +1,5 @@
-// Epilogue of paged_decode.cu and paged_round.cu: the merge of split-KV partial sums (over a block's warps, over
-// groups of FAN chunks, over a row's groups), then the gate and the quantised copies.
+// Epilogue of paged_decode.cu and paged_round.cu: the merge of split-KV partial sums (over the
+// walkers of a block, groups of FAN chunks, a row's groups), then gate and quantised copies.
 //
 // Every sum runs in a fixed order: warps, chunks, groups ascending. The last block to arrive at a
 // group, and at a row, merges it: at most FAN parts are read at once, so no block reads all partial
@@ -93,7 +93,8 @@ DEVICE void add_scaled(float4& sum, const float4& x, float by) {
   sum.z = fmaf(x.z, by, sum.z), sum.w = fmaf(x.w, by, sum.w);
 }
 
-// The block's sums over its walkers (place `slot` of their arenas), to the result where the row has one chunk, else to the scratch.
+// The block's sums over its walkers (place `slot` of their arenas), to the result where the row has
+// one chunk, else to the scratch.
 DEVICE void merge_warps(Block& b, const WorkItem& u, int slot, float scale, const Out& out,
                         uint2 gate, float4* sums, float2* tallies) {
 #pragma unroll 1  // its registers would add to those of the loop over tokens

@@ -1,42 +1,34 @@
-// Decode attention over the few tokens of a round of drafts, one launch: paged_decode.cu's work with
-// several queries a row, whose keys and values are read once for all of them.
+// Decode attention over the few tokens of a round of drafts, one launch: paged_decode.cu's work
+// with several queries a row, whose keys and values are read once for all of them.
 //
 // Work: each query cuts its row into chunks by its own length, as if it were alone; a run is the
 // neighbouring queries of a row (up to QUERIES) whose chunks are of one size, and a work item is
 // (run, chunk, kv head). A query's bits are those of paged_decode.cu with as many walkers.
-// Block: WALKERS rings of 16-token tiles, each filled and read by QUERIES warps, one for each query of
-// the run, which meet at a barrier of their own once a tile.
-// Append: positions from the round's start on are never read from pages: every item that covers some
-// makes them from the activations; those of a row's last run store them.
-// Figures: none yet (benchmarks/log/paged_decode.md).
+// Block: WALKERS rings of 16-token tiles, each filled and read by QUERIES warps, one for each query
+// of the run, which meet once a tile.
+// Append: positions from the round's start on are never read from pages: every item that covers
+// some makes them from the activations; those of a row's last run store them.
+// Figures: none yet (benchmarks/log/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
-// (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, BLOCKS (of a multiprocessor), SHARED (bytes).
+// (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, BLOCKS (of a multiprocessor),
+// SHARED (bytes).
 #define APART 1
 #include "attention/paged_walk.cuh"
 
 static_assert(WARPS == QUERIES * WALKERS && STAGES > 1, "a warp for each query of each walker");
-template <bool FIRST, class A, class B>
-struct If {
-  typedef A type;
-};
-template <class A, class B>
-struct If<false, A, B> {
-  typedef B type;
-};
 constexpr int SPLITS = (TOKENS + QUERIES - 1) / QUERIES + 3;
-constexpr int RUNS = SPLITS < TOKENS ? SPLITS : TOKENS;  // of a row, at most
-constexpr int AHEAD =
-    QUERIES > 1 ? STAGES - 1 : STAGES;  // tiles asked for before the first is used
-using Query = If<(THREADS * BLOCKS > 384), InShared, InRegisters>::type;  // by registers of a warp
-constexpr int BATCH = 4;  // heads that a warp loads at once
+constexpr int RUNS = SPLITS < TOKENS ? SPLITS : TOKENS;   // of a row, at most
+constexpr int AHEAD = QUERIES > 1 ? STAGES - 1 : STAGES;  // tiles under way while one is used
+constexpr bool ROOMY = THREADS * BLOCKS <= 384;           // 168 registers for each
+constexpr int BATCH = 4;                                  // heads that a warp loads at once
 
-// Queries `first` to first + queries - 1 of a row; `length` of the last, 0 where they are not there.
+// Queries first … first + queries - 1 of a row; `length` of the last, 0 where they are not there.
 struct Run {
   int first, queries, length, size;
 };
 
-// Calls each(run) for the runs of a row. Where chunks change their size, a length is a multiple of 64
-// or the one behind it.
+// Calls each(run) for the runs of a row. Where chunks change their size, a length is a multiple of
+// 64 or the one behind it.
 template <class Each>
 DEVICE void for_runs(int start, int live, Each each) {
   Run run = {};
@@ -173,13 +165,9 @@ struct Walk {
   }
 };
 
-// The warps of a walker meet.
-DEVICE void meet(int walker) {
-  if constexpr (QUERIES == 1) {
-    __syncwarp();
-  } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(walker + 1), "n"(32 * QUERIES) : "memory");
-  }
+DEVICE void meet_walker(int walker) {
+  if constexpr (QUERIES == 1) __syncwarp();
+  else meet(walker + 1, 32 * QUERIES);
 }
 
 // A walker's way over work item `u`; its first tiles are asked for.
@@ -251,8 +239,29 @@ DEVICE void prepare(Block& b, const Item& u, const u16* qkv, const float* q_norm
   }
 }
 
+// The block's sums over its walkers, query by query: to the result where a query has one chunk,
+// else to the scratch, which has room for `parts` chunks of each.
+DEVICE void merge_item(Block& b, const Item& done, Softmax& x, float scale, const Out& out,
+                       float4* sums, float2* tallies, int parts, int walker, int mine, int lane) {
+#pragma unroll 1
+  for (int base = 0; base < QUERIES; base += AT_ONCE) {
+    if (mine >= base && mine < base + AT_ONCE) spill(b, x, walker, mine - base, lane);
+    __syncthreads();
+#pragma unroll 1
+    for (int n = base; n < min(base + AT_ONCE, done.queries); n++) {
+      WorkItem query = done.query(n);
+      if (done.chunk >= query.chunks) continue;
+      uint2 gate = query.chunks == 1 ? gate_of(query, out.qkv, threadIdx.x) : uint2{};
+      const i64 at = ((i64)query.row * KV_HEADS + done.head) * parts + done.chunk;
+      merge_warps(b, query, n - base, scale, out, gate, sums + at * QUADS,
+                  tallies + at * GQA_GROUP * 2);
+    }
+    __syncthreads();
+  }
+}
+
 // The merge after a work item of a run of several chunks; counters of a (run, kv head): one of its
-// groups, then one for each group. `parts`: chunks that the scratch has room for, of each query.
+// groups, then one for each group.
 DEVICE void merge_run(Block& b, const Item& u, float scale, const Out& out, float4* sums,
                       float2* tallies, int* arrivals, int parts) {
   int group = u.chunk / FAN, groups = (u.chunks + FAN - 1) / FAN;
@@ -308,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       prepare(b, u, qkv, q_norm, k_norm, inv_freq, kv_scale, keys, values, walk.pages, warp, lane);
     }
     __syncthreads();
-    Query q;
+    Queries<ROOMY> q;
     load_queries(q, b.queries + mine * COLUMNS, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
     int end = u.end, own = mine < u.queries ? min(end, u.seen(mine)) : 0;
@@ -316,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     x.top[0] = x.top[1] = minus_infinity();
     for (int i = 0; i < walk.tiles; i++) {
       wait_copies<AHEAD - 1>();
-      meet(walker);
+      meet_walker(walker);
       if (QUERIES > 1) {  // all are done with the tile before: its place is free
         if (i + AHEAD < walk.tiles) walk.load(i + AHEAD);
         commit_copies();
@@ -324,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       int position = walk.position(i);
       if (position + 16 > walk.stored) {
         walk.patch(i, end, b.arena[walker], b.fresh[0]);
-        meet(walker);
+        meet_walker(walker);
       }
       if (own > position) {
         attend(x, walk.ring + (i % STAGES) * 2 * TILE, q, own - position, log2_scale, lane);
@@ -340,21 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Item done = item_at(index, b.rows, rows);  // again: cheaper than registers through the loop
     float scale = KV_FP8 ? kv_scale[1] : 1.0f;
     int parts = min(MOST_CHUNKS, (most_pages * PAGE + CHUNK - 1) / CHUNK);
-#pragma unroll 1
-    for (int base = 0; base < QUERIES; base += AT_ONCE) {
-      if (mine >= base && mine < base + AT_ONCE) spill(b, x, walker, mine - base, lane);
-      __syncthreads();
-#pragma unroll 1
-      for (int n = base; n < min(base + AT_ONCE, done.queries); n++) {
-        WorkItem query = done.query(n);
-        if (done.chunk >= query.chunks) continue;
-        uint2 gate = query.chunks == 1 ? gate_of(query, qkv, threadIdx.x) : uint2{};
-        const i64 at = ((i64)query.row * KV_HEADS + done.head) * parts + done.chunk;
-        merge_warps(b, query, n - base, scale, out, gate, sums + at * QUADS,
-                    tallies + at * GQA_GROUP * 2);
-      }
-      __syncthreads();
-    }
+    merge_item(b, done, x, scale, out, sums, tallies, parts, walker, mine, lane);
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
       u = item_at(index, b.rows, rows);

@@ -1,6 +1,6 @@
-// What a warp does on its way over tiles of 16 tokens of keys and values: a row's chunks, the products
-// and the running softmax, its sums into shared memory. Shared by paged_decode.cu and paged_round.cu,
-// so that their bits are the same.
+// What a warp does on its way over tiles of 16 tokens of keys and values: a row's chunks, the
+// products and the running softmax, its sums into shared memory. What paged_decode.cu and
+// paged_round.cu share, so that their bits are the same.
 //
 // A and B are swapped: S^T = K·Q^T has tokens as the 16 rows and the heads of a GQA group as the 8
 // columns; P is transposed by movmatrix; O^T += V^T·P.
@@ -23,13 +23,15 @@ struct Softmax {
   float top[2], sum[2];
 };
 
-// One query's heads as right operands: step s has dimensions 16·s and on.
-struct InRegisters {
+// One query's heads as right operands (step s: dimensions from 16·s), kept in registers, or read
+// each time by warps that have few.
+template <bool KEPT>
+struct Queries {
   u32 q[D / 16][2];
   DEVICE u32 at(int step, int half) const { return q[step][half]; }
 };
-// The same, read each time: for blocks whose warps have few registers.
-struct InShared {
+template <>
+struct Queries<false> {
   const u16* from;
   DEVICE u32 at(int step, int half) const {
     return *reinterpret_cast<const u32*>(from + 16 * step + 8 * half);
@@ -107,7 +109,7 @@ DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_sc
   weigh(x.o, tile + TILE, p0, p1, lane);
 }
 
-DEVICE void load_queries(InRegisters& x, const u16 (*heads)[PITCH], int lane) {
+DEVICE void load_queries(Queries<true>& x, const u16 (*heads)[PITCH], int lane) {
   int g = lane >> 2, t = lane & 3;
   bool real = g < GQA_GROUP;
 #pragma unroll
@@ -119,7 +121,7 @@ DEVICE void load_queries(InRegisters& x, const u16 (*heads)[PITCH], int lane) {
   }
 }
 // Columns beyond the group repeat its first head; nobody reads their sums.
-DEVICE void load_queries(InShared& x, const u16 (*heads)[PITCH], int lane) {
+DEVICE void load_queries(Queries<false>& x, const u16 (*heads)[PITCH], int lane) {
   int g = lane >> 2, t = lane & 3;
   x.from = &heads[g < GQA_GROUP ? g : 0][2 * t];
 }

@@ -19,6 +19,24 @@ DEVICE act4 columns(const act* p) {
 #endif
 }
 
+constexpr int KEPT = DRAFTS ? TAPS + DRAFTS : TAPS - 1;  // columns of a slot's state
+
+// The j-th of the TAPS - 1 columns before position `start` > 0.
+DEVICE act4 column_before(const act* state, int start, int j, int channels) {
+#if DRAFTS
+  const int position = start - TAPS + 1 + j;
+  return position < 0 ? act4{} : *(const act4*)(state + (u32)position % KEPT * channels);
+#else
+  return *(const act4*)(state + (i64)j * channels);
+#endif
+}
+// The last columns of `count` tokens from position `start` on, each at its place.
+DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int count,
+                      int channels) {
+  for (int t = max(0, count - KEPT); t < count; t++)
+    *(act4*)(state + (u32)(start + t) % KEPT * channels) = columns(tokens + (i64)t * x_width);
+}
+
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
     causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
                 act* state_out, const int* slots, const int* starts, const int* counts,
@@ -32,22 +50,13 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
   const act* tokens = x + (i64)row * TILE * x_width + channel;
-  constexpr int KEPT = DRAFTS ? TAPS + DRAFTS : TAPS - 1;  // columns of the state
   const i64 state = (i64)slot * KEPT * channels + channel;
 
   act4 old[TAPS - 1];  // the columns before the tile
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
-#if DRAFTS
-    else {
-      const int position = fresh ? -1 : starts[row] - TAPS + 1 + j;
-      old[j] = position < 0 ? act4{}
-                            : *(const act4*)(state_in + state + (u32)position % KEPT * channels);
-    }
-#else
-    else old[j] = fresh ? act4{} : *(const act4*)(state_in + state + (i64)j * channels);
-#endif
+    else old[j] = fresh ? act4{} : column_before(state_in + state, starts[row], j, channels);
   }
   act4 window[TAPS];
 #pragma unroll
@@ -90,9 +99,7 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
 #if DRAFTS
-  for (int t = max(0, end - KEPT); t < end; t++)
-    *(act4*)(state_out + state + (u32)(starts[row] + t) % KEPT * channels) =
-        columns(tokens + (i64)t * x_width);
+  keep_last(state_out + state, tokens, x_width, starts[row], end, channels);
 #else
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {

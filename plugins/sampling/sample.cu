@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   Rule rule = {f[0], f[1], f[2], i4[0], 0.0};
   raw_most = __reduce_max_sync(~0u, raw_most), most = __reduce_max_sync(~0u, most);
   if (lane_id() == 0) tops[0][threadIdx.x / 32] = raw_most, tops[1][threadIdx.x / 32] = most;
-  find_drafts(r, ids, row, place.drafts);
+  find_drafts(ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, 0, WIDTH, w.bias_ids,
               w.bias_values, &w.biases);
   const bool fine = !__syncthreads_or(bad);

@@ -76,17 +76,11 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
       for (int i = 1; i < 8; ++i) token_counts[0] |= token_counts[i];
       if (token_counts[0]) hard |= 1u << c;
     }
-#ifdef TILE
-  if (r.penalised)
-    for (int d = 0; d < r.drafts; ++d) {
-      const int c = r.drafted[d] / CELL - first;
-      if (c >= 0 && c < PER) hard |= 1u << c;
-    }
-#endif
   for (int i = 0; i < r.biases; ++i) {
     const int c = r.bias_ids[i] / CELL - first;
     if (c >= 0 && c < PER) hard |= 1u << c;
   }
+  if (r.penalised) for_drafts(first, PER, [&](int id) { hard |= 1u << (id / CELL - first); });
   return __reduce_or_sync(~0u, hard);
 }
 
@@ -155,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   if (slot < 0) return;
   Row r = row_of(logits, token_counts, sampling_f, row, slot);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
-  find_drafts(r, ids, row, place.drafts);
+  find_drafts(ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, begin * CELL,
               (begin + BLOCK) * CELL, found_ids, found_values, &found);
   const u64 at = (u64)row * CELLS + first;

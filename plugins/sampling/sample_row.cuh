@@ -23,10 +23,6 @@ struct Row {
   int biases;  // entries to look at
   float repetition, inverse, presence, frequency;
   bool penalised;
-#ifdef TILE
-  const int* drafted;
-  int drafts;
-#endif
 };
 
 // What a row of logits is sampled for: its slot, −1 if for nothing, where its new token stands, and
@@ -70,12 +66,29 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   return r;
 }
 
-// The drafts before the token, into shared memory; the block synchronises before it uses them.
-DEVICE void find_drafts(Row& r, const int* ids, int at, int drafts) {
+// The drafts before the token, in shared memory; their number stands in the place of the row's
+// first token, which is none. The block synchronises before it uses them.
 #ifdef TILE
+DEVICE int* found_drafts() {
   __shared__ int found[TILE];
-  if ((int)threadIdx.x < drafts) found[threadIdx.x] = ids[at / TILE * TILE + 1 + threadIdx.x];
-  r.drafted = found, r.drafts = drafts;
+  return found;
+}
+#endif
+DEVICE void find_drafts(const int* ids, int at, int drafts) {
+#ifdef TILE
+  const int d = threadIdx.x;
+  if (d <= drafts) found_drafts()[d] = d ? ids[at / TILE * TILE + d] : drafts;
+#endif
+}
+// each(id) of the drafts that lie in cells first … first + cells - 1.
+template <class Each>
+DEVICE void for_drafts(int first, int cells, const Each& each) {
+#ifdef TILE
+#pragma unroll 1
+  for (int d = 1; d <= found_drafts()[0]; ++d) {
+    const int id = found_drafts()[d];
+    if (id >= first * CELL && id < (first + cells) * CELL) each(id);
+  }
 #endif
 }
 
@@ -130,13 +143,10 @@ DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
     int token_counts[8] = {};
     if (r.penalised) {
       load8(r.token_counts, cell, token_counts);
-#ifdef TILE
-#pragma unroll 1
-      for (int d = 0; d < r.drafts; ++d)
-        if (r.drafted[d] / CELL == cell)
+      for_drafts(cell, 1, [&](int id) {
 #pragma unroll
-          for (int i = 0; i < 8; ++i) token_counts[i] += id8(cell, i) == r.drafted[d] ? 2 : 0;
-#endif
+        for (int i = 0; i < 8; ++i) token_counts[i] += id8(cell, i) == id ? 2 : 0;
+      });
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], token_counts[i]);

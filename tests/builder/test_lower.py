@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_engine.builder.graph.lower import facts_of
+from spark_engine.builder.plan.drafts import HeadFacts
 from spark_engine.models.open_model import open_model
 from spark_engine.tensors import DType
 from tests.checkpoints import write_checkpoint
@@ -24,6 +25,19 @@ def test_facts_of_a_hybrid(tmp_path: Path) -> None:
     assert facts.kv_dtype is DType.F8E4M3 and facts.state_dtype is DType.F32
     assert model.checkpoint is not None
     assert facts.weight_bytes == sum(t.nbytes for t in model.checkpoint.tensors.values())
+
+
+def test_facts_of_a_draft_head(tmp_path: Path) -> None:
+    """One layer more that keeps keys and values; NVFP4 rows of 128 columns: 64 + 8 bytes."""
+    config = HEADS | {"mtp_num_hidden_layers": 1}
+    facts = facts_of(open_model(write_checkpoint(tmp_path / "a", config, "modelopt_mixed").path))
+    assert facts.conv_channels == 3 * (2 * 16 + 2 * 16 + 4 * 32)
+    assert facts.head == HeadFacts(2 * 2 * 64, 72, True, (1,))
+    assert facts.kv_token_width == 2 * 2 * 64
+    tied = config | {"tie_word_embeddings": True, "eos_token_id": [2, 7]}
+    facts = facts_of(open_model(write_checkpoint(tmp_path / "b", tied, "f32").path))
+    assert facts.head == HeadFacts(2 * 2 * 64, 4 * 128, False, (2, 7))
+    assert facts_of(open_model(write_checkpoint(tmp_path / "c", HEADS).path)).head is None
 
 
 def test_facts_without_a_linear_layer(tmp_path: Path) -> None:

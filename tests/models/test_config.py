@@ -8,6 +8,7 @@ import pytest
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.config.model_config import FULL, LINEAR, ModelConfig
+from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.families.registry import read_config
 from spark_engine.tensors import DType
 from tests.checkpoints import text_config
@@ -27,7 +28,9 @@ def test_published_configs() -> None:
     assert (dense.hidden, dense.heads, dense.kv_heads, dense.head_dim) == (5120, 24, 4, 256)
     assert (dense.conv_channels, dense.value_width, len(dense.layers)) == (10240, 6144, 64)
     assert dense.layers[:4] == (LINEAR, LINEAR, LINEAR, FULL) and dense.nested
-    assert (dense.intermediate, dense.moe, dense.mtp_layers) == (17408, None, 1)
+    assert isinstance(dense, Qwen3_5Config)
+    assert (dense.intermediate, dense.moe) == (17408, None)
+    assert (dense.mtp_layers, dense.mtp_embeddings) == (1, False)
     assert dense.rope.dims == 64 and dense.rope.theta == 1e7
     moe = read_config(nvidia_configs.pair("35B-A3B")[0])
     assert moe.moe is not None and (moe.moe.experts, moe.moe.top_k) == (256, 8)

@@ -85,6 +85,18 @@ def test_layouts(tmp_path: Path, prefix: str, experts: str) -> None:
     assert open_model(tmp_path).layout == Layout(prefix, experts == "fused")
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "model.language_model.", "language_model."])
+def test_the_heads_prefix_is_its_own(tmp_path: Path, prefix: str) -> None:
+    config = {"mtp_num_hidden_layers": 1}
+    write_checkpoint(tmp_path, config, prefix="model.language_model.", head_prefix=prefix)
+    model = open_model(tmp_path)
+    assert model.has_drafts and model.layout == Layout(
+        "model.language_model.", False, prefix, False
+    )
+    assert model.layout.file_name("mtp.fc.weight") == f"{prefix}mtp.fc.weight"
+    assert model.source("mtp.fc.weight").shape == (128, 256)
+
+
 def _rewrite(path: Path, change: dict[str, str | None]) -> None:
     """Renames tensors of a checkpoint, or drops them (None)."""
     opened = open_checkpoint(path)

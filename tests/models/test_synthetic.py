@@ -28,10 +28,11 @@ CONFIGS = {"27B": "qwen36-27b", "35B-A3B": "qwen36-35b-a3b"}
 FORMATS = ("modelopt_mixed", "bf16", "fp8_block", "ct_nvfp4_a4")
 
 
-def folder(path: Path, format: str, moe: bool, seed: object = 1) -> Path:
-    """A folder of configs that stands for a small checkpoint."""
+def folder(path: Path, format: str, moe: bool, seed: object = 1, head: bool = False) -> Path:
+    """A folder of configs that stands for a small checkpoint, with a draft head if asked."""
     wide = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
     config = checkpoints.text_config(moe, wide if moe else None)
+    config |= {"mtp_num_hidden_layers": int(head)}
     drawn = checkpoints._draw(config, np.random.default_rng(0))
     names = [checkpoints._full(name, "model.language_model.") for name, _ in drawn]
     path.mkdir()
@@ -149,6 +150,27 @@ def test_the_benchmarks_configs_are_the_published_ones(model: str) -> None:
     assert drawn.checkpoint is not None
     norm = drawn.checkpoint.read("model.language_model.norm.weight")
     assert norm.dtype == DType.BF16.numpy and np.abs(norm.astype(np.float32)).max() <= 0.101
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_draft_head_is_drawn_as_declared(tmp_path: Path, format: str, moe: bool) -> None:
+    """Plain where modelopt excludes it; what is written opens as the same."""
+    drawn = folder(tmp_path / "drawn", format, moe, head=True)
+    write_checkpoint(open_synthetic(drawn), tmp_path / "written", shard_bytes=200_000)
+    plain = format in ("bf16", "modelopt_mixed")
+    for model in (open_model(drawn), open_model(tmp_path / "written")):
+        schemes = {s.value for s in model.table.drafts.values()}
+        assert model.has_drafts and schemes == {"plain" if plain else format.removeprefix("ct_")}
+        if plain:
+            assert len([n for n in model.tensors if n.startswith("mtp.")]) == (19 if moe else 15)
+            assert model.checkpoint is not None
+            fc = model.checkpoint.read("mtp.fc.weight").astype(np.float32)
+            assert np.std(fc) * np.sqrt(fc.shape[1]) == pytest.approx(1, rel=0.03)
+    config = json.loads((drawn / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 0
+    (drawn / "config.json").write_text(json.dumps(config))
+    assert not any(n.startswith("mtp.") for n in open_synthetic(drawn).tensors)
 
 
 @pytest.mark.parametrize("seed", [None, "one"])

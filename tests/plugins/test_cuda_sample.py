@@ -33,11 +33,13 @@ SETTINGS = (
 )
 
 
-def case_of(settings: dict[str, float], rows: int, width: int, spread: float) -> Case:
+def case_of(
+    settings: dict[str, float], rows: int, width: int, spread: float, tile: int = 0
+) -> Case:
     """`rows` rows over the slots, each at its own position."""
     slots = tuple(int(s) for s in np.arange(rows) % sample_cases.UNITS)
     launch = sample_cases.Launch(
-        **settings, width=width, vocab=width - 7, spread=spread, slots=slots
+        **settings, width=width, vocab=width - 7, spread=spread, slots=slots, tile=tile
     )  # type: ignore[arg-type]
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
@@ -81,9 +83,12 @@ def check(bench: cuda_node.Bench, case: Case, seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize("rows", [1, 128])
-def test_served_width_compiles_without_spills(rows: int, target: Target, cache: Path) -> None:
-    case = case_of({}, 1, 248_320, 3.0)
+@pytest.mark.parametrize(("rows", "tile"), [(1, 0), (128, 0), (128, 4)])
+def test_served_width_compiles_without_spills(
+    rows: int, tile: int, target: Target, cache: Path
+) -> None:
+    """`rows` of logits; with a tile they are of so many tokens each."""
+    case = case_of({}, 1, 248_320, 3.0, tile)
     arrays = case.inputs(np.random.default_rng(0))
     arrays = (np.zeros((rows, 248_320), np.float32), *arrays[1:])
     specs = cuda_node.specs_of(OP, case.attrs, arrays)

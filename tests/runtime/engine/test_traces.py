@@ -138,6 +138,9 @@ class Watch:
         self.engine.scheduler.check()
         self._check_snapshots()
         self._check_progress()
+        if not self.engine.depth:  # every round was read
+            live = [s for s in self.engine.scheduler.running if not s.prefilling]
+            assert all(s.slack == 0 and len(s.tokens) == s.launched + 1 for s in live)
         if self._plan:
             self._check_plan(self._plan)
         poison_free(self.engine)
