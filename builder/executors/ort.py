@@ -150,7 +150,7 @@ def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
     """Of one launch, roughly. Stacked experts are taken to be read whole."""
     model = onnx.ModelProto.FromString(payload)
     inside = {f.name: sum(n.op_type != "Constant" for n in f.node) for f in model.functions}
-    total = CALL * sum(inside.get(node.op_type, 1) for node in model.graph.node)
+    total: float = CALL * sum(inside.get(node.op_type, 1) for node in model.graph.node)
     for node in graph.graph.nodes:
         rows = spec_of(node.outputs[0]).bind(size.dims).dims[:1]
         for tensor in node.inputs:
