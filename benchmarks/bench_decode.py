@@ -149,6 +149,16 @@ class Bench:
         """Rows of the bucket that holds so many."""
         return next(r for r in self.engine.loaded.rows(family) if r >= rows)
 
+    def pave(self) -> None:
+        """Gives every slot pages for all positions, if only the scratch page: launches that are
+        timed one by one go on where no page was taken."""
+        memory, pages = self.engine.memory, self.engine.loaded.limits.pages
+        table = memory.tables["page_table"]
+        table[table < 0] = pages
+        for slot in range(len(table)):
+            memory.mark(slot)
+        memory.flush()
+
     def split(self, family: str, rows: int, step_ms: float = math.inf) -> Row:
         """Launches and their times by part, of the bucket that holds `rows`.
 
@@ -335,6 +345,7 @@ def measure_drafts(bench: Bench, args: argparse.Namespace, floor: Floor) -> None
             row = known | floors.add(found, args.ctx + args.steps)
             last = row["k"] == 0 or tuple(row["acceptance"]) == acceptances[-1]
             if not args.no_split and row["k"] != AUTO and last:  # it leaves garbage in the states
+                bench.pave()
                 row |= bench.split(family_of(row["k"]), npl, row["round_ms"])
             rows.append(row)
             print(line_of_round(row), flush=True)

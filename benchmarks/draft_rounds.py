@@ -1,12 +1,14 @@
 """Rounds of drafts of a chosen acceptance: ms a round, tokens a round, ms a kept token.
 
-For each number of sequences they first decode greedily without drafts, which records what they say
-and is the row of k = 0. Then, for each k, the same prompts run again along that record, with drafts
-that are right as often as each acceptance asks (`forced_drafts`), one acceptance after the other. k
-is a number, held fixed, or `auto`: the engine chooses. The floor reads the weights once (of routed
-experts those that all tokens of a round are expected to hit), keys, values and states once, and the
-draft head with the rows that it drafts from k times. `measured` is the conditional acceptance that
-came of it: a near tie that falls the other way in another bucket costs some.
+For each number of sequences and each k the prompts first run with the draft head's own drafts,
+which drawn weights never get right: that records what this bucket says, token by token. Then they
+run again along the record, with drafts that are right as often as each acceptance asks
+(`forced_drafts`), one acceptance after the other. A bucket is held to its own record, since another
+one's bits differ and drawn weights turn near ties into other tokens; a token's bits do not depend
+on its place in the round. k = 0 is a step without drafts; `auto` shows, of the rows measured, the
+one whose k the engine's table of costs promises most for the acceptance. The floor reads the
+weights once (of routed experts those that all tokens of a round are expected to hit), keys, values
+and states once, and the draft head with the rows that it drafts from k times.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.forced_drafts import Forced
 from spark_engine.interface import DECODE, PREFILL_TILE, verify_family
@@ -27,7 +31,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, Sa
 from spark_engine.weights_file import read_index
 
 AUTO = "auto"
-WARM, WARM_AUTO = 6, 24  # rounds; the engine's own choice has to see the drafts first
+WARM = 6  # rounds
 SPARE = 64  # tokens of room left at the end, for launches that are timed one by one
 LOGIT_BYTES = 8  # f32, written and read
 Row = dict[str, Any]
@@ -45,8 +49,7 @@ class Trial:
 
     def tokens(self, most: int) -> int:
         """Tokens that a sequence may say in all rounds of one k, where a round has up to `most`."""
-        warm = WARM_AUTO if AUTO in self.depths else WARM
-        return len(self.acceptances) * (warm + self.rounds) * most
+        return len(self.acceptances) * (WARM + self.rounds) * most
 
 
 class Rounds:
@@ -57,50 +60,72 @@ class Rounds:
         self._choose: Callable[..., int] = engine.scheduler.depth.choose
 
     def rows(self, prompts: Prompts) -> Iterator[Row]:
-        """Of so many sequences: k = 0, then every k with every acceptance."""
-        said, plain = self.record(prompts)
+        """Of so many sequences: k = 0, every k with every acceptance, then what is best of each."""
+        plain = self._plain(prompts)
         yield plain
+        found: dict[tuple[int, tuple[float, ...]], Row] = {}
         for k in self.trial.depths:
-            if k == 0:
+            if k in (0, AUTO):
                 continue
-            if k != AUTO and not self._fits(int(k), len(prompts)):
+            if not self._fits(int(k), len(prompts)):
                 print(f"  no bucket verifies {k} drafts of {len(prompts)} sequences", flush=True)
                 continue
-            yield from self._along(prompts, said, k)
+            for row in self._along(prompts, self._record(prompts, int(k)), int(k)):
+                found[int(k), tuple(row["acceptance"])] = row
+                yield row
+        for acceptance in self.trial.acceptances if AUTO in self.trial.depths else ():
+            k = self._promised(len(prompts), acceptance, {k for k, _ in found})
+            best = found.get((k, acceptance), plain)
+            yield {**best, "k": AUTO, "chosen": k, "acceptance": list(acceptance)}
 
-    def record(self, prompts: Prompts) -> tuple[list[list[int]], Row]:
-        """What each says greedily without drafts, and the row of a step."""
+    def _promised(self, npl: int, acceptance: tuple[float, ...], known: set[int]) -> int:
+        """The k of most tokens for the time, by the engine's table of costs."""
+        cost = self.engine.scheduler.depth.cost(npl)
+        kept = np.cumprod([1.0, *acceptance])
+        return max({0, *known}, key=lambda k: kept[: k + 1].sum() / cost[k])
+
+    def _plain(self, prompts: Prompts) -> Row:
+        """The row of a step without drafts."""
         self.hold(0)
         self.forced.follow({}, 1)
         ids = self._start(prompts)
         said: dict[int, list[int]] = {i: [] for i in ids}
         while not all(said.values()):
             _collect(self.step()[0], said)
-        walls = []
-        while not self.engine.idle:
-            events, wall = self.step()
-            if _collect(events, said) == len(ids):
-                walls.append(wall)
-        self.engine.check_idle()
-        walls = walls[WARM : WARM + max(self.trial.rounds, 1)] or walls
-        return [said[i] for i in ids], self._row(0, (), walls, len(ids) * len(walls), len(ids))
+        walls = [self.step()[1] for _ in range(WARM + self.trial.rounds)][WARM:]
+        self._end(ids)
+        return self._row(0, (), walls, len(ids) * len(walls), len(ids))
 
-    def _along(self, prompts: Prompts, said: list[list[int]], k: int | str) -> Iterator[Row]:
-        """One k over the record, an acceptance after the other."""
-        self.hold(0)
+    def _record(self, prompts: Prompts, k: int) -> list[list[int]]:
+        """What each says in rounds of k drafts, none of which is likely to be kept."""
+        self.hold(k)
+        self.forced.follow({}, 1)
+        ids = self._start(prompts)
+        said: dict[int, list[int]] = {i: [] for i in ids}
+        while not self.engine.idle:
+            _collect(self.step()[0], said)
+        self.engine.check_idle()
+        return [said[i] for i in ids]
+
+    def _along(self, prompts: Prompts, said: list[list[int]], k: int) -> Iterator[Row]:
+        """One k over its record, an acceptance after the other."""
+        self.hold(k)
         first, length = len(prompts[0]), max(map(len, said))
         ids = self._start(prompts)
         follow = {i: (first, tokens) for i, tokens in zip(ids, said, strict=True)}
         self.forced.follow(follow, length)
+        self.forced.draw((0.0,) * k, 0)  # the first ones run in smaller buckets, as recorded
         came: dict[int, list[int]] = {i: [] for i in ids}
         while not all(came.values()):
             _collect(self.step()[0], came)
-        self.hold(k)
         share = (self._room() - SPARE) // len(self.trial.acceptances)
         for number, acceptance in enumerate(self.trial.acceptances):
             self.forced.draw(acceptance, number + 1)
             end = self._room() - share
             yield self._window(k, acceptance, end, len(ids))
+        self._end(ids)
+
+    def _end(self, ids: Sequence[int]) -> None:
         for i in ids:
             self.engine.cancel(i, FinishReason.LENGTH)
         while not self.engine.idle:
@@ -108,11 +133,11 @@ class Rounds:
         self.engine.check_idle()
         self.hold(AUTO)
 
-    def _window(self, k: int | str, acceptance: tuple[float, ...], end: int, npl: int) -> Row:
+    def _window(self, k: int, acceptance: tuple[float, ...], end: int, npl: int) -> Row:
         """Rounds of one acceptance, until the least room of a sequence is `end` tokens."""
-        most = (self.engine.drafts if k == AUTO else int(k)) + 1
+        most = k + 1
         quarter = end + 3 * (self._room() - end) // 4
-        for _ in range(WARM_AUTO if k == AUTO else WARM):
+        for _ in range(WARM):
             if self._room() <= quarter:
                 break
             self.step()
@@ -222,12 +247,12 @@ class RoundFloor:
         head = ("lm_head.",) if any(n.startswith("lm_head.") for n in held) else ("embed_tokens.",)
         self._head = 0 if own else sum(n for name, n in held.items() if name.startswith(head))
 
-    def parts(self, npl: int, ctx: int, k: float) -> Mapping[str, float]:
-        """Bytes of one round by part; `k` may be a mean."""
+    def parts(self, npl: int, ctx: int, k: int) -> Mapping[str, float]:
+        """Bytes of one round by part."""
         state, kv = self._bytes
         work = Work(npl, ctx, state, kv, self._ring)
         found = dict(self._floor.parts(work))
-        wide = self._floor.parts(replace(work, npl=round(npl * (1 + k))))
+        wide = self._floor.parts(replace(work, npl=npl * (1 + k)))
         if "moe" in found:  # the experts that all tokens hit
             found["moe"] = wide["moe"]
         found["sample"] = wide["sample"]
@@ -235,11 +260,8 @@ class RoundFloor:
         return found
 
     def add(self, row: Row, ctx: int) -> Row:
-        """The row with its floor in ms. Rounds that the engine chose count by their mean k."""
-        k = row["k"]
-        if k == AUTO:
-            rounds = {int(name): n for name, n in row["rounds_by_k"].items()}
-            k = sum(n * count for n, count in rounds.items()) / max(sum(rounds.values()), 1)
+        """The row with its floor in ms."""
+        k = row.get("chosen", row["k"])
         parts = self.parts(row["npl"], ctx, k)
         floors = {p: round(n / H200_BANDWIDTH * 1e3, 4) for p, n in parts.items()}
         return row | {"floor_ms": round(sum(floors.values()), 3), "floor_parts_ms": floors}
@@ -250,8 +272,9 @@ def line(row: Row) -> str:
     asked = "/".join(f"{a:g}" for a in row["acceptance"]) or "no drafts"
     got = "/".join("-" if a is None else f"{a:.2f}" for a in row.get("measured", []))
     share = row["floor_ms"] / row["round_ms"]
+    k = f"{row['k']} {row['chosen']}" if "chosen" in row else str(row["k"])
     return (
-        f"{row['npl']:4} sequences, k {row['k']!s:>4}, {asked:14} ({got or '-'})  "
+        f"{row['npl']:4} sequences, k {k:>6}, {asked:14} ({got or '-'})  "
         f"{row['round_ms']:8.3f} ms a round (mean {row['mean_ms']:.3f}), floor "
         f"{row['floor_ms']:.2f} ({share:.0%}), {row['tokens_per_round']:.2f} tokens a round, "
         f"{row['ms_per_token']:.3f} ms a kept token, {row['decode_tok_s']:.0f} tokens/s"

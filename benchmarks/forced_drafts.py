@@ -145,7 +145,7 @@ class _Device:
         self._gpu, self._states = one.gpu, states
         job = nvrtc.Job("forced_drafts.cu", (), (SYMBOL,))
         cubin = nvrtc.compile(job, target_here(), CACHE, HERE)
-        self._function = self._gpu.load(cubin.code, [SYMBOL])[SYMBOL]
+        self._function = self._gpu.function(self._gpu.module(cubin.code), SYMBOL)
         room = engine.loaded.limits.max_context
         sizes = [len(paths.firsts) * room * 4, *(x.nbytes for x in _rest(paths))]
         self._held = [self._gpu.allocate(n) for n in sizes]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.kernel import TARGETS, Target
+from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.models.open_model import open_model
 from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
+from tests.runtime.fake_gpu import FakeGpu
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
@@ -60,6 +63,71 @@ def test_the_kernel_compiles(target: Target, tmp_path: Path) -> None:
     job = nvrtc.Job("forced_drafts.cu", (), (forced_drafts.SYMBOL,))
     usage = nvrtc.compile(job, target, tmp_path, forced_drafts.HERE).usage[forced_drafts.SYMBOL]
     assert usage.spills == 0
+
+
+def _on_device(gpu: Any, run: Callable[[], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """States that the kernel forced, and those that numpy did; `run` waits for the kernel."""
+    paths, rng = Paths(slots=70, drafts=3, vocab=50), np.random.default_rng(0)
+    shapes = {"positions": (70,), "last_tokens": (70,), "drafts": (70, 3)}
+    states = {name: np.full(shape, -5, np.int32) for name, shape in shapes.items()}
+    states["positions"][:] = rng.integers(15, 40, 70)
+    addresses = {name: gpu.allocate(array.nbytes) for name, array in states.items()}
+    for name, array in states.items():
+        gpu.upload(addresses[name], array)
+    executors = {0: SimpleNamespace(gpu=gpu)}
+    limits = SimpleNamespace(max_context=64)
+    stub: Any = SimpleNamespace(loaded=SimpleNamespace(executors=executors, limits=limits))
+    device = forced_drafts._Device(stub, paths, addresses)
+    paths.clear(16)
+    for slot in range(0, 70, 2):
+        paths.set(slot, 20, rng.integers(0, 50, 16).tolist())
+    paths.draw((0.9, 0.5, 0.2), seed=3)
+    device.send(paths)
+    device.place(4, 20)
+    states["positions"][4] = 20
+    device.queue()
+    run()
+    found = {name: np.empty_like(array) for name, array in states.items()}
+    for name, array in found.items():
+        gpu.download(array, addresses[name])
+    run()
+    paths.force(states)
+    return found, states
+
+
+def _same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    assert (wanted["drafts"] != -5).sum() > 40, "nothing was forced"
+    return all((found[name] == wanted[name]).all() for name in wanted)
+
+
+def test_what_the_kernel_is_given_is_what_numpy_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("spark_engine.builder.native.nvrtc", reason="needs `cuda`")
+    from benchmarks import graphs
+
+    def kernel(gpu: FakeGpu, *args: int) -> None:
+        slots, length, most, vocab = args[7:]
+        sizes = [(slots,), (slots,), (slots, most), (slots, length), (slots,), (most,), (1,)]
+        kinds = [np.int32] * 5 + [np.uint32] * 2
+        held = [gpu.view(a, k, d) for a, k, d in zip(args, kinds, sizes, strict=False)]
+        paths = Paths(slots, most, vocab)
+        paths.path, paths.firsts, paths.shares, paths.seed = held[3:]
+        paths.force(dict(zip(("positions", "last_tokens", "drafts"), held, strict=False)))
+
+    monkeypatch.setattr(graphs, "target_here", lambda: H200)
+    gpu = FakeGpu({forced_drafts.SYMBOL: kernel})
+    assert _same(*_on_device(gpu, gpu.wait))
+
+
+@pytest.mark.gpu
+def test_the_kernel_does_what_numpy_does() -> None:
+    device = pytest.importorskip("spark_engine.device", reason="needs `cuda`")
+    if device.architecture() is None:
+        pytest.skip("no CUDA device")
+    gpu = device.Gpu()
+    try:
+        assert _same(*_on_device(gpu, gpu.wait))
+    finally:
+        gpu.close()
 
 
 @pytest.fixture(scope="module")

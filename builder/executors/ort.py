@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -20,12 +21,13 @@ from onnx import helper, parser
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.memory import lifetimes, place
+from spark_engine.builder.graph.memory import homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
+from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
@@ -40,9 +42,10 @@ NODES = 64  # bytes of a session's nodes and kernels by byte of the model, measu
 # 1.1 measured), of what has a scale for each block, spread out first (3.7 to 4.5), and the more for
 # stacked experts (0.9 to 1.4). One session is opened at a time, unless there is room for more.
 CAST, BLOCKS, EXPERTS = 1.5, 5, 1.5
-# What a launch is taken to cost, to compare buckets by: a node's call, and for each matrix the
-# longer of reading its f32 and of multiplying it with every token's row. Of a small server.
-CALL, READ, MULTIPLY = 5e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
+# What a launch is taken to cost, to compare buckets by: the call of each operator in the bodies
+# (the embedded model has 4,600 in a step and 8,700 in a round of three drafts: most of its time),
+# and for each matrix the longer of reading its f32 and of multiplying it with every token's row.
+CALL, READ, MULTIPLY = 4e-6, 20e9, 100e9  # seconds, bytes a second, operations a second
 ORIGIN = "spark"  # metadata of a node: which op it calls, with which attributes
 
 
@@ -60,12 +63,14 @@ class OrtBackend(Backend):
         `buffer_bytes` is what a session holds, `arena_bytes` what one may take for a while beside.
         """
         arena = place(lifetimes(graph.graph, self._ops, size.dims))
-        payload = encode(graph.graph, size, weights, self._ops)
+        inner = chained(graph, self._ops)
+        payload = encode(graph.graph, size, weights, self._ops, [*inner])
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
         passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         made = header(graph, size, self.executor, self._target)
-        return Emitted(made, payload, memory, predicted_seconds(graph, size))
+        made = replace(made, aliases={**made.aliases, **inner})
+        return Emitted(made, payload, memory, predicted_seconds(graph, size, payload))
 
 
 BACKEND = OrtBackend
@@ -95,15 +100,39 @@ class Functions:
         return self._names[key]
 
 
-def encode(graph: gs.Graph, size: Size, weights: Mapping[str, WeightEntry], ops: Ops) -> bytes:
-    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes.
+def chained(graph: FamilyGraph, ops: Ops) -> dict[str, str]:
+    """The state of each value that lies between a state and its last update.
+
+    They are outputs of the model too, so that the caller gives them the state's memory: what
+    onnxruntime places itself it would copy the whole state into.
+    """
+    shared = homes(graph.graph, ops)
+    written = ((t.name, shared[id(t)].name) for n in graph.graph.nodes for t in n.outputs)
+    return {
+        name: home
+        for name, home in written
+        if home in graph.state_names and name != home + STATE_OUT
+    }
+
+
+def encode(
+    graph: gs.Graph,
+    size: Size,
+    weights: Mapping[str, WeightEntry],
+    ops: Ops,
+    inner: Sequence[str] = (),
+) -> bytes:
+    """The bucket's ONNX model (opset 23), serialised; equal inputs give equal bytes. The values
+    named in `inner` are outputs behind the graph's own.
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
     functions = Functions(ops)
     nodes = [_node(node, size, ops, functions) for node in graph.nodes]
     inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
-    outputs = [_value(spec_of(t).bind(size.dims)) for t in graph.outputs]
+    made = {t.name: t for node in graph.nodes for t in node.outputs}
+    shown = [*graph.outputs, *(made[name] for name in inner)]
+    outputs = [_value(spec_of(t).bind(size.dims)) for t in shown]
     body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
     model = _model(body, functions.protos.values())
     _check(model)
@@ -117,11 +146,12 @@ def held_bytes(weights: Iterable[TensorSpec], payload: bytes) -> int:
     return folded + NODES * len(payload)
 
 
-def predicted_seconds(graph: FamilyGraph, size: Size) -> float:
+def predicted_seconds(graph: FamilyGraph, size: Size, payload: bytes) -> float:
     """Of one launch, roughly. Stacked experts are taken to be read whole."""
-    total = 0.0
+    model = onnx.ModelProto.FromString(payload)
+    inside = {f.name: sum(n.op_type != "Constant" for n in f.node) for f in model.functions}
+    total: float = CALL * sum(inside.get(node.op_type, 1) for node in model.graph.node)
     for node in graph.graph.nodes:
-        total += CALL
         rows = spec_of(node.outputs[0]).bind(size.dims).dims[:1]
         for tensor in node.inputs:
             weight = graph.weights.get(tensor.name)

@@ -164,14 +164,13 @@ def cost(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, quer
 
 
 def _tactic(chunk: int, most: int, queries: int) -> Tactic:
-    given = {"chunk": chunk, "most": most, "queries": queries}
     key = name_of(chunk, most)
     return Tactic(
         f"{key.replace('chunks', 'round')}_by_{queries}",
         "attention/paged_round.cu",
-        partial(refuse, **given),
-        partial(plan, **given),
-        partial(cost, **given),
+        partial(refuse, chunk=chunk, most=most, queries=queries),
+        partial(plan, chunk=chunk, most=most, queries=queries),
+        partial(cost, chunk=chunk, most=most, queries=queries),
         lambda attrs, specs, target: key,
     )
 

@@ -87,7 +87,7 @@ DEVICE void for_drafts(int first, int cells, const Each& each) {
 #pragma unroll 1
   for (int d = 1; d <= found_drafts()[0]; ++d) {
     const int id = found_drafts()[d];
-    if (id >= first * CELL && id < (first + cells) * CELL) each(id);
+    if ((u32)(id / CELL - first) < (u32)cells) each(id);
   }
 #endif
 }

@@ -80,7 +80,7 @@ class DraftDepth:
         """The k of the next round of these, for whose number it has a bucket."""
         if not self.most:
             return 0
-        cost = self._cost(len(requests))
+        cost = self.cost(len(requests))
         now, later, usable = self._tokens(requests)
         rates = (now + AHEAD * later) / cost
         best = int(rates.argmax())
@@ -127,7 +127,7 @@ class DraftDepth:
         tokens = gains[np.arange(len(slots))[:, None], used].sum(axis=1)
         return tokens[0], tokens[1], int(later.max())
 
-    def _cost(self, rows: int) -> Floats:
+    def cost(self, rows: int) -> Floats:
         """Of a round of `rows` sequences by k; infinite where there is no bucket."""
         if rows not in self._cost_of:
             fitting = [next((b for b in bs if b >= rows), 0) for bs in self._buckets]

@@ -82,7 +82,7 @@ class OrtExecutor:
         for known, binding in self._bound:
             if known is buffers:
                 return binding
-        outs = {s.name + STATE_OUT: buffers.get(s.name) for s in self._updated}
+        outs = {s.name: buffers.get(state) for s, state in self._updated.items()}
         binding = self._bind({**buffers, **outs})
         self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, binding)]
         return binding
@@ -91,17 +91,17 @@ class OrtExecutor:
         binding = self._open().io_binding()
         for spec in (*self._specs.inputs, *self._specs.states):
             binding.bind_input(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
-        outs = [TensorSpec(s.name + STATE_OUT, s.dtype, s.shape) for s in self._updated]
-        for spec in (*self._specs.outputs, *outs):
+        for spec in (*self._specs.outputs, *self._updated):
             binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         return binding
 
     def _run_apart(self, buffers: Mapping[str, Array]) -> None:
         """Runs into fresh state memory and copies it back."""
-        apart = {s.name + STATE_OUT: allocate(s) for s in self._updated}
+        apart = {s.name: allocate(s) for s in self._updated}
         self._open().run_with_iobinding(self._bind({**buffers, **apart}))
-        for spec in self._updated:
-            np.copyto(buffers[spec.name], apart[spec.name + STATE_OUT])
+        for spec, state in self._updated.items():
+            if spec.name == state + STATE_OUT:
+                np.copyto(buffers[state], apart[spec.name])
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
@@ -178,12 +178,16 @@ def _page_count(header: EngineHeader) -> int:
 
 
 def _aliased(header: EngineHeader, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {s.name + STATE_OUT: arrays[s.name] for s in _updated(header)}
+    return {s.name: arrays[state] for s, state in _updated(header).items()}
 
 
-def _updated(header: EngineHeader) -> list[TensorSpec]:
-    """The states that a launch updates; others it only reads."""
-    return [s for s in header.states if s.name + STATE_OUT in header.aliases]
+def _updated(header: EngineHeader) -> dict[TensorSpec, str]:
+    """What shares a state's memory, and its name: each update of it; some states are only read."""
+    states = {s.name: s for s in header.states}
+    return {
+        TensorSpec(out, states[name].dtype, states[name].shape): name
+        for out, name in header.aliases.items()
+    }
 
 
 def _bits_equal(a: Array, b: Array) -> bool:

@@ -68,8 +68,12 @@ def test_kernels_with_drafts_give_the_bits_of_those_without(
     form: str, tactic: str, bench: cuda_node.Bench
 ) -> None:
     """Single tokens behind a ring with drafts and behind a plain one, from position 0."""
-    y = []
-    for launch in (KERNELS[form], replace(KERNELS[form], drafts=0)):
-        sequence = Sequence_(launch, OnGpu(bench, tactic), True)
-        y.append([part.tobytes() for _, part in followed(sequence, one_by_one(30, {}))])
+    compute, launch = OnGpu(bench, tactic), KERNELS[form]
+    drafted = Sequence_(launch, compute, True)
+    plain = Sequence_(replace(launch, drafts=0), compute, True)
+    plain.given = drafted.given
+    y = [
+        [part.tobytes() for _, part in followed(sequence, one_by_one(30, {}))]
+        for sequence in (drafted, plain)
+    ]
     assert y[0] == y[1]

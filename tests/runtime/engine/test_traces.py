@@ -312,7 +312,7 @@ def test_drafts_are_kept_as_often_as_the_head_is_right() -> None:
         for i, n in enumerate(kept):
             # those offered behind a kept draft: all but where a row was cut short
             reached = kept[i - 1] * offered[i] / offered[i - 1] if i else offered[0]
-            assert n / reached == pytest.approx(0.75, abs=0.06), (most, i)
+            assert n / reached == pytest.approx(0.75, abs=1.5 / reached**0.5), (most, i)
         assert sum(event.drafted for event in last.values()) == sum(offered)
         assert sum(event.accepted for event in last.values()) == sum(kept)
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
