@@ -209,3 +209,20 @@ def test_engines_of_other_limits_are_refused_still(built: Path, tmp_path: Path) 
     build(built / "m", tmp_path / "e", other, lambda text: None)
     with pytest.raises(OptionError, match="other limits"):
         run_check(built / "drafting", tmp_path / "e", ("model",), QUIET)
+
+
+def test_a_native_engine_that_drafts_is_taken_apart(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU of numpy: where states lie on their way through a round, and what a round reads."""
+    pytest.importorskip("cuda.core", reason="needs the extra `cuda`")
+    from tests.check.fake_native import build_fake, open_fake
+
+    options = replace(OPTIONS, target="sm_90a", decode=(2,), verify=((2, 2),), timing=False)
+    fake = build_fake(built / "m", tmp_path / "e", options, monkeypatch)
+    open_fake(fake, monkeypatch)
+    report = run_check(tmp_path / "e", built / "m", ("op", "layer", "text"), QUIET)
+    assert report.passed, report.first
+    nodes = {name for found in fake.nodes.values() for name in found}
+    assert {f.name.split(maxsplit=1)[1] for f in report.levels[0].findings} == nodes
+    assert report.levels[-1].findings[-1].name == "verify_k2 of 2 rows"
