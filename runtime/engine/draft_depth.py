@@ -1,7 +1,7 @@
 """How many drafts the next round verifies: the k whose tokens per microsecond promise most.
 
-Knows what a round of each bucket costs and how often drafts were kept; knows no scheduler and no
-tensor. The choice changes speed alone, never a token.
+Knows what a round of each bucket costs, by the build's table until it has run, and how often drafts
+were kept; knows no scheduler and no tensor. The choice changes speed alone, never a token.
 
 - A draft counts only when those before it were kept, so each position has a probability of its own,
   given that. A request starts from the engine's mean and moves to what its own drafts did.
@@ -29,6 +29,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # of an engine that has verified nothing: probability, as so many
+RUN_WEIGHT = 0.25  # of the latest round in its bucket's cost
+RUN_RANGE = 2.0  # a round counts as at most so many times the cost so far, or a share of it
 MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, in drafts of its own
 FADE, MEAN_FADE = 0.95, 0.98  # what is left of a measurement after the next one of its position
 AHEAD = 7  # rounds
@@ -40,14 +42,14 @@ class DraftDepth:
     """Chooses k for every round of one engine.
 
     `buckets` are the rows of each k's buckets, ascending, those of decode first; `costs` in
-    microseconds, where a missing or zero one makes all costs those of tokens.
+    microseconds, to begin with, where a missing or zero one makes all costs those of tokens.
     """
 
     def __init__(
         self, buckets: Sequence[tuple[int, ...]], costs: Mapping[BucketKey, float], slots: int
     ) -> None:
         self.most = len(buckets) - 1
-        self._buckets, self._costs = buckets, costs
+        self._buckets, self._costs = buckets, dict(costs)
         self._cost_of: dict[int, Floats] = {}
         self._index = np.arange(self.most)
         self._depths = np.arange(self.most + 1)
@@ -63,6 +65,15 @@ class DraftDepth:
     def forget(self, slot: int) -> None:
         """Another request has the slot."""
         self._seen[slot] = self._kept[slot] = 0
+
+    def ran(self, bucket: BucketKey, microseconds: float) -> None:
+        """A round of the bucket took so long. A table made of launches one by one is too low where
+        a whole round makes the card lower its clock."""
+        known = self._costs.get(bucket, 0.0)
+        if known:
+            seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
+            self._costs[bucket] = known + RUN_WEIGHT * (seen - known)
+            self._cost_of.clear()
 
     def hear(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""

@@ -14,6 +14,7 @@ business, what the arrays mean is `prepare_inputs`'.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,8 @@ class Loop:
         self._memory = memory
         self._executors = executors
         self._depth = depth
-        self._in_flight: deque[tuple[int, list[_Launched]]] = deque()
+        self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
+        self._free_at = 0.0  # seconds: when the executor had done what was last collected
 
     @property
     def in_flight(self) -> int:
@@ -113,7 +115,7 @@ class Loop:
             self._memory.flush()
 
     def _launch(self, plan: StepPlan) -> None:
-        launched = []
+        launched, start = [], time.perf_counter()
         for batch in plan.batches:
             key = (batch.family, batch.bucket)
             # steps that are in flight together have different sets of buffers
@@ -122,19 +124,27 @@ class Loop:
             launched.append(_Launched(batch, buffers, self._executors[key].launch(buffers)))
             self._count(batch)
         self.counts.steps += bool(launched)
-        self._in_flight.append((plan.step, launched))
+        self._in_flight.append((plan.step, start, launched))
 
     def _collect(self, plan: StepPlan) -> list[_Launched]:
         """Waits for the steps that are due: all of them when there is no reason to run ahead."""
         keep = self._depth if plan.batches and not plan.drain else 0
         ended: list[_Launched] = []
         while len(self._in_flight) > keep:
-            step, launched = self._in_flight.popleft()
+            step, start, launched = self._in_flight.popleft()
             for one in launched:
                 one.wait()
             ended += launched
             self.scheduler.collected(step)
+            self._time(launched, start)
         return ended
+
+    def _time(self, launched: list[_Launched], start: float) -> None:
+        """Tells the choice of k how long a step took that was one round and nothing else."""
+        begun, self._free_at = max(start, self._free_at), time.perf_counter()
+        if len(launched) == 1 and launched[0].batch.family != PREFILL:
+            batch = launched[0].batch
+            self.scheduler.depth.ran((batch.family, batch.bucket), (self._free_at - begun) * 1e6)
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:
         """Reads the outputs, which the next launch may overwrite, into events."""

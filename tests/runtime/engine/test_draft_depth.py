@@ -186,3 +186,31 @@ def test_drafts_at_hand_count_in_the_round_at_hand() -> None:
         depth, seq = make(costs(100, 165, 999, 999)), request(0)
         seq.held = held
         assert depth.choose([seq]) == k
+
+
+def test_what_rounds_really_take_corrects_the_table() -> None:
+    """By the table three drafts pay for 128 rows; their rounds take half as long again."""
+    depth = make(costs(100.0, 170.0, 190.0, 200.0))
+    rounds, took = Rounds(depth, [0.75] * 128), {0: 100.0, 1: 190.0, 2: 290.0, 3: 390.0}
+    assert rounds.run(20)[-1] == 3
+    for _ in range(60):
+        k = rounds.step()
+        depth.ran((verify_family(k) if k else DECODE, 128), took[k])
+    assert rounds.run(EVERY)[:-2].count(0) >= EVERY - 4
+    assert depth.cost(128)[3] == pytest.approx(390, rel=0.05)
+    assert depth.cost(8)[3] == 200  # another bucket's
+
+
+def test_one_slow_round_does_not_turn_the_choice() -> None:
+    depth = make(costs(100.0, 110.0, 120.0, 130.0))
+    depth.ran((verify_family(3), 1), 1e6)
+    assert depth.cost(1)[3] == pytest.approx(130 * 1.25)
+    depth.ran((verify_family(3), 1), 0.0)
+    assert depth.cost(1)[3] == pytest.approx(130 * 1.25 * 0.875)
+
+
+def test_without_costs_nothing_is_timed() -> None:
+    depth = make({})
+    before = depth.cost(8).tolist()
+    depth.ran((DECODE, 8), 5.0)
+    assert depth.cost(8).tolist() == before

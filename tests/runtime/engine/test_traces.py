@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_engine.interface import PREFILL, Limits, drafts_of
+from spark_engine.interface import DECODE, PREFILL, Limits, drafts_of, verify_family
+from spark_engine.runtime.engine.draft_depth import DraftDepth
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import (
@@ -290,10 +292,12 @@ def test_page_pressure_preempts_and_loses_nothing(swap_bytes: int, depth: int, d
     assert bool(sum(stats["accepted_by_position"])) == bool(drafts)  # type: ignore[call-overload]
 
 
-def test_drafts_are_kept_as_often_as_the_head_is_right() -> None:
+def test_drafts_are_kept_as_often_as_the_head_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three in four of each position, given those before it: what the head reads, its pages and the
     tokens that prefill tells it, is never lost, and a chain may run into the page behind its row.
     """
+    # What the fake takes by the clock says nothing of k.
+    monkeypatch.setattr(DraftDepth, "ran", lambda depth, bucket, microseconds: None)
     for depth, most in ((0, 1), (1, 3), (1, 7)):
         limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=most)
         loaded = build_fake(limits, (1, 2, 4), (1, 2))
@@ -317,3 +321,25 @@ def test_drafts_are_kept_as_often_as_the_head_is_right() -> None:
         assert sum(event.accepted for event in last.values()) == sum(kept)
         assert counts.sampled == 12 * 150 and counts.surplus_rows == 0
         assert counts.steps < 12 * 150 / 4 / (1.6, 2.2, 2.6)[(1, 3, 7).index(most)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_choice_hears_what_rounds_take_and_nothing_of_prefill(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[tuple[str, int], float]] = []
+    monkeypatch.setattr(DraftDepth, "ran", lambda self, *told: heard.append(told))
+    limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=1)
+    engine = Engine(build_fake(limits, (1, 2, 4), (1, 2)), EngineOptions(depth=depth))
+    for i in range(3):
+        params = SamplingParams(max_tokens=30, ignore_eos=True, seed=i)
+        engine.submit(Request(tuple(range(1, 20 + i)), params))
+    start = time.perf_counter()
+    while not engine.idle:
+        engine.step()
+    counts = engine._loop.counts
+    rounds = sum(n for (family, _), n in counts.buckets.items() if family != PREFILL)
+    assert {family for (family, _), _ in heard} <= {DECODE, verify_family(1)}
+    assert rounds - 4 <= len(heard) <= rounds  # all but those beside a prefill
+    total = sum(us for _, us in heard) / 1e6
+    assert 0 < total <= time.perf_counter() - start
