@@ -81,10 +81,8 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         yield from (info.spec for info in self._engine.states)
 
     def _steps(self) -> Iterator[TensorSpec]:
-        """The step inputs of all families."""
-        drafts = self._engine.limits.drafts
-        all_of = (s for family in (DECODE, PREFILL) for s in interface.steps(family, drafts))
-        yield from {spec.name: spec for spec in all_of}.values()
+        """What `Launch.feed` holds: the step inputs of all families, with and without drafts."""
+        yield from interface.steps(PREFILL, drafts=1)
 
     def _key(self, feed: Feed) -> BucketKey:
         rows, tokens = len(feed["slots"]), len(feed["token_ids"])
