@@ -1,0 +1,102 @@
+"""Rounds of drafts on a real GPU: the embedded model's tokens, bit for bit those without drafts.
+
+An `--invariant` engine: a sequence's bits depend neither on its bucket nor on who stands beside it.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
+from tests.house import ROOT  # noqa: E402
+
+HERE = device.architecture()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
+]
+TINY = ROOT / "models" / "tiny" / "checkpoint"
+REQUESTS, TOKENS = 64, 40
+Said = dict[int, list[tuple[int, float | None]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model for this GPU, in buckets of 1, 16 and 64 rows."""
+    assert HERE is not None
+    made = tmp_path_factory.mktemp("drafts") / "engine"
+    options = Options(
+        target=HERE,
+        decode=(1, 16, 64),
+        verify=((1, 1), (1, 3), (16, 3), (64, 1), (64, 3)),
+        prefill=(256,),
+        max_seqs=64,
+        max_context=512,
+        timing=False,
+        invariant=True,
+    )
+    build(TINY, made, options, lambda text: None)
+    return made
+
+
+def requests() -> list[Request]:
+    """Ragged prompts, greedy and sampled, with penalties, bias, min_tokens and stops."""
+    rng = random.Random(7)
+    made = []
+    for i in range(REQUESTS):
+        prompt = tuple(rng.randrange(4000) for _ in range(rng.choice((1, 5, 63, 64, 65, 150))))
+        params = SamplingParams(
+            temperature=0.0 if i % 2 else 0.7,
+            top_p=0.9 if i % 3 == 0 else 1.0,
+            top_k=20 if i % 5 == 0 else 0,
+            presence=0.5 if i % 4 == 0 else 0.0,
+            repetition=1.2 if i % 7 == 0 else 1.0,
+            logit_bias={5: 2.0, 9: -3.0} if i % 6 == 0 else {},
+            min_tokens=9 if i % 8 == 0 else 0,
+            stop_token_ids=(rng.randrange(4000),),
+            max_tokens=rng.randrange(1, TOKENS),
+            logprobs=1 if i % 3 else None,
+            seed=i,
+        )
+        made.append(Request(prompt, params))
+    return made
+
+
+def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | None]]]:
+    """What each says, with its log-probabilities; one comes in every other step."""
+    said: Said = {}
+    waiting = list(given)
+    while waiting or not engine.idle:
+        if waiting:
+            said[engine.submit(waiting.pop(0))] = []
+        for _ in range(2):
+            for event in engine.step():
+                assert event.finish is not FinishReason.ERROR, event.message
+                if event.token is not None:
+                    said[event.request_id].append((event.token, event.logprob))
+    engine.check_idle()
+    return list(said.values())
+
+
+def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path) -> None:
+    with_drafts = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0))
+    with_drafts.scheduler.depth.choose = lambda seqs: random.choice((0, 1, 3))  # type: ignore
+    together = play(with_drafts, requests())
+    stats = with_drafts.stats()
+    with_drafts.close()
+    without = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0, drafts=0))
+    alone = [play(without, [request])[0] for request in requests()]
+    without.close()
+    assert together == alone
+    kept = stats["accepted_by_position"]
+    assert isinstance(kept, list) and all(n > 0 for n in kept)
