@@ -64,7 +64,7 @@ def requests() -> list[Request]:
             logit_bias={5: 2.0, 9: -3.0} if i % 6 == 0 else {},
             min_tokens=9 if i % 8 == 0 else 0,
             stop_token_ids=(rng.randrange(4000),),
-            max_tokens=rng.randrange(1, TOKENS),
+            max_tokens=rng.randrange(9, TOKENS),
             logprobs=1 if i % 3 else None,
             seed=i,
         )
