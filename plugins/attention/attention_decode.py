@@ -81,14 +81,14 @@ def tolerance(attrs: Attrs) -> Tolerance:
     """Over bf16 pages as paged_attention: y is 3e-3 off. A step of e4m3 is a tenth of a value, so
     that a value of the usual size changes its code once in thirty times, and one near zero, whose
     steps are as fine as it is small, by many steps: those are blurred. Measured: 0.03 % of the
-    codes beyond the blur, 2.1 % where a block's scale (f32, a maximum of such elements; 1e-3 off)
+    codes beyond the blur, 2.1 % where a block's scale (f32, a maximum of such elements; 2.5e-3 off)
     moves all codes of the block.
 
     Over e4m3 pages q and the softmax's weights are f16, an eighth of that: y is 7e-4 off, which is
     mostly its own rounding to bf16; 0.8 % of the codes are, each by one step."""
     if attrs["kv_dtype"] == DType.F8E4M3.value:
         return Tolerance(codes=0.02)
-    return Tolerance(element=2.0**-5, exact=2e-3, codes=0.03, blur=2.0**-7)
+    return Tolerance(element=2.0**-5, exact=4e-3, codes=0.03, blur=2.0**-7)
 
 
 OP = Op(
