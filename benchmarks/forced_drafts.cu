@@ -1,9 +1,9 @@
 // What a sequence's next round begins with, overwritten: its certain token and its drafts.
 //
 // One thread a slot. `path` i32 [slots, length]: the tokens that the slot's sequence says from
-// position `firsts` [slots] on; a slot with a negative one is left alone, and so is what lies behind
-// the path. The draft at place i is the path's token with probability shares[i] / 2^32, else another
-// one: the coin is a hash of seed, slot and position. forced_drafts.py has the same in numpy.
+// position `firsts` [slots] on; a slot with a negative one is left alone, and so is what lies
+// behind the path. The draft at place i is the path's token with probability shares[i] / 2^32, else
+// another one: the coin is a hash of seed, slot and position. forced_drafts.py has the same.
 
 __device__ unsigned coin(unsigned seed, unsigned slot, unsigned position) {
   unsigned h = seed * 0x9E3779B1u ^ slot * 0x85EBCA77u ^ position * 0xC2B2AE3Du;
