@@ -47,7 +47,7 @@ from spark_engine.progress import Progress
 @click.option(
     "--drafts",
     default="auto",
-    help="Draft tokens of a round, 0 for none; auto: 3 where the checkpoint has a draft head.",
+    help="Draft tokens of a round, 0 for none; auto: 3 on a GPU, if there is a draft head.",
 )
 @click.option(
     "--draft-dtype",

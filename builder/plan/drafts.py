@@ -14,6 +14,10 @@ from spark_engine.interface import MOST_DRAFTS
 from spark_engine.models.draft_options import DRAFT_DTYPES, DraftOptions
 
 DEFAULT = 3  # drafts of a round: of most heads the fourth is wrong more often than right
+LEFT_OUT = (
+    "the draft head is left out: a CPU takes longer for a round of drafts than for its tokens one "
+    f"by one; --drafts {DEFAULT} builds with it"
+)
 DTYPES = ("auto", *DRAFT_DTYPES)
 Vocab = int | tuple[int, ...]  # the first so many ids, or the very ids
 
@@ -72,6 +76,8 @@ def decide(wish: Wish, head: HeadFacts | str, ids: int, gpu: bool) -> Decided:
             why = "--drafts is 0" if drafts == 0 else head
             raise OptionError(f"{asked[0]}: {why}, so nothing drafts; leave it out")
         return Decided(0, notes=() if drafts == 0 else (f"{head}: built without drafts",))
+    if drafts is None and not gpu and dtype == "auto" and wish.vocab is None:
+        return Decided(0, notes=(LEFT_OUT,))
     if dtype == "auto":
         dtype = "nvfp4" if head.nvfp4 and gpu else "checkpoint"
     shortlist = _ids(wish.vocab, head, ids)

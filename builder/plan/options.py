@@ -19,7 +19,7 @@ from spark_engine.builder.plan.buckets import (
     fine_decode_rows,
 )
 from spark_engine.builder.plan.budget import Needs
-from spark_engine.builder.plan.drafts import HeadFacts, Vocab, Wish, decide
+from spark_engine.builder.plan.drafts import DEFAULT, HeadFacts, Vocab, Wish, decide
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits, Precision
 from spark_engine.kernel import Target
@@ -151,7 +151,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
-    wish = Wish(options.drafts, options.draft_dtype, options.draft_vocab)
+    asked = DEFAULT if options.drafts is None and options.verify else options.drafts
+    wish = Wish(asked, options.draft_dtype, options.draft_vocab)
     drafts = decide(wish, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
     needs = facts.needs(precision, Limits.page_size, ring, drafts.drafts, drafts.head)

@@ -8,7 +8,7 @@
 // of the run, which meet once a tile.
 // Append: positions from the round's start on are never read from pages: every item that covers
 // some makes them from the activations; those of a row's last run store them.
-// Figures: none yet (benchmarks/log/paged_round.md).
+// Figures: 27B, e4m3 pages, 1k, T = 4, H200: 10 us at 1 row, 162 at 128 (log/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
 // (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, BLOCKS (of a multiprocessor),
 // SHARED (bytes).

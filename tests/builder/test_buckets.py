@@ -270,14 +270,17 @@ def test_drafts_take_their_part_of_the_memory() -> None:
 
 
 def test_drafts_need_a_ring() -> None:
-    rings = {t: resolve(Options(target=t), DRAFTING).limits.gdn_ring for t in ("cpu", "sm_121a")}
+    rings = {
+        t: resolve(Options(target=t, drafts=3), DRAFTING).limits.gdn_ring
+        for t in ("cpu", "sm_121a")
+    }
     assert rings == {"cpu": 8, "sm_121a": 8}
     assert resolve(Options(drafts=0), DRAFTING).limits.gdn_ring == 0
-    assert resolve(Options(gdn_ring=2), DRAFTING).limits.gdn_ring == 2
+    assert resolve(Options(gdn_ring=2, drafts=3), DRAFTING).limits.gdn_ring == 2
     with pytest.raises(OptionError, match="--gdn-ring 0: drafts need a ring of 2 to 16"):
-        resolve(Options(gdn_ring=0), DRAFTING)
+        resolve(Options(gdn_ring=0, drafts=3), DRAFTING)
     full = replace(DRAFTING, state_width=0, record_width=0)
-    assert resolve(Options(gdn_ring=0), full).limits.drafts == 3
+    assert resolve(Options(gdn_ring=0, drafts=3), full).limits.drafts == 3
     assert resolve(Options(), full).limits.gdn_ring == 0
 
 
