@@ -52,9 +52,10 @@ mutants: $(VENV)/.test
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
-# Generated traces of requests, ten times as many as in `make test`: minutes.
+# Generated traces of requests, ten times as many as in `make test`, with drafts and without: a
+# quarter of an hour.
 soak: $(VENV)/.test
-	$(BIN)/pytest -n 2 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
+	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
