@@ -29,6 +29,7 @@ from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.draft_depth import DraftDepth
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan
 from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefill_split import first_launch
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.executors.memory import BucketKey
@@ -83,7 +84,10 @@ class Scheduler:
     ) -> None:
         self.sizes = sizes
         self.policy = policy
-        self.depth = DraftDepth((sizes.decode, *sizes.verify), costs or {}, sizes.slots)
+        known = costs or {}
+        self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots)
+        prefill = {rows: known.get((PREFILL, rows), 0.0) for rows in sizes.prefill}
+        self._first_launch = first_launch(sizes.prefill, prefill)
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
@@ -271,17 +275,19 @@ class Scheduler:
 
     def _tiles(self, decoding: bool) -> int:
         """Tiles that this step may prefill."""
-        most = self.sizes.prefill[-1]
-        if not [s for s in self.running if s.launched < s.prefill_end]:
+        behind = [s.prefill_end - s.launched for s in self.running if s.launched < s.prefill_end]
+        if not behind:
             self._since_prefill = 0
             return 0
         self._since_prefill += 1
         if decoding and self._since_prefill < self.policy.interval:
             return 0
         self._since_prefill = 0
-        if not decoding:
-            return most
-        return min(self.policy.tiles or most, most)
+        most = self.sizes.prefill[-1]
+        if decoding and self.policy.tiles:
+            most = min(self.policy.tiles, most)
+        waiting = sum(-(-tokens // self.sizes.tile) for tokens in behind)
+        return self._first_launch[min(waiting, most)]
 
     # Decode, and rounds of drafts.
 

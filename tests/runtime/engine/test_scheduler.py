@@ -17,12 +17,16 @@ from spark_engine.runtime.engine.scheduler import (
 from spark_engine.runtime.engine.sequence import Sequence
 
 
-def make(policy: PrefillPolicy = THROUGHPUT, **changes: object) -> Scheduler:
+def make(
+    policy: PrefillPolicy = THROUGHPUT,
+    costs: dict[tuple[str, int], float] | None = None,
+    **changes: object,
+) -> Scheduler:
     sizes: dict[str, object] = {
         **{"slots": 4, "pages": 20, "page_size": 64, "decode": (1, 2, 4), "prefill": (1, 4)},
         **{"tile": 64, "slot_bytes": 100, "page_bytes": 10, "swap_bytes": 1000, "max_waiting": 9},
     }
-    return Scheduler(Sizes(**{**sizes, **changes}), policy)  # type: ignore[arg-type]
+    return Scheduler(Sizes(**{**sizes, **changes}), policy, costs)  # type: ignore[arg-type]
 
 
 MOST = 3
@@ -112,6 +116,19 @@ def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
     # limits 3, 4, 5, 6: after the first token of each, 1, 2, 3 and 4 more are decoded
     assert [shape(clients.step())[0][1] for _ in range(4)] == [4, 4, 2, 1]
     assert clients.step().batches == []
+
+
+def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
+    """First in order first, whoever's tiles fill a launch."""
+    costs = {("prefill", 1): 10.0, ("prefill", 4): 40.0}
+    clients = Clients(make(costs=costs))
+    clients.add(65), clients.add(3)
+    rows = [[(0, 0, 64, False)], [(0, 64, 1, True)], [(1, 0, 3, True)]]
+    assert [shape(clients.step())[-1] for _ in rows] == [("prefill", 1, row) for row in rows]
+    clients = Clients(make(costs=costs | {("prefill", 4): 25.0}))
+    clients.add(64 * 5), clients.add(64 * 2)
+    found = [shape(clients.step())[-1] for _ in range(2)]
+    assert [(bucket, len(row)) for _, bucket, row in found] == [(4, 4), (4, 3)]
 
 
 def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
