@@ -8,6 +8,7 @@ Knows the rows that `bench_decode` saves; measures nothing.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ DRAFTS = HERE / "results" / "drafts_h200.json"  # rounds of drafts of chosen acc
 FITTED = HERE / "results" / "decode_h200.json"  # buckets and context fitted to the benchmark
 STATE, THEIR_STATE = "f32", "fp32"
 AUTO = "auto"  # k as the engine chooses
+TYPICAL = (0.8, 0.75, 0.7)  # acceptance of three drafts, each where those before it were kept
 BATCHES = (1, 8, 32, 64, 128)  # of the README, of the aims and of vLLM
 NAMES = {"qwen36-27b": "Qwen3.6-27B", "qwen36-35b-a3b": "Qwen3.6-35B-A3B"}
 AIMS = {  # ms a step at BATCHES: what the project set out for before anything was measured
@@ -92,10 +94,15 @@ def _origins(rows: Sequence[Row]) -> set[str]:
 
 def drafts() -> str:
     """Milliseconds of a kept token by k, at each acceptance, and what the rounds took; by model."""
-    if not DRAFTS.is_file():
+    rows = _draft_rows()
+    if not rows:
         return "Not measured yet."
-    rows: list[Row] = json.loads(DRAFTS.read_text())["rows"]
     return "\n\n".join(part for model in NAMES for part in _drafts_of(model, rows))
+
+
+def _draft_rows() -> list[Row]:
+    rows: list[Row] = json.loads(DRAFTS.read_text())["rows"] if DRAFTS.is_file() else []
+    return rows
 
 
 def _drafts_of(model: str, rows: Sequence[Row]) -> list[str]:
@@ -113,9 +120,8 @@ def _drafts_of(model: str, rows: Sequence[Row]) -> list[str]:
     parts = [f"{NAMES[model]}, ms a round (byte floor):", table(["sequences", *numbered], rounds)]
     for asked in sets:
         cells = [[npl, *(_kept_cell(by_key, npl, k, asked) for k in depths)] for npl in npls]
-        rates = " / ".join(f"{rate:.0%}" for rate in asked)
-        parts += [f"{NAMES[model]}, drafts right {rates}: ms a kept token (tokens a round):",
-                  table(["sequences", *names], cells)]  # fmt: skip
+        said = f"{NAMES[model]}, drafts right {_rates(asked)}: ms a kept token (tokens a round):"
+        parts += [said, table(["sequences", *names], cells)]
     return [*parts, *sorted(_origins(found))]
 
 
@@ -198,8 +204,35 @@ def short() -> str:
                 prefill = _cell(last, "prefill_tok_s", "{:,.0f}")
                 ready = _cell(last, "start_to_ready_s", "{:.1f} s")
                 cells.append([f"{name}, {who}", steps, prefill, ready])
+            if who == "Spark" and (kept := _with_drafts(model)):
+                cells.append([f"{name}, Spark, drafts kept {_rates(TYPICAL)}", kept, "", ""])
     steps, prefill = f"ms a decode step at {_join(BATCHES)}", f"prefill tokens/s at {BATCHES[-1]}"
     return table(["", steps, prefill, "start to ready"], cells)
+
+
+def _with_drafts(model: str) -> str:
+    """Milliseconds a kept token at the typical acceptance; "" where none was measured.
+
+    By the tokens that this acceptance is expected to keep: few rounds keep some more or fewer.
+    """
+    by_key = {
+        (row["npl"], row["k"]): row
+        for row in _draft_rows()
+        if row["model"] == model and tuple(row["acceptance"]) == TYPICAL
+    }
+    found = [by_key.get((npl, AUTO)) or by_key.get((npl, 3)) for npl in BATCHES]
+    return (
+        " / ".join(f"{_expected(row):.1f}" if row else "–" for row in found) if any(found) else ""
+    )
+
+
+def _expected(row: Row) -> float:
+    k = row.get("chosen", row["k"])
+    return float(row["mean_ms"]) / (1 + sum(math.prod(TYPICAL[: i + 1]) for i in range(k)))
+
+
+def _rates(acceptance: Iterable[float]) -> str:
+    return " / ".join(f"{rate:.0%}" for rate in acceptance)
 
 
 def _named(theirs: Mapping[str, dict[tuple[str, int], Row]]) -> dict[str, Any]:

@@ -74,3 +74,9 @@ def test_rounds_of_drafts_are_told_by_model_and_acceptance(
     assert "drafts right 80% / 70%" in text
     assert "| 8 | 6.00 (1.00) | 4.00 (2.00) | 2.80 (2.50) |" in text
     assert "Qwen3.6-35B-A3B" not in text and text.endswith("`x`")
+
+
+def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None:
+    assert performance._expected({"k": 3, "mean_ms": 2.82}) == pytest.approx(1.0)
+    assert performance._expected({"k": "auto", "chosen": 1, "mean_ms": 3.6}) == pytest.approx(2.0)
+    assert performance._expected({"k": "auto", "chosen": 0, "mean_ms": 3.6}) == 3.6
