@@ -30,6 +30,13 @@ def test_live_blocks_never_overlap(spans: list[tuple[int, int, int]]) -> None:
     assert all(offset % 256 == 0 for offset in arena.offsets.values())
 
 
+def test_a_small_block_inside_a_large_ones_place_hides_nothing_of_it() -> None:
+    """`d` meets all: `a` to byte 2560, and `c`, which ends before that but begins behind `a`."""
+    spans = {"a": (10, 0, 1), "b": (3, 2, 2), "c": (2, 2, 2), "d": (1, 1, 2)}
+    arena = place([Block(name, 256 * n, *span) for name, (n, *span) in spans.items()])
+    assert [arena.offsets[name] // 256 for name in spans] == [0, 0, 3, 10]
+
+
 def test_blocks_that_follow_each_other_share() -> None:
     arena = place([Block("a", 512, 0, 1), Block("b", 512, 2, 3), Block("c", 256, 1, 2)])
     assert arena.offsets["a"] == arena.offsets["b"] and arena.nbytes == 768

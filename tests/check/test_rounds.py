@@ -14,6 +14,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.engines import build_twin, folder_of, open_engine
+from spark_engine.check.observe import ends
 from spark_engine.check.prompts import Session, greedy_session, sessions
 from spark_engine.check.rounds import Decoded, compare_rounds
 from spark_engine.engine_file import read_manifest
@@ -165,6 +166,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = replace(OPTIONS, drafts=0)
     build(folder / "m", folder / "plain", plain, lambda text: None)
     return folder
+
+
+def test_a_sequence_ends_behind_what_was_accepted() -> None:
+    launch = {name: np.array(row) for name, row in {"starts": [5, 9], "counts": [3, 1]}.items()}
+    assert ends(launch).tolist() == [8, 10], "every token of a launch without drafts"
+    assert ends(launch | {"accepted": np.array([2, 1])}).tolist() == [7, 10]
 
 
 def test_an_engine_that_drafts_is_held_to_its_references(built: Path) -> None:
