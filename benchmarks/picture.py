@@ -271,7 +271,8 @@ def _token(
     y = canvas.card(x, y, width, "text in", "", [_place(Tokenizer.encode), _place(Engine.submit)])
     y = canvas.down(x + width // 2, y)
     names = calls(Loop.step, "self")
-    held = {names[1]: [spec.name for spec in interface.steps()], names[2]: files}
+    steps = {s.name: s for family in interface.families(1) for s in interface.steps(family, 1)}
+    held = {names[1]: [*steps], names[2]: files}
     held[names[-1]] = [name for kind, name in found[-1].operands if kind == "output"]
     heights = canvas.ring(x, y, width, _place(Loop.step), [(n, held.get(n, [])) for n in names])
     y = heights[-1] + 30

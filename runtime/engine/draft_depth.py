@@ -69,7 +69,7 @@ class DraftDepth:
     def ran(self, bucket: BucketKey, microseconds: float) -> None:
         """A round of the bucket took so long. A table made of launches one by one is too low where
         a whole round makes the card lower its clock."""
-        known = self._costs.get(bucket, 0.0)
+        known = self._costs.get(bucket, 0.0) if self.most else 0.0
         if known:
             seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
             self._costs[bucket] = known + RUN_WEIGHT * (seen - known)

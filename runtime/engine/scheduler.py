@@ -37,7 +37,9 @@ from spark_engine.runtime.executors.memory import BucketKey
 
 @dataclass(frozen=True)
 class PrefillPolicy:
-    """How prefill is paced while other sequences decode; alone it takes the largest bucket.
+    """How prefill is paced while other sequences decode; alone it may fill the largest bucket.
+
+    Which bucket it takes for what waits is `prefill_split`'s business.
 
     Attributes:
         tiles: most tiles of one step (0: the largest bucket's).

@@ -65,7 +65,9 @@ def make(
 
 
 def test_an_engine_without_drafts_has_nothing_to_choose() -> None:
-    assert DraftDepth((ROWS,), {}, SLOTS).choose([request(0)]) == 0
+    depth = DraftDepth((ROWS,), {(DECODE, 8): 5.0}, SLOTS)
+    depth.ran((DECODE, 8), 9.0)
+    assert depth.choose([request(0)]) == 0 and depth.cost(8).tolist() == [5.0]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128])
