@@ -17,6 +17,7 @@ from spark_engine.builder.build import build  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
+from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 
 HERE = device.architecture()
@@ -27,6 +28,10 @@ pytestmark = [
 ]
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 REQUESTS, TOKENS = 64, 40
+STORY = (
+    "Once upon a time there was a little girl named Lily. She had a small red boat. One day she "
+    "took it to the river. The water was warm and the sun was high. "
+)
 Said = dict[int, list[tuple[int, float | None]]]
 
 
@@ -50,11 +55,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def requests() -> list[Request]:
-    """Ragged prompts, greedy and sampled, with penalties, bias, min_tokens and stops."""
+    """Ragged prompts, greedy and sampled, with penalties, bias, min_tokens and stops. Half are a
+    story's beginning, whose drafts are kept; the others are drawn ids."""
     rng = random.Random(7)
+    story = Tokenizer.load(TINY).encode(STORY)
     made = []
     for i in range(REQUESTS):
-        prompt = tuple(rng.randrange(4000) for _ in range(rng.choice((1, 5, 63, 64, 65, 150))))
+        size = rng.choice((1, 5, 63, 64, 65, 150))
+        drawn = [rng.randrange(4000) for _ in range(size)]
+        prompt = tuple((story * size)[:size] if i % 2 else drawn)
         params = SamplingParams(
             temperature=0.0 if i % 2 else 0.7,
             top_p=0.9 if i % 3 == 0 else 1.0,
