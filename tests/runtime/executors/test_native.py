@@ -117,7 +117,7 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.N
         weights_path=tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    opened = native.NativeEngine(folder, lambda free: None, stages.append)  # type: ignore[arg-type]
+    opened = native.NativeEngine(folder, lambda room: 0, stages.append)  # type: ignore[arg-type]
     yield opened
     opened.close()
     assert gpu.held == NOTHING
@@ -269,7 +269,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+        native.NativeEngine(folder, lambda room: 0, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
 
 
