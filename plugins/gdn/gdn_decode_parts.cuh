@@ -95,8 +95,8 @@ DEVICE void shift(const Quad& q, act* next) {
 }
 #endif
 
-// N sums over the lanes up to FROM apart at once: afterwards v[0] is the sum of value number (lane's
-// bits, high to low); halves are exchanged, so each step halves the values.
+// N sums over the lanes up to FROM apart at once: afterwards v[0] is the sum of value number
+// (lane's bits, high to low); halves are exchanged, so each step halves the values.
 template <int N = 2 * ACCESSES, int FROM = LANES / 2>
 DEVICE float transposed_sum(float (&v)[N], int lane) {
   int n = N;

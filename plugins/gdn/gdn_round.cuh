@@ -15,8 +15,8 @@ constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
 constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
 
 constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
-// Of a token and value head: its query (or key) times the key of so much age, with its decay. Beside
-// those of the key: beta, and key times query.
+// Of a token and value head: its query (or key) times the key of so much age, with its decay.
+// Beside those of the key: beta, and key times query.
 struct alignas(16) Products {
   float by_age[AGES];
   float beta, dot, unused[2];
