@@ -19,7 +19,7 @@ from tests.runtime import qwen_vocabulary  # noqa: E402
 END = 248046  # <|im_end|>
 TEXTS = (
     "Once upon a time, there were 1024 small bears; they'd seen the river.",
-    "«Où est la clé?» 猫が座っている。 Привет, мир! 🙂🙃👩‍👩‍👧 naïve café — 12 + 30 = 42\r\n\r\n\ttab",
+    "«Où est la clé?» 猫が座っている。 Привет, мир! 🙂🙃👩‍👩‍👧 naïve — 12 = 42\r\n\r\n\ttab",
     "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": None}  # ok\n\n\n",
     "<think>\nhm\n</think>\n\n<tool_call>\n<function=weather>\n<parameter=city>\nZürich\n",
     "हिन्दी में लिखा है ١٢٣ ไทย ᄒ힣 e\u0301 \u200d \ufeff",
