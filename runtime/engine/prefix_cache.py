@@ -193,7 +193,7 @@ class PrefixCache:
     # Accounts.
 
     @property
-    def bytes(self) -> int:
+    def used_bytes(self) -> int:
         """What is charged to the budget."""
         return self._pages.kept * self._page_bytes + len(self._states) * self._row_bytes
 
@@ -217,8 +217,8 @@ class PrefixCache:
         if hanging != self._states or not all(s.alive for s in self._states):
             raise InternalError("a cached state hangs on nothing")
         self._rows.check([s.row for s in (*self._states, *self._leaving)])
-        if self.bytes > self.budget:
-            raise InternalError(f"the cache holds {self.bytes} bytes of {self.budget}")
+        if self.used_bytes > self.budget:
+            raise InternalError(f"the cache holds {self.used_bytes} bytes of {self.budget}")
 
     # How it is done.
 
@@ -242,8 +242,8 @@ class PrefixCache:
 
     def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
         """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
-        while self.bytes + size > self.budget or (row and not self._rows.free):
-            leaf = self._pop_leaf() if self.bytes + size > self.budget else None
+        while self.used_bytes + size > self.budget or (row and not self._rows.free):
+            leaf = self._pop_leaf() if self.used_bytes + size > self.budget else None
             if leaf is not None:
                 self._drop_node(leaf)
                 continue

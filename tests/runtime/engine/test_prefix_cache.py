@@ -203,7 +203,7 @@ def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, bud
     assert world.cache.reclaim(pages) and world.cache.snapshots == len(world.cache._root.tails)
     world.cache.clear()
     world.check()
-    assert (world.pages.free, world.rows.free, world.cache.bytes) == (pages, rows, 0)
+    assert (world.pages.free, world.rows.free, world.cache.used_bytes) == (pages, rows, 0)
 
 
 def story(world: World, tokens: list[int], *positions: int) -> Running:
@@ -333,13 +333,14 @@ def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
     world = World(60, 9, 3 * PAGE_BYTES + ROW_BYTES)
     seq = world.begin([*range(30)])
     assert seq
+    world.extend(seq, 12)
+    assert world.save(seq, 12) and world.cache.used_bytes == world.cache.budget
     world.extend(seq, 30)
     assert seq.node and seq.node.end == 12, "what nobody can give up is not taken"
-    assert world.save(seq, 12) and world.cache.bytes == world.cache.budget
     world.end(seq)
     world.now += 100 * TAU
     world.end(story(world, [*range(50, 60)], 8))
-    assert world.match([*range(30)]).position == 0 and world.cache.bytes <= world.cache.budget
+    assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
 
 
 def test_names_say_the_whole_beginning() -> None:
