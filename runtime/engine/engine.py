@@ -37,6 +37,7 @@ class EngineOptions:
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
+        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
     """
 
     policy: PrefillPolicy = THROUGHPUT
@@ -46,6 +47,7 @@ class EngineOptions:
     threads: int = 1
     seed: int | None = None
     drafts: int | None = None
+    cache_bytes: int | None = None
 
 
 class Engine:
