@@ -82,7 +82,8 @@ class Engine:
         Raises EngineError or CapacityError (see `load`).
         """
         options = options or EngineOptions()
-        return cls(load(folder, options.swap_bytes, options.threads, shown=shown), options)
+        swap, threads, cache = options.swap_bytes, options.threads, options.cache_bytes
+        return cls(load(folder, swap, threads, shown=shown, cache_bytes=cache), options)
 
     @property
     def idle(self) -> bool:
