@@ -26,6 +26,7 @@ class Sequence:
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
+        passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
@@ -43,6 +44,7 @@ class Sequence:
     launched: int = 0
     slack: int = 0
     held: int = 0
+    passed: int = 0
     drafted: int = 0
     accepted: int = 0
     last_step: int = -1
