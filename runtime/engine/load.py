@@ -23,7 +23,7 @@ from spark_engine.engine_file import (
     open_folder,
     read_manifest,
 )
-from spark_engine.errors import CapacityError, EngineError
+from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
@@ -33,6 +33,7 @@ from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.watched import Clock
 from spark_engine.tensors import TensorSpec
 
 GIB = 1 << 30
@@ -57,7 +58,8 @@ class Loaded:
     `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
     tables when the executors bring their own. `opener` opens one more payload beside the
     executors, over the same weights, states and tables; whoever calls it closes what it opened.
-    `costs`: microseconds of a launch by bucket, as far as they are known.
+    `costs`: microseconds of a launch by bucket, as far as they are known. `clock` tells when a
+    device ran what was launched; None where launches are synchronous.
     """
 
     limits: Limits
@@ -70,6 +72,7 @@ class Loaded:
     sink: TableSink | None = None
     opener: OpenExecutor | None = None
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
+    clock: Clock | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none of a family that the engine has not."""
@@ -94,17 +97,22 @@ def load(
     threads: int = 0,
     mark: Callable[[str], None] | None = None,
     shown: Progress | None = None,
+    graphs: bool = True,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
     `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
-    has ended, and `shown` what begins and how far it is. Raises EngineError when the folder is
+    has ended, and `shown` what begins and how far it is; without `graphs` a GPU's launches are
+    queued one by one. Raises EngineError when the folder is
     damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
     does not fit the free memory.
     """
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
+    if not graphs and manifest.executor != NATIVE:
+        words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
+        raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}")
@@ -120,7 +128,7 @@ def load(
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark, shown)
+        return _load_native(folder, threads, mark, shown, graphs)
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
@@ -153,13 +161,17 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
 
 
 def _load_native(
-    folder: EngineFolder, threads: int, mark: Callable[[str], None], shown: Progress
+    folder: EngineFolder,
+    threads: int,
+    mark: Callable[[str], None],
+    shown: Progress,
+    graphs: bool,
 ) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest = folder.manifest
-    engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark)
+    engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark, graphs)
     table = {**EXECUTORS, NATIVE: engine.open}
     executors: dict[BucketKey, Executor] = {}
     shown.say(f"preparing {len(manifest.buckets)} buckets")
@@ -173,7 +185,7 @@ def _load_native(
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
     own = engine.states, engine.tables, engine.open, _costs(manifest)
-    return Loaded(*_common(manifest), executors, folder, *own)
+    return Loaded(*_common(manifest), executors, folder, *own, engine.clock)
 
 
 def _common(
