@@ -20,6 +20,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.progress import Progress
 from spark_engine.runtime.embedded import embedded_engine
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.server.protocol import Body
 from spark_engine.runtime.server.server import ServerOptions, run
@@ -128,13 +129,17 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
         allow_priority=bool(options["allow_priority"]),
         max_connections=int(str(options["max_connections"])),
         read_timeout_s=float(str(options["read_timeout"])),
-        drafts=options["drafts"],  # type: ignore[arg-type]
+        engine=_engine_options(options),
     )
     return run(folder, taken)
 
 
+def _engine_options(options: dict[str, object]) -> EngineOptions:
+    return EngineOptions(drafts=options["drafts"])  # type: ignore[arg-type]
+
+
 def _answer(folder: Path, options: dict[str, object]) -> int:
-    shot = OneShot(folder, options["drafts"])  # type: ignore[arg-type]
+    shot = OneShot(folder, _engine_options(options))
     try:
         prompt = _prompt(shot, options)
         with Progress(sys.stderr) as shown:

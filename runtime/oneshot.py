@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,15 @@ class Answer:
 class OneShot:
     """An engine folder for one request. The engine is opened when the request is known good."""
 
-    def __init__(self, folder: Path, drafts: int | None = None) -> None:
-        """`drafts` of a round at most. Raises EngineError or OptionError."""
+    def __init__(self, folder: Path, options: EngineOptions | None = None) -> None:
+        """Of the options, a prefix cache is left out: nothing follows that could use it.
+
+        Raises EngineError or OptionError.
+        """
         self._folder = folder
         self._info = read_info(folder)
-        check_drafts(drafts, self._info.limits)
-        self._options = EngineOptions(drafts=drafts)
+        self._options = replace(options or EngineOptions(), cache_bytes=0)
+        check_drafts(self._options.drafts, self._info.limits)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
 

@@ -43,6 +43,7 @@ class EngineOptions:
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
+        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
     """
 
     policy: PrefillPolicy = THROUGHPUT
@@ -54,6 +55,7 @@ class EngineOptions:
     drafts: int | None = None
     graphs: bool = True
     profile: str | None = None
+    cache_bytes: int | None = None
 
 
 class Engine:

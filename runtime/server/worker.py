@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from spark_engine.errors import CapacityError, UserError
@@ -25,7 +26,6 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.ipc import (
-    AUTO,
     Cancel,
     EngineInfo,
     Failed,
@@ -185,13 +185,12 @@ def open_engine(folder: Path, options: EngineOptions) -> Opened:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m spark_engine.runtime.server.worker ENGINE MAX_WAITING DRAFTS ADDRESS`.
+    """`python -m spark_engine.runtime.server.worker ENGINE OPTIONS ADDRESS`.
 
-    DRAFTS is a number or `auto`.
+    OPTIONS are the EngineOptions as JSON.
     """
-    folder, waiting, drafts, address = sys.argv[1:] if arguments is None else arguments
-    most = None if drafts == AUTO else int(drafts)
-    options = EngineOptions(max_waiting=int(waiting), drafts=most)
+    folder, given, address = sys.argv[1:] if arguments is None else arguments
+    options = msgspec.json.decode(given, type=EngineOptions)
     return serve(address, lambda: open_engine(Path(folder), options))
 
 
