@@ -21,6 +21,7 @@ from spark_engine.runtime.executors.memory import BucketKey
 MOST_SPANS = 400_000  # kept; those that follow are counted only, and are in the shares still
 STEPS, DEVICE, REQUESTS = "steps", "device", "requests"  # tracks
 IDLE, BETWEEN = "idle", "between steps"
+ENGINE, HTTP = "engine", "http"  # processes
 
 
 class NoTrace:
@@ -63,7 +64,7 @@ class Trace(NoTrace):
         self._name, self._part = name, part
         self._spans: list[tuple[str, str, float, float, object, int]] = []
         self._left_out = 0
-        self._seconds: dict[str, float] = defaultdict(float)  # by part of a step
+        self._seconds: dict[str, float] = defaultdict(float)  # by part
         self._steps = 0
         self._device = 0.0  # seconds in which launches ran
         self._last = self._first = 0.0  # end of the last part; begin of the first step
@@ -93,7 +94,10 @@ class Trace(NoTrace):
 
     def span(self, track: str, name: str, start: float, of: object = None, count: int = 0) -> None:
         """Anything that ends now."""
-        self._keep(track, name, start, time.perf_counter(), of, count)
+        now = time.perf_counter()
+        if track != REQUESTS:  # which overlap
+            self._seconds[name] += now - start
+        self._keep(track, name, start, now, of, count)
 
     def ran(self, of: BucketKey, start: float, end: float) -> None:
         """A launch; launches run one after the other."""
@@ -117,9 +121,9 @@ class Trace(NoTrace):
         }
 
     def save(self) -> None:
-        """Writes the part, once."""
+        """Writes the part, once, if there is anything."""
         with self._saving:
-            if not self._part.exists():
+            if self._spans and not self._part.exists():
                 spans = self._spans.copy()  # the loop may go on while its process ends
                 row = {"spans": spans, **self.shares()}
                 self._part.write_bytes(msgspec.json.encode(row))
