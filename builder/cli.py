@@ -72,6 +72,11 @@ from spark_engine.progress import Progress
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
+@click.option(
+    "--record/--no-record",
+    default=True,
+    help="Run the engine once, where this machine can, and keep md5 sums of what its buckets say.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-build")
 def main(
@@ -83,6 +88,7 @@ def main(
     drafts: str,
     draft_vocab: str | None,
     no_fuse: bool,
+    record: bool,
     as_json: bool,
     **rest: object,
 ) -> None:
@@ -107,7 +113,7 @@ def main(
         with Progress(sys.stderr) as shown:
             if is_name(checkpoint):
                 checkpoint = fetch(str(checkpoint), shown)
-            report = build(checkpoint, folder, options, shown.say, shown.advance)
+            report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
         else:
