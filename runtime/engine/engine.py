@@ -37,7 +37,8 @@ class EngineOptions:
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
-        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        cache_bytes: of the prefix cache, pages and snapshots together, 0 for none; None is what the
+            memory has room for.
     """
 
     policy: PrefillPolicy = THROUGHPUT
@@ -82,7 +83,8 @@ class Engine:
         Raises EngineError or CapacityError (see `load`).
         """
         options = options or EngineOptions()
-        return cls(load(folder, options.swap_bytes, options.threads, shown=shown), options)
+        swap, threads, cache = options.swap_bytes, options.threads, options.cache_bytes
+        return cls(load(folder, swap, threads, shown=shown, cache_bytes=cache), options)
 
     @property
     def idle(self) -> bool:
