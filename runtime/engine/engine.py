@@ -16,8 +16,9 @@ from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
-from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
+from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.executors.memory import EngineMemory
@@ -41,7 +42,7 @@ class EngineOptions:
             memory has room for.
     """
 
-    policy: PrefillPolicy = THROUGHPUT
+    policy: PrefillPolicy = BALANCED
     depth: int | None = None
     max_waiting: int = 1024
     swap_bytes: int = 512 << 20

@@ -27,6 +27,7 @@ class Sequence:
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
+        passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
         grid: where its first tile begins; its tiles end at multiples of a tile behind it.
@@ -51,6 +52,7 @@ class Sequence:
     launched: int = 0
     slack: int = 0
     held: int = 0
+    passed: int = 0
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
