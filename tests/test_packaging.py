@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
@@ -145,7 +146,8 @@ def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
 ) -> None:
     (wheel,) = dist.glob("*.whl")
     _install(bare, wheel)
-    command = [bare / "bin" / "python", *worker_command(tmp_path, 1)[1:], f"ipc://{tmp_path}/x/y"]
+    own = worker_command(tmp_path, EngineOptions())[1:]
+    command = [bare / "bin" / "python", *own, f"ipc://{tmp_path}/x/y"]
     done = subprocess.run(command, cwd=clone, input="", capture_output=True, text=True)
     assert "No module named 'spark_engine" not in done.stderr
 

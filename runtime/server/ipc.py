@@ -14,8 +14,6 @@ import msgspec
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, Request
 
-AUTO = "auto"  # drafts of a round, on the command line: as many as the engine chooses
-
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
     """Run this request, which was checked, under the id `id`; ids grow."""

@@ -40,6 +40,7 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.turns import Turns
 
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
@@ -104,6 +105,7 @@ class Service:
         self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
         self._tokenizer = tokenizer
         self._template = template
+        self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
         self._allow_priority = allow_priority
@@ -288,11 +290,12 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
             stream = TextStream(self._tokenizer, own, eos, skip)
-            found.append(Choice(Request(prompt, own, body.priority or 0), stream))
+            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
         return found
 
     async def _checked(self, data: bytes, check: Callable[[bytes], T], deadline: Deadline) -> T:

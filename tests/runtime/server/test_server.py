@@ -22,6 +22,7 @@ import httpx
 import openai
 import pytest
 
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.client import EngineDied
 from spark_engine.runtime.server.server import ServerOptions, serve, worker_command
 from tests.runtime import fake_engine, small_tokenizer
@@ -708,7 +709,7 @@ def test_the_engine_process_starts_in_any_folder(tmp_path: Path) -> None:
     clone = tmp_path / "spark_engine"
     clone.mkdir()
     (clone / "__init__.py").write_text("raise ImportError('taken from the current folder')")
-    command = [*worker_command(tmp_path / "none", 1), f"ipc://{tmp_path}/socket"]
+    command = [*worker_command(tmp_path / "none", EngineOptions()), f"ipc://{tmp_path}/socket"]
     done = subprocess.run(
         command,
         cwd=tmp_path,

@@ -246,3 +246,20 @@ def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
     assert three == {"prompt_tokens": length, "completion_tokens": 6, "total_tokens": length + 6}
     two = asyncio.run(usage(prompt=["a bear", "a"], n=2))  # no word of drafts: it makes none
     assert two["prompt_tokens"] == length + len(tokenizer.encode("a"))
+
+
+def test_every_request_tells_where_its_turns_begin(tokenizer: Counting) -> None:
+    client = FakeClient()
+    template = ChatTemplate(small_tokenizer.TEMPLATE)
+    served = service(client, tokenizer, template=template)
+    messages = [{"role": "system", "content": "a"}, *USER]
+    asyncio.run(served.chat(_body(messages=messages, n=2)))
+    text = template.render(messages)
+    asyncio.run(served.complete(_body(prompt=text)))
+    asyncio.run(served.complete(_body(prompt=list(client.submitted[0].prompt))))
+    asyncio.run(served.complete(_body(prompt="a bear")))
+    asyncio.run(service(client, None).complete(_body(prompt=[3, 4])))
+    first, second = client.submitted[0].marks
+    assert tokenizer.decode(client.submitted[0].prompt[first:second]) == "user\nhi\n"
+    marks = [request.marks for request in client.submitted]
+    assert marks == [(first, second)] * 4 + [()] * 2

@@ -12,6 +12,7 @@ from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.scheduler import LATENCY
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -103,7 +104,7 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
     assert batch.events == ends
 
 
-def test_the_drafts_of_the_command_line_reach_the_engine(
+def test_the_options_of_the_server_reach_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -115,16 +116,21 @@ def test_the_drafts_of_the_command_line_reach_the_engine(
         return 0
 
     def opened(folder: Path, options: EngineOptions) -> Opened:
-        found.append((folder, options.max_waiting, options.drafts))
+        found.append((folder, options))
         raise Closed
 
     monkeypatch.setattr(worker, "serve", serve)
     monkeypatch.setattr(worker, "open_engine", opened)
-    for drafts in (None, 0, 3):
-        command = worker_command(tmp_path, 5, drafts)
+    given = [
+        EngineOptions(),
+        EngineOptions(policy=LATENCY, max_waiting=5, drafts=0, cache_bytes=0),
+        EngineOptions(drafts=3, depth=1, seed=2**60, cache_bytes=7 << 30),
+    ]
+    for options in given:
+        command = worker_command(tmp_path, options)
         at = command.index("spark_engine.runtime.server.worker")
         worker.main([*command[at + 1 :], "ipc://x"])
-    assert found == [(tmp_path, 5, drafts) for drafts in (None, 0, 3)]
+    assert found == [(tmp_path, options) for options in given]
 
 
 class Full(Idle):
