@@ -28,7 +28,7 @@ from spark_engine.progress import Progress
 @click.option("--against", type=click.Path(path_type=Path), help="A checkpoint or an engine.")
 @click.option(
     "--level",
-    type=click.Choice(["op", "layer", "model", "text", "all"]),
+    type=click.Choice(["op", "layer", "model", "text", "record", "all"]),
     default="all",
     show_default=True,
 )
