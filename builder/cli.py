@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from spark_engine.builder.build import build
+from spark_engine.builder.fetch import fetch, is_name
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
@@ -93,9 +94,11 @@ def main(
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
 
-    The default output is engines/ and the checkpoint's name.
+    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION: it is fetched
+    first. The default output is engines/ and the checkpoint's name.
     """
-    folder = output or Path("engines") / checkpoint.resolve().name
+    name = checkpoint.name.partition("@")[0] if is_name(checkpoint) else checkpoint.resolve().name
+    folder = output or Path("engines") / name
     with command("spark-build"):
         sizes = {
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
@@ -108,6 +111,8 @@ def main(
         }
         options = Options(fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
+            if is_name(checkpoint):
+                checkpoint = fetch(str(checkpoint), shown)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

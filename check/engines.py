@@ -43,7 +43,7 @@ def is_engine(path: Path) -> bool:
 
 def open_engine(path: Path) -> Loaded:
     """The engine as it is served. Raises EngineError or CapacityError."""
-    return load(path)
+    return load(path, cache_bytes=0)
 
 
 def has_graph(loaded: Loaded) -> bool:

@@ -113,6 +113,9 @@ WRONG = [
     (("--prompt", "a", "--drafts", "3"), "--drafts is 3; this engine has no draft head"),
     (("--serve", "--drafts", "2"), "--drafts is 2; this engine has no draft head"),
     (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
+    (("--prompt", "a", "--no-graphs"), "--no-graphs does nothing"),
+    (("--prompt", "a", "--profile", "/proc/none/t"), "/proc/none/t.engine.part: No such file"),
+    (("--serve", "--profile", "/proc/none/t"), "/proc/none/t.http.part: No such file"),
     ((), "exactly one"),
 ]
 
@@ -315,7 +318,7 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     assert embedded.is_stale(folder, checkpoint)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert not embedded.is_stale(folder, checkpoint)
-    text = (folder / "manifest.json").read_text().replace('"format": 4', '"format": 1')
+    text = (folder / "manifest.json").read_text().replace('"format": 5', '"format": 1')
     (folder / "manifest.json").write_text(text)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert embedded.is_stale(folder, checkpoint), "of another version's format"
