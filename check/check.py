@@ -43,6 +43,7 @@ from spark_engine.check.levels import check_ops, compare_runs
 from spark_engine.check.prompts import Session, greedy_session, sessions
 from spark_engine.check.record import Recorder
 from spark_engine.check.recorded import check_record
+from spark_engine.check.repeat import Repeated, repeat
 from spark_engine.check.report import Level, Report
 from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
@@ -50,7 +51,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
 from spark_engine.progress import Progress, Say
-from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.executors.memory import BucketKey
 
 LEVELS = ("model", "layer", "op", "text", "record")
@@ -98,6 +99,16 @@ def run_check(
                 _compare(report, candidate, other, compared, shown, seed)
         report.levels += [record] if isinstance(record, Level) else []
     return report
+
+
+def run_repeat(engine: Path, count: int, shown: Progress, seed: int = 0) -> Repeated:
+    """The same requests again and again, `count` times, in the engine folder as it is served.
+
+    Raises EngineError or CapacityError when it cannot be opened.
+    """
+    shown.say(f"opening {engine}")
+    with closing(load(engine, threads=1, shown=shown)) as loaded:
+        return repeat(loaded, str(engine), count, _recorded(loaded), shown, seed)
 
 
 def _compare(

@@ -65,12 +65,11 @@ def repeat(
     loaded: Loaded,
     name: str,
     count: int,
-    invariant: bool,
     recorded: Sequence[Sequence[int]],
     shown: Progress,
     seed: int = 0,
 ) -> Repeated:
-    """Runs the requests once, and `count` times more. `recorded`: prompts beside the random ones."""
+    """Runs the requests once and `count` times more. `recorded`: prompts beside the random ones."""
     rng = random.Random(seed)
     requests = _requests(loaded, recorded, rng)
     engine = Engine(loaded, EngineOptions())
@@ -83,7 +82,7 @@ def repeat(
             said = _together(engine, requests, late)
             runs.append(_compared("at other times" if number else "as before", first, said))
             step()
-    return Repeated(name, invariant, len(first), sum(map(len, first)), tuple(runs))
+    return Repeated(name, loaded.invariant, len(first), sum(map(len, first)), tuple(runs))
 
 
 def show_repeated(found: Repeated, console: Console) -> None:
