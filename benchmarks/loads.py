@@ -1,4 +1,4 @@
-"""Loads that a server is judged by, and what is told of them: gaps between tokens, first tokens, rates.
+"""Loads that a server is judged by: gaps between tokens, first tokens, rates.
 
 A server is an engine in this process (`served_load`) or one that is reckoned (`pacing`); both are
 driven step by step, so that what differs between two runs is the pacing and nothing else. Lengths
@@ -219,6 +219,6 @@ def line_of_arrival(name: str, a: Arrival) -> str:
     return (
         f"{name:12} idle step {a.idle * 1e3:5.1f} ms, gaps p50 {share(a.gaps, 50) * 1e3:5.1f}, "
         f"p99 {share(a.gaps, 99) * 1e3:5.1f}, most {max(a.gaps) * 1e3:5.1f} ms "
-        f"({max(a.gaps) / a.idle:.1f}x); first token {a.first * 1e3:7.1f} ms = {a.launches} chunks' "
-        f"steps {a.chunks * 1e3:7.1f} + {a.beyond:.1f} idle steps"
+        f"({max(a.gaps) / a.idle:.1f}x); first token {a.first * 1e3:7.1f} ms = {a.launches} "
+        f"chunks' steps {a.chunks * 1e3:7.1f} + {a.beyond:.1f} idle steps"
     )

@@ -299,8 +299,7 @@ class Scheduler:
         if not behind:
             return
         order = self.pacing.order(behind)
-        beside = next(((b.family, b.bucket) for b in plan.batches), None)
-        tiles = self.pacing.tiles(order, beside, sum(b.live for b in plan.batches))
+        tiles = self.pacing.tiles(order, next(iter(plan.batches), None))
         if not tiles:
             return
         batch = Batch(PREFILL, 0, [], [], [], [])
