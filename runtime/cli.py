@@ -22,6 +22,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.oneshot import Answer, OneShot
+from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.protocol import Body
 from spark_engine.runtime.server.server import ServerOptions, run
 from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
@@ -31,7 +32,7 @@ ANSWER = {  # options of one answer; those that are no mode and not here are the
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("ignore_eos", "logprobs", "as_json", "no_thinking"),
 }
-BOTH = {"engine", "drafts"}  # of an answer and of the server
+BOTH = {"engine", "drafts", "no_graphs", "profile"}  # of an answer and of the server
 
 
 @click.command()
@@ -57,6 +58,12 @@ BOTH = {"engine", "drafts"}  # of an answer and of the server
     type=click.IntRange(0, MOST_DRAFTS),
     help="Draft tokens a round at most; 0 turns drafts off, as the engine chooses by default.",
 )
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False),
+    help="Write a trace of every step to this file (Chrome's format), and the GPU's share of time.",
+)
+@click.option("--no-graphs", is_flag=True, help="Queue launches one by one, to compare (slower).")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key", envvar="SPARK_API_KEY", help="Ask clients for this key.")
@@ -86,7 +93,10 @@ def main(engine: Path | None, **options: object) -> None:
         _refuse_idle(click.get_current_context(), modes[0], bool(options["as_json"]))
         folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
         serving = modes == ["serve"]
-        sys.exit(_serve(folder, options) if serving else _answer(folder, options))
+        code = _serve(folder, options) if serving else _answer(folder, options)
+        if options["profile"] is not None:
+            click.echo(finish(str(options["profile"])), err=True)
+        sys.exit(code)
 
 
 def _refuse_idle(context: click.Context, mode: str, as_json: bool) -> None:
@@ -135,7 +145,11 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
 
 
 def _engine_options(options: dict[str, object]) -> EngineOptions:
-    return EngineOptions(drafts=options["drafts"])  # type: ignore[arg-type]
+    return EngineOptions(
+        drafts=options["drafts"],  # type: ignore[arg-type]
+        graphs=not options["no_graphs"],
+        profile=options["profile"],  # type: ignore[arg-type]
+    )
 
 
 def _answer(folder: Path, options: dict[str, object]) -> int:

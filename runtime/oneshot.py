@@ -15,6 +15,7 @@ from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.assets import check_drafts, read_info, read_text
 from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
@@ -92,6 +93,7 @@ class OneShot:
         check_drafts(self._options.drafts, self._info.limits)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
+        self._trace = trace_of(self._options.profile, ENGINE)
 
     def encode(self, text: str) -> list[int]:
         """Raises RequestError when the engine has no tokenizer."""
@@ -124,7 +126,7 @@ class OneShot:
         request = Request(tuple(prompt), params)
         request.check(info.limits, eos)
         begin = time.monotonic()
-        self._engine = Engine.open(self._folder, self._options, shown)
+        self._engine = Engine.open(self._folder, self._options, shown, self._trace)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
         self._engine.add(REQUEST_ID, request)
@@ -147,6 +149,7 @@ class OneShot:
         """Frees the engine."""
         if self._engine is not None:
             self._engine.close()
+        self._trace.save()
 
     def _opened(self) -> Engine:
         if self._engine is None:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from spark_engine.errors import InternalError
@@ -22,7 +23,10 @@ from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step import Loop, end_event
-from spark_engine.runtime.executors.memory import EngineMemory
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
+from spark_engine.runtime.executors.watched import Watched
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,9 @@ class EngineOptions:
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
-        cache_bytes: of the prefix cache, pages and snapshots together, 0 for none; None is what the
-            memory has room for.
+        graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
+        profile: the file that gets a trace of what was done when; None for none.
+        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
     """
 
     policy: PrefillPolicy = BALANCED
@@ -50,6 +55,8 @@ class EngineOptions:
     threads: int = 1
     seed: int | None = None
     drafts: int | None = None
+    graphs: bool = True
+    profile: str | None = None
     cache_bytes: int | None = None
 
 
@@ -59,8 +66,12 @@ class Engine:
     Every submitted request ends with exactly one event that has a finish reason.
     """
 
-    def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, options: EngineOptions | None = None, trace: NoTrace | None = None
+    ) -> None:
+        """`trace` is told what the loop does, and when launches ran."""
         self.options = options or EngineOptions()
+        self._trace = trace or NoTrace()
         given = self.options.depth
         self.depth = int(loaded.store is not None) if given is None else given
         self.loaded = loaded
@@ -69,7 +80,7 @@ class Engine:
         self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy, loaded.costs)
         self.drafts = len(self.scheduler.sizes.verify)  # most of a round
-        self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
+        self._loop = Loop(self.scheduler, self.memory, self._executors(), self.depth, self._trace)
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
         self._next_id = 0
@@ -78,15 +89,26 @@ class Engine:
 
     @classmethod
     def open(
-        cls, folder: Path, options: EngineOptions | None = None, shown: Progress | None = None
+        cls,
+        folder: Path,
+        options: EngineOptions | None = None,
+        shown: Progress | None = None,
+        trace: NoTrace | None = None,
     ) -> Engine:
         """Opens an engine folder and shows how far that is.
 
         Raises EngineError or CapacityError (see `load`).
         """
         options = options or EngineOptions()
-        swap, threads, cache = options.swap_bytes, options.threads, options.cache_bytes
-        return cls(load(folder, swap, threads, shown=shown, cache_bytes=cache), options)
+        loaded = load(
+            folder,
+            options.swap_bytes,
+            options.threads,
+            shown=shown,
+            cache_bytes=options.cache_bytes,
+            graphs=options.graphs,
+        )
+        return cls(loaded, options, trace)
 
     @property
     def idle(self) -> bool:
@@ -144,6 +166,7 @@ class Engine:
             if event.finish:
                 self._live.pop(event.request_id, None)
         self._last_step = time.monotonic()
+        self._trace.end(self.idle)
         return events
 
     def fail(self, message: str) -> list[Event]:
@@ -212,6 +235,12 @@ class Engine:
     def close(self) -> None:
         """Closes every executor. May be called twice."""
         self.loaded.close()
+
+    def _executors(self) -> Mapping[BucketKey, Executor]:
+        own, clock, trace = self.loaded.executors, self.loaded.clock, self._trace
+        if not trace.on:
+            return own
+        return {key: Watched(one, clock, partial(trace.ran, key)) for key, one in own.items()}
 
     def _verify(self) -> tuple[tuple[int, ...], ...]:
         built, asked = self.loaded.limits.drafts, self.options.drafts

@@ -341,8 +341,9 @@ class Scheduler:
         if not behind:
             return
         order = self.pacing.order(behind)
-        beside = next(((b.family, b.bucket) for b in plan.batches), None)
-        tiles = self.pacing.tiles(order, beside)
+        tiles = self.pacing.tiles(order, next(iter(plan.batches), None))
+        if not tiles:
+            return
         batch = Batch(PREFILL, 0, [], [], [], [])
         for seq in order:
             while batch.live < tiles and seq.launched < seq.prefill_end:

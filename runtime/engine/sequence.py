@@ -27,6 +27,7 @@ class Sequence:
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
+        since: when it began to wait for its next prefill, by the pacing's clock.
         passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
@@ -53,6 +54,7 @@ class Sequence:
     launched: int = 0
     slack: int = 0
     held: int = 0
+    since: float | None = None
     passed: int = 0
     drafted: int = 0
     accepted: int = 0

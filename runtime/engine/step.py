@@ -31,6 +31,7 @@ from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_
 from spark_engine.runtime.engine.request import Event, FinishReason, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory, Snapshot
 from spark_engine.tensors import Array
@@ -79,8 +80,10 @@ class Loop:
         memory: EngineMemory,
         executors: Mapping[BucketKey, Executor],
         depth: int = 0,
+        trace: NoTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._trace = trace or NoTrace()
         self.counts = Counts()
         self.counts.drafts_by_position = [0] * scheduler.depth.most
         self.counts.accepted_by_position = [0] * scheduler.depth.most
@@ -97,11 +100,15 @@ class Loop:
 
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
+        self._trace.begin()
         plan = self.scheduler.schedule(self.in_flight)
+        self._trace.done("schedule")
         self._prepare(plan)
+        self._trace.done("prepare")
         self._launch(plan)
         events = self._postprocess(self._collect(plan))
         self.keep_ended()
+        self._trace.done("finish")
         return events
 
     def keep_ended(self) -> None:
@@ -131,8 +138,10 @@ class Loop:
             # steps that are in flight together have different sets of buffers
             buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
             write_step_inputs(buffers, batch)
+            self._trace.done("fill", key, batch.live)
             launched.append(_Launched(batch, buffers, self._executors[key].launch(buffers)))
             self._count(batch)
+            self._trace.done("launch", key, batch.live)
         self.counts.steps += bool(launched)
         self._in_flight.append((plan.step, start, launched))
 
@@ -144,6 +153,7 @@ class Loop:
             step, start, launched = self._in_flight.popleft()
             for one in launched:
                 one.wait()
+                self._trace.done("wait", (one.batch.family, one.batch.bucket), one.batch.live)
             ended += launched
             self.scheduler.collected(step)
             self._time(launched, start)

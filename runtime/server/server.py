@@ -25,6 +25,7 @@ from fastapi import FastAPI
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.server.app import Endpoints, create_app
 from spark_engine.runtime.server.assets import check_drafts, read_info, read_text, spell_drafts
 from spark_engine.runtime.server.client import EngineClient
@@ -109,7 +110,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = _bind(options.host, options.port)
     _warn_without_api_key(options, listener)
     tokenizer, template = read_text(folder)
-    client = EngineClient(command, options.max_queue, options.stall_s)
+    trace = trace_of(options.engine.profile, HTTP)
+    client = EngineClient(command, options.max_queue, options.stall_s, trace)
     service = None
     try:
         info = await client.start()
@@ -128,6 +130,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         if service is not None:
             service.close()
         await client.close()
+        trace.save()
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:

@@ -113,6 +113,9 @@ WRONG = [
     (("--prompt", "a", "--drafts", "3"), "--drafts is 3; this engine has no draft head"),
     (("--serve", "--drafts", "2"), "--drafts is 2; this engine has no draft head"),
     (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
+    (("--prompt", "a", "--no-graphs"), "--no-graphs does nothing"),
+    (("--prompt", "a", "--profile", "/proc/none/t"), "/proc/none/t.engine.part: No such file"),
+    (("--serve", "--profile", "/proc/none/t"), "/proc/none/t.http.part: No such file"),
     ((), "exactly one"),
 ]
 

@@ -360,7 +360,9 @@ def test_the_costs_hear_of_rounds_that_ran_alone_and_of_prefill(
     heard: list[tuple[tuple[str, int], float]] = []
     monkeypatch.setattr(StepCosts, "ran", lambda self, *told: heard.append(told))
     limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=1)
-    engine = Engine(build_fake(limits, (1, 2, 4), (1, 2)), EngineOptions(depth=depth))
+    loaded = build_fake(limits, (1, 2, 4), (1, 2))
+    costs = dict.fromkeys(loaded.executors, 10.0)
+    engine = Engine(replace(loaded, costs=costs), EngineOptions(depth=depth))
     for i in range(3):
         params = SamplingParams(max_tokens=30, ignore_eos=True, seed=i)
         engine.submit(Request(tuple(range(1, 20 + i)), params))
