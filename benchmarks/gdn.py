@@ -95,7 +95,8 @@ def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...], ring: int = 
     )
     c, ba, *weights = one.inputs(np.random.default_rng(0))
     c, ba = (np.resize(a, (len(rows) * 64, a.shape[1])) for a in (c, ba))
-    steps = [np.asarray(a, np.int32) for a in (slots, starts, counts)]
+    steps = [np.asarray(a, np.int32) for a in (slots, starts, counts, slots)]
+    steps.append(np.full(len(rows), -1, np.int32))
     arrays: tuple[Array, ...] = (c, ba, *weights[:3], *steps)
     attrs = one.attrs
     if op is causal_conv.OP:

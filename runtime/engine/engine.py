@@ -17,8 +17,9 @@ from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
-from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
+from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
@@ -46,7 +47,7 @@ class EngineOptions:
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
     """
 
-    policy: PrefillPolicy = THROUGHPUT
+    policy: PrefillPolicy = BALANCED
     depth: int | None = None
     max_waiting: int = 1024
     swap_bytes: int = 512 << 20
@@ -98,8 +99,14 @@ class Engine:
         Raises EngineError or CapacityError (see `load`).
         """
         options = options or EngineOptions()
-        graphs = options.graphs
-        loaded = load(folder, options.swap_bytes, options.threads, shown=shown, graphs=graphs)
+        loaded = load(
+            folder,
+            options.swap_bytes,
+            options.threads,
+            shown=shown,
+            cache_bytes=options.cache_bytes,
+            graphs=options.graphs,
+        )
         return cls(loaded, options, trace)
 
     @property

@@ -27,31 +27,13 @@ from dataclasses import dataclass, replace
 from spark_engine.errors import CapacityError, InternalError
 from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.draft_depth import DraftDepth
+from spark_engine.runtime.engine.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan
 from spark_engine.runtime.engine.pool import Pool
-from spark_engine.runtime.engine.prefill_split import first_launch
 from spark_engine.runtime.engine.request import FinishReason, Status
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import BucketKey
-
-
-@dataclass(frozen=True)
-class PrefillPolicy:
-    """How prefill is paced while other sequences decode; alone it may fill the largest bucket.
-
-    Which bucket it takes for what waits is `prefill_split`'s business.
-
-    Attributes:
-        tiles: most tiles of one step (0: the largest bucket's).
-        interval: waiting prefill runs at the latest in every `interval`-th step.
-    """
-
-    tiles: int = 0
-    interval: int = 1
-
-
-THROUGHPUT = PrefillPolicy()
-LATENCY = PrefillPolicy(tiles=1, interval=4)
 
 
 @dataclass(frozen=True)
@@ -81,15 +63,13 @@ class Scheduler:
     def __init__(
         self,
         sizes: Sizes,
-        policy: PrefillPolicy = THROUGHPUT,
+        policy: PrefillPolicy = BALANCED,
         costs: Mapping[BucketKey, float] | None = None,
     ) -> None:
         self.sizes = sizes
-        self.policy = policy
-        known = costs or {}
+        known = StepCosts(costs or {})
         self.depth = DraftDepth((sizes.decode, *sizes.verify), known, sizes.slots)
-        prefill = {rows: known.get((PREFILL, rows), 0.0) for rows in sizes.prefill}
-        self._first_launch = first_launch(sizes.prefill, prefill)
+        self.pacing = Pacing(policy, sizes.prefill, sizes.tile, known, sizes.decode[0])
         # One decode batch must hold every running sequence.
         self.slots = Pool("slot", min(sizes.slots, sizes.decode[-1]))
         self.pages = Pool("page", sizes.pages)
@@ -100,7 +80,6 @@ class Scheduler:
         self._fence: deque[tuple[int, int, list[int]]] = deque()  # step, slot, pages
         self._next_step = 0
         self._collected = -1
-        self._since_prefill = 0
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. Raises CapacityError when the queue is full."""
@@ -127,10 +106,9 @@ class Scheduler:
             for s in self.running
             if s.prefill_end <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
         ]
-        tiles = self._tiles(bool(decode))
         if decode:
             self._add_round(plan, decode)
-        self._add_prefill(plan, tiles)
+        self._add_prefill(plan)
         return plan
 
     def collected(self, step: int) -> None:
@@ -273,24 +251,6 @@ class Scheduler:
         self.swap_used -= seq.swap_bytes
         seq.swap_bytes, seq.snapshot = 0, None
 
-    # Prefill.
-
-    def _tiles(self, decoding: bool) -> int:
-        """Tiles that this step may prefill."""
-        behind = [s.prefill_end - s.launched for s in self.running if s.launched < s.prefill_end]
-        if not behind:
-            self._since_prefill = 0
-            return 0
-        self._since_prefill += 1
-        if decoding and self._since_prefill < self.policy.interval:
-            return 0
-        self._since_prefill = 0
-        most = self.sizes.prefill[-1]
-        if decoding and self.policy.tiles:
-            most = min(self.policy.tiles, most)
-        waiting = sum(-(-tokens // self.sizes.tile) for tokens in behind)
-        return self._first_launch[min(waiting, most)]
-
     # Decode, and rounds of drafts.
 
     def _add_round(self, plan: StepPlan, seqs: list[Sequence]) -> None:
@@ -330,15 +290,21 @@ class Scheduler:
             counts.append(count)
         return counts
 
-    def _add_prefill(self, plan: StepPlan, tiles: int) -> None:
-        """Adds a batch of up to `tiles` tiles, on each sequence's own grid, first in order first.
+    def _add_prefill(self, plan: StepPlan) -> None:
+        """Adds a batch of tiles, on each sequence's own grid, as `pacing` orders and bounds them.
 
         Only a sequence's last tile may be short.
         """
+        behind = [s for s in self.running if s.launched < s.prefill_end]
+        if not behind:
+            return
+        order = self.pacing.order(behind)
+        beside = next(((b.family, b.bucket) for b in plan.batches), None)
+        tiles = self.pacing.tiles(order, beside, sum(b.live for b in plan.batches))
         if not tiles:
             return
         batch = Batch(PREFILL, 0, [], [], [], [])
-        for seq in self.running:
+        for seq in order:
             while batch.live < tiles and seq.launched < seq.prefill_end:
                 start, end = seq.launched, min(seq.launched + self.sizes.tile, seq.prefill_end)
                 batch.seqs.append(seq)
@@ -346,9 +312,9 @@ class Scheduler:
                 batch.counts.append(end - start)
                 batch.emits.append(end == seq.prefill_end)
                 seq.launched, seq.last_step = end, plan.step
-        if batch.live:
-            bucket = next(b for b in self.sizes.prefill if b >= batch.live)
-            plan.batches.append(replace(batch, bucket=bucket))
+        self.pacing.pass_over(behind, batch.seqs)
+        bucket = next(b for b in self.sizes.prefill if b >= batch.live)
+        plan.batches.append(replace(batch, bucket=bucket))
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -151,11 +151,10 @@ class Loop:
         return ended
 
     def _time(self, launched: list[_Launched], start: float) -> None:
-        """Tells the choice of k how long a step took that was one round and nothing else."""
+        """Tells the pacing how long a step took, from when the executor was free for it."""
         begun, self._free_at = max(start, self._free_at), time.perf_counter()
-        if len(launched) == 1 and launched[0].batch.family != PREFILL:
-            batch = launched[0].batch
-            self.scheduler.depth.ran((batch.family, batch.bucket), (self._free_at - begun) * 1e6)
+        took = (self._free_at - begun) * 1e6
+        self.scheduler.pacing.took([one.batch for one in launched], took)
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:
         """Reads the outputs, which the next launch may overwrite, into events."""

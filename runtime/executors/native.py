@@ -20,6 +20,7 @@ from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.runtime.executors.cache_size import Room
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
@@ -36,6 +37,7 @@ from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
+INERT = ("slots", "sources", "saves")  # -1 in a row that does nothing
 Mark = Callable[[str], None]  # told the name of each stage that has ended
 # Taken by the engine that is open: like the device's context, one for the whole process.
 _GPU_IN_USE = threading.Lock()
@@ -44,17 +46,18 @@ _GPU_IN_USE = threading.Lock()
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
-    `check` is given the free bytes of the device before anything is allocated, and raises when
-    the engine does not fit. The weights are verified while they are copied. Without `graphs` the
-    launches of a step are queued one by one. Raises EngineError when a byte of the weights is not
-    the manifest's, and where blocks that wait for one another may not all be running: beside
-    another engine of this process, or under MPS. Closed with its last executor, or by `close`.
+    `rows_in` is given the device's memory before anything is allocated, raises when the engine does
+    not fit, and says how many snapshot rows do. The weights are verified while they are copied.
+    Without `graphs` the launches of a step are queued one by one. Raises EngineError when a byte of
+    the weights is not the manifest's, and where blocks that wait for one another may not all be
+    running: beside another engine of this process, or under MPS. Closed with its last executor, or
+    by `close`.
     """
 
     def __init__(
         self,
         folder: EngineFolder,
-        check: Callable[[int], None],
+        rows_in: Callable[[Room], int],
         mark: Mark,
         graphs: bool = True,
     ) -> None:
@@ -72,13 +75,14 @@ class NativeEngine:
             undo.callback(resources.close)
             self._kernels = Kernels(self.gpu)
             self.clock = DeviceClock(resources)
-            check(self.gpu.free_bytes)
+            gpu = self.gpu
+            snapshots = rows_in(Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
             mark("device")
             digests = partial(folder.check_chunk, WEIGHTS)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)
             mark("weights")
             self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
-            self.states = DeviceStates(resources, manifest.states)
+            self.states = DeviceStates(resources, manifest.states, snapshots)
             self.tables = DeviceTables(resources, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in buckets)
             self.arena = resources.zeros(self.arena_bytes)
@@ -354,7 +358,7 @@ class NativeExecutor:
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
-            byte = 0xFF if field.spec.name == "slots" else 0
+            byte = 0xFF if field.spec.name in INERT else 0
             self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:

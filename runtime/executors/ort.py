@@ -167,6 +167,9 @@ def _random_step(header: EngineHeader) -> dict[str, Array]:
     for name, value in (("starts", 1), ("counts", min(2, header.tile)), ("emit", 1)):
         if name in arrays:
             arrays[name][:live] = value
+    if "sources" in arrays:
+        arrays["sources"][:] = arrays["slots"]
+        arrays["saves"].fill(-1)
     arrays["bias_ids"].fill(-1)
     arrays["sampling_f"][:, :4] = (1, 1, 0, 1)  # plain sampling
     return arrays

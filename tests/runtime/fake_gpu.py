@@ -31,7 +31,7 @@ class FakeGpu:
     """`kernels` by symbol; every cubin holds all of them. `fails`: the call, counted from 0, of
     those that make or queue something, that raises."""
 
-    free_bytes = 1 << 30
+    free_bytes, total_bytes, integrated = 1 << 30, 4 << 30, False
     shared_by_mps = False
     multiprocessors = 132
     per_multiprocessor = 1  # blocks, of any kernel
@@ -109,6 +109,14 @@ class FakeGpu:
         self._make("download")
         raw = array.reshape(-1).view(np.uint8)
         self._add(lambda: np.copyto(raw, self.at(address, array.nbytes)))
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        self._make("copy")
+        self._add(lambda: np.copyto(self.at(to, nbytes), self.at(source, nbytes)))
+
+    def copy_all(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        for to, source, nbytes in copies:
+            self.copy(to, source, nbytes)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self._make("fill")

@@ -20,7 +20,7 @@ def build(folder: Path, tokenizer: bool) -> Path:
     if tokenizer:
         small_tokenizer.write(checkpoint)
     sizes = ["--decode", "1,4", "--prefill", "64", "--max-context", str(CONTEXT)]
-    sizes += ["--max-seqs", str(SLOTS)]
+    sizes += ["--max-seqs", str(SLOTS), "--no-record"]
     command = [sys.executable, "-m", "spark_engine.builder.cli", str(checkpoint)]
     subprocess.run([*command, "-o", str(engine), *sizes], check=True, stdout=subprocess.DEVNULL)
     return engine
