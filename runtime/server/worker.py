@@ -187,7 +187,9 @@ def _watch_parent(path: Path, save: Callable[[], None]) -> None:
 def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
-        return read_info(folder), Engine.open(folder, options, shown, trace)
+        info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
+    cache, rows = engine.loaded.cache_bytes, engine.memory.snapshot_rows
+    return msgspec.structs.replace(info, cache_bytes=cache, snapshots=rows), engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
