@@ -38,6 +38,11 @@ from spark_engine.progress import Progress
 @click.option("--max-context", type=int, help="Tokens of the longest sequence.")
 @click.option("--max-seqs", type=int, help="Sequences alive at once.")
 @click.option("--kv-tokens", type=int, help="Tokens in the KV pages, all sequences together.")
+@click.option(
+    "--cache-gib",
+    type=float,
+    help="GiB for snapshots of the prefix cache, 0 for none; on a GPU, left free of KV pages.",
+)
 @click.option("--kv-dtype", default="auto", help=f"auto, {', '.join(KV_DTYPES)}.")
 @click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
 @click.option(

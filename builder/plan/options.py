@@ -57,6 +57,7 @@ class Options:
     max_context: int | None = None  # tokens of the longest sequence
     max_seqs: int | None = None
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
+    cache_gib: float | None = None  # GiB that snapshots of the prefix cache may take, 0 for none
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
     gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
@@ -112,19 +113,19 @@ class ModelFacts:
         With drafts it has more records, columns of its convolutions and positions; logits for each
         draft, which lie with the largest bucket's; and the head's part of the cache.
         """
-        slot = self.state_width * precision.state.itemsize + 4 * self.vocab
-        slot += 4 * ring_records(ring, drafts) * self.record_width
-        slot += self.conv_width * precision.activation.itemsize
-        width, weights = self.kv_token_width, self.weight_bytes
+        kept = self.state_width * precision.state.itemsize
+        kept += 4 * ring_records(ring, drafts) * self.record_width
+        columns = self.conv_width + ((drafts + 1) * self.conv_channels if drafts else 0)
+        kept += columns * precision.activation.itemsize
+        slot, width, weights = kept + 4 * self.vocab, self.kv_token_width, self.weight_bytes
         if drafts:
-            slot += (drafts + 1) * self.conv_channels * precision.activation.itemsize
             slot += 4 * (1 + drafts) + 4 * drafts * self.vocab
         if draft is not None and self.head is not None:
             width += self.head.kv_token_width
             weights += len(draft.shortlist or ()) * self.head.row_bytes
         page = page_size * width * precision.kv.itemsize
         halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
-        return Needs(weights - halved, slot, page)
+        return Needs(weights - halved, slot, page, kept)
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,12 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
-    room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
+    cache = _cache(options.cache_gib)
+    room = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    limits = replace(limits, pages=pages, gdn_ring=ring, drafts=drafts.drafts)
+    snapshots = 0 if gpu else budget.cpu_snapshots(needs, cache)
+    more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
+    limits = replace(limits, **more)
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
@@ -289,6 +293,13 @@ def _pages(wish: int | None, limits: Limits, room: int, gpu: bool) -> tuple[int,
         f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "
         f"{limits.max_context}, to {why}; --kv-tokens changes that",
     )
+
+
+def _cache(gib: float | None) -> int | None:
+    """Bytes of snapshots. Raises OptionError for less than none."""
+    if gib is not None and not 0 <= gib < 1 << 20:
+        raise OptionError(f"--cache-gib {gib}: give GiB for the prefix cache, 0 for none")
+    return None if gib is None else int(gib * (1 << 30))
 
 
 def _positive(option: str, value: int) -> int:

@@ -90,14 +90,33 @@ class Pacing:
         self._split: tuple[int, ...] = ()
         self._refresh()
 
-    def tiles(self, order: Sequence[Request], beside: BucketKey | None) -> int:
+    def tiles(self, order: Sequence[Request], beside: BucketKey | None, live: int = 0) -> int:
         """How many tiles this step prefills of the sequences in `order`, whose prompts wait.
 
         `beside`: the bucket in which others decode in the same step, if any do.
         """
         self._refresh()
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
-        return self._split[min(waiting, self._most(order[0].launched, beside))]
+        most = self._most(order[0].launched, beside, len(order))
+        if self._hold(min(waiting, most), len(order), beside, live):
+            return 0
+        return self._split[min(waiting, most)]
+
+    def _hold(self, tiles, count, beside, live):
+        import os
+        K = int(os.environ.get("HOLD", 0))
+        if beside is None or self.policy.pace is not Pace.THROUGHPUT or not K or not all(self._bases):
+            self._held = self._skipped = 0
+            return False
+        rate = max(b / c for b, c in zip(self._buckets, self._bases))
+        bucket = next(b for b in self._buckets if b >= self._split[tiles])
+        waste = self.cost(bucket) - self._split[tiles] / rate
+        self._held = getattr(self, "_held", 0) + self._costs.of(beside) * count / live
+        self._skipped = getattr(self, "_skipped", 0) + 1
+        if self._held >= waste or self._skipped > K:
+            self._held = self._skipped = 0
+            return False
+        return True
 
     def order(self, behind: Iterable[Request]) -> list[Request]:
         """Whose tiles come first: the urgent, then who was passed over long enough, then the
@@ -137,12 +156,12 @@ class Pacing:
 
     # What a step may take.
 
-    def _most(self, context: float, beside: BucketKey | None) -> int:
+    def _most(self, context: float, beside: BucketKey | None, count: int = 1) -> int:
         """The largest bucket, in tiles, that this step should take."""
         costs = [self.cost(b, context) for b in self._buckets]
         if not all(costs):
             return self._buckets[-1]
-        limit, best = self._limit(beside), self._buckets[-1]
+        limit, best = self._limit(beside, count), self._buckets[-1]
         if self.policy.pace is not Pace.THROUGHPUT:
             best = self._brisk(costs)
         if beside is None:
@@ -156,7 +175,7 @@ class Pacing:
         rates = [b / c for b, c in zip(self._buckets, costs, strict=True)]
         return next(b for b, r in zip(self._buckets, rates, strict=True) if r >= KEPT * max(rates))
 
-    def _limit(self, beside: BucketKey | None) -> float:
+    def _limit(self, beside: BucketKey | None, count: int = 1) -> float:
         """Microseconds that prefill may add to the step; infinite where there is no such limit."""
         if beside is None:
             return float("inf") if self.policy.pace is Pace.THROUGHPUT else ALONE
@@ -167,7 +186,7 @@ class Pacing:
         elif self.policy.pace is Pace.LATENCY and idle:
             limits.append((STRETCH - 1) * idle)
         elif self.policy.pace is Pace.BALANCED and (lone := self._costs.of(self._lone)):
-            limits.append(CALM * lone - idle)
+            limits.append((CALM * lone - idle) * (count if __import__('os').environ.get('EACH') else 1))
         return min(limits)
 
     # What launches take.

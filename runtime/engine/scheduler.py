@@ -300,7 +300,9 @@ class Scheduler:
             return
         order = self.pacing.order(behind)
         beside = next(((b.family, b.bucket) for b in plan.batches), None)
-        tiles = self.pacing.tiles(order, beside)
+        tiles = self.pacing.tiles(order, beside, sum(b.live for b in plan.batches))
+        if not tiles:
+            return
         batch = Batch(PREFILL, 0, [], [], [], [])
         for seq in order:
             while batch.live < tiles and seq.launched < seq.prefill_end:
