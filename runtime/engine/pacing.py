@@ -104,8 +104,14 @@ class Pacing:
 
     def _hold(self, tiles, count, beside, live):
         import os
+
         K = int(os.environ.get("HOLD", 0))
-        if beside is None or self.policy.pace is not Pace.THROUGHPUT or not K or not all(self._bases):
+        if (
+            beside is None
+            or self.policy.pace is not Pace.THROUGHPUT
+            or not K
+            or not all(self._bases)
+        ):
             self._held = self._skipped = 0
             return False
         rate = max(b / c for b, c in zip(self._buckets, self._bases))
@@ -186,7 +192,9 @@ class Pacing:
         elif self.policy.pace is Pace.LATENCY and idle:
             limits.append((STRETCH - 1) * idle)
         elif self.policy.pace is Pace.BALANCED and (lone := self._costs.of(self._lone)):
-            limits.append((CALM * lone - idle) * (count if __import__('os').environ.get('EACH') else 1))
+            limits.append(
+                (CALM * lone - idle) * (count if __import__("os").environ.get("EACH") else 1)
+            )
         return min(limits)
 
     # What launches take.
