@@ -189,7 +189,7 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     with Progress(sys.stderr) as shown:
         info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
     cache, rows = engine.loaded.cache_bytes, engine.memory.snapshot_rows
-    return msgspec.structs.replace(info, cache_bytes=cache, snapshots=rows), engine
+    return msgspec.structs.replace(info, cache_bytes=cache or 0, snapshots=rows), engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
