@@ -61,7 +61,7 @@ class GatedDeltaNet:
         stored = cast(w.model.source(conv.name))  # [C, 1, K]
         kernel = w.weight(conv.name, reshape(stored, (c.conv_channels, c.conv_kernel)))
         outputs = [f"{conv.module}.y", state_out(state.name)]
-        operands = [packed, kernel, state, *w.rows]
+        operands = [packed, kernel, state, *w.rows, *_elsewhere(w)]
         mixed, _ = w.op("causal_conv", operands, outputs, tile=w.tile, **_drafts(w))
         return mixed
 
@@ -83,8 +83,13 @@ class GatedDeltaNet:
             ring = (w.limits.sequence_rows, records, ring_width(**c.delta_heads))
             states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, ring), SEQUENCE))
         outputs = [f"{self.name}.delta", *(state_out(s.name) for s in states)]
-        operands = [mixed, gates, *decay, *states, *w.rows]
+        operands = [mixed, gates, *decay, *states, *w.rows, *_elsewhere(w)]
         return w.op(f"gated_delta_{kind}", operands, outputs, **attrs)[0]
+
+
+def _elsewhere(w: Writer) -> list[gs.Variable]:
+    """Of a prefill: the rows of the states that it begins from, and those that it saves to."""
+    return [w["sources"], w["saves"]] if w.tile == PREFILL_TILE else []
 
 
 def _drafts(w: Writer) -> dict[str, int]:

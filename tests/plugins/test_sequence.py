@@ -119,11 +119,15 @@ SMALL = [
     for op, labels in (
         (mark_tokens.OP, ("decode", "prefill", "several tiles")),
         (causal_conv.OP, ("decode", "prefill", "three tiles", "bf16")),
+        (causal_conv.OP, ("begins elsewhere and saves", "drafts, begins elsewhere and saves")),
         (gated_delta.STEP, ("rows", "three value heads per key head", "bf16")),
         (gated_delta.STEP, ("ring of 8, rows", "ring of 16, rows", "ring of 8, bf16")),
         (gated_delta.STEP, ("ring of 8, three value heads per key head",)),
         (gated_delta.CHUNK, ("tiles", "equal keys, strong decay")),
         (gated_delta.CHUNK, ("ring of 8, tiles", "ring of 8, strong decay")),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, tiles",)),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, ring of 8",)),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, 3 drafts, ring of 8",)),
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
@@ -176,6 +180,7 @@ def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
         results.append(a)
     session.run_with_iobinding(binding)
     slots = [int(s) for s in dict.fromkeys(operands["slots"]) if s >= 0]
+    slots += [int(s) for s in operands.get("saves", ()) if s >= 0]
     tile = int(case.attrs.get("tile", 1))
     for slot in slots:
         want = _belongings(op, operands, apart, slot, tile)
