@@ -27,7 +27,7 @@ from spark_engine.runtime.engine.request import Request, SamplingParams, capacit
 from spark_engine.runtime.engine.sequence import Sequence
 
 CONTEXTS = (16_384, 65_536)
-DEPTH, REPEATS, IDS = 1024, 4, 200_000
+DEPTH, REPEATS, IDS = 1024, 2, 200_000
 Row = dict[str, Any]
 
 
@@ -111,7 +111,8 @@ def main(words: Several[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="engine folder")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--model", help="its name in the rows; default the engine's")
+    parser.add_argument("--out", type=Path, help="JSON file of rows to add to")
     args = parser.parse_args(words)
     engine = Engine.open(args.engine, EngineOptions(swap_bytes=0))
     rows = Launches(engine).rows()
@@ -119,8 +120,10 @@ def main(words: Several[str] | None = None) -> None:
     for row in rows:
         print(line(row), flush=True)
     if args.out:
-        known = {"engine": args.engine.name, "date": str(date.today())}
-        args.out.write_text(json.dumps(known | {"rows": rows}, indent=1) + "\n")
+        known = {"model": args.model or args.engine.name, "date": str(date.today())}
+        held = json.loads(args.out.read_text())["rows"] if args.out.is_file() else []
+        kept = [r for r in held if r["model"] != known["model"]]
+        args.out.write_text(json.dumps({"rows": kept + [known | r for r in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Loads that a server is judged by, and what is told of them: gaps between tokens, first tokens, rates.
+"""Loads that a server is judged by: gaps between tokens, first tokens, rates.
 
 A server is an engine in this process (`served_load`) or one that is reckoned (`pacing`); both are
 driven step by step, so that what differs between two runs is the pacing and nothing else. Lengths
@@ -28,6 +28,9 @@ class Server(Protocol):
 
     def step(self) -> list[int]:
         """One step: the number of a request for each token that came."""
+
+    def end(self, number: int) -> None:
+        """Ends a request before its last token."""
 
     def now(self) -> float:
         """Seconds."""
@@ -90,6 +93,14 @@ class Run:
         """Steps until each of them has so many tokens, or all where none are named."""
         while any(len(t.tokens) < (tokens or t.out) for t in several):
             self.step()
+
+    def end(self) -> None:
+        """Ends all that is open, and lets the server become idle."""
+        for number, told in self.told.items():
+            if not told.done:
+                self.server.end(number)
+        for _ in range(2):
+            self.server.step()
 
     def live(self, width: int, prompt: int = LIVE_PROMPT) -> list[Told]:
         """So many requests that decode, and will for long."""
@@ -186,14 +197,14 @@ def staggered(server: Server, width: int = WIDTH) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def bursts(server: Server) -> list[float]:
+def bursts(server: Server, burst: int = BURST) -> list[float]:
     """Prompt tokens a second of each of ten bursts, one after the other."""
     rates = []
     for _ in range(BURSTS):
         run, start = Run(server), server.now()
-        several = [run.submit(LIVE_PROMPT, 8) for _ in range(BURST)]
+        several = [run.submit(LIVE_PROMPT, 8) for _ in range(burst)]
         run.until(several, 1)
-        rates.append(BURST * LIVE_PROMPT / (server.now() - start))
+        rates.append(burst * LIVE_PROMPT / (server.now() - start))
         run.until(several)
     return rates
 
@@ -219,6 +230,6 @@ def line_of_arrival(name: str, a: Arrival) -> str:
     return (
         f"{name:12} idle step {a.idle * 1e3:5.1f} ms, gaps p50 {share(a.gaps, 50) * 1e3:5.1f}, "
         f"p99 {share(a.gaps, 99) * 1e3:5.1f}, most {max(a.gaps) * 1e3:5.1f} ms "
-        f"({max(a.gaps) / a.idle:.1f}x); first token {a.first * 1e3:7.1f} ms = {a.launches} chunks' "
-        f"steps {a.chunks * 1e3:7.1f} + {a.beyond:.1f} idle steps"
+        f"({max(a.gaps) / a.idle:.1f}x); first token {a.first * 1e3:7.1f} ms = {a.launches} "
+        f"chunks' steps {a.chunks * 1e3:7.1f} + {a.beyond:.1f} idle steps"
     )

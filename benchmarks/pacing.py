@@ -82,6 +82,12 @@ class Reckoned:
         self._next += 1
         return self._next - 1
 
+    def end(self, number: int) -> None:
+        """Ends a request."""
+        everybody = (*self.scheduler.running, *self.scheduler.waiting)
+        seq = next(s for s in everybody if s.id == number)
+        self.scheduler.finish(seq, FinishReason.CANCELLED)
+
     def now(self) -> float:
         """Seconds on the reckoned clock."""
         return self._now
@@ -128,6 +134,7 @@ def reckon(launches: Launches, policy: PrefillPolicy) -> list[str]:
     live = run.live(loads.WIDTH)
     long = loads.arrival(run, live, loads.LONG_PROMPT)
     short = loads.arrival(run, live, loads.SHORT_PROMPT)
+    run.end()
     return [
         loads.line_of_mixed(name, loads.mixed(Reckoned(launches, policy))),
         loads.line_of_arrival(f"  {loads.LONG_PROMPT} tokens", long),

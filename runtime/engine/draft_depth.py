@@ -134,9 +134,8 @@ class DraftDepth:
         if rows not in self._cost_of:
             fitting = [next((b for b in bs if b >= rows), 0) for bs in self._buckets]
             names = [DECODE, *map(verify_family, range(1, self.most + 1))]
-            keys = list(zip(names, fitting, strict=True))
-            known = [self._costs.of(key) for key in keys]
-            if not all(self._costs.built(key) or not key[1] for key in keys):
+            known = [self._costs.of(key) for key in zip(names, fitting, strict=True)]
+            if not all(c or not b for c, b in zip(known, fitting, strict=True)):
                 known = [b * (k + 1) for k, b in enumerate(fitting)]
             found = [c if b else np.inf for c, b in zip(known, fitting, strict=True)]
             self._cost_of[rows] = np.array(found, np.float64)

@@ -14,6 +14,7 @@ never moves a slot or a page, and no choice here changes a token.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from spark_engine.runtime.executors.memory import BucketKey
 KEPT = 0.9  # of prefill's best rate, which a balanced chunk must reach
 CALM = 12.0  # steps of one lone row: the longest balanced step
 STRETCH = 2.0  # idle steps: the longest step for the sake of latency
+PATIENCE = 1e6  # microseconds: who gets nothing for longer is not held back for latency's sake
+HELD = 8  # steps that a launch waits at most to become fuller
 ALONE = 100_000.0  # microseconds: the longest launch, where it need not be, while nobody decodes
 FULL = 0.75  # of a bucket's tiles that are live in a launch which says what the bucket costs
 FAR = 32_768  # positions: there half of a launch's error is laid to its context
@@ -38,8 +41,10 @@ class Pace(enum.StrEnum):
     """Named settings of pacing.
 
     LATENCY: a step with prefill takes at most twice as long as one without, or carries the
-    smallest bucket. BALANCED: the smallest launch that keeps 90 % of prefill's rate, in a step of
-    at most twelve times a lone row's. THROUGHPUT: the largest.
+    smallest bucket, until a prompt has waited for its next launch for a second. BALANCED: the
+    smallest launch that keeps 90 % of prefill's rate, in a step of at most twelve times a lone
+    row's; of several prompts that wait each may add as much. THROUGHPUT: the largest launch, which
+    waits for a few steps where it would not be full.
     """
 
     LATENCY = "latency"
@@ -83,6 +88,8 @@ class Pacing:
     ) -> None:  # fmt: skip
         self.policy, self._buckets, self._tile, self._costs = policy, buckets, tile, costs
         self._lone: BucketKey = (DECODE, lone)
+        self._clock = 0.0  # microseconds of all steps so far
+        self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
         self._context = 0.0  # microseconds of a token for each position before it
         self._bases: list[float] = []  # of a launch at the beginning of a sequence; 0: not known
         self._version = -1  # of the costs that `_bases` were made from
@@ -90,39 +97,17 @@ class Pacing:
         self._split: tuple[int, ...] = ()
         self._refresh()
 
-    def tiles(self, order: Sequence[Request], beside: BucketKey | None, live: int = 0) -> int:
+    def tiles(self, order: Sequence[Request], beside: Batch | None) -> int:
         """How many tiles this step prefills of the sequences in `order`, whose prompts wait.
 
-        `beside`: the bucket in which others decode in the same step, if any do.
+        `beside`: the round of those who decode in the same step, if any do.
         """
         self._refresh()
+        for seq in order:
+            seq.since = self._clock if seq.since is None else seq.since
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
-        most = self._most(order[0].launched, beside, len(order))
-        if self._hold(min(waiting, most), len(order), beside, live):
-            return 0
-        return self._split[min(waiting, most)]
-
-    def _hold(self, tiles, count, beside, live):
-        import os
-
-        K = int(os.environ.get("HOLD", 0))
-        if (
-            beside is None
-            or self.policy.pace is not Pace.THROUGHPUT
-            or not K
-            or not all(self._bases)
-        ):
-            self._held = self._skipped = 0
-            return False
-        rate = max(b / c for b, c in zip(self._buckets, self._bases))
-        bucket = next(b for b in self._buckets if b >= self._split[tiles])
-        waste = self.cost(bucket) - self._split[tiles] / rate
-        self._held = getattr(self, "_held", 0) + self._costs.of(beside) * count / live
-        self._skipped = getattr(self, "_skipped", 0) + 1
-        if self._held >= waste or self._skipped > K:
-            self._held = self._skipped = 0
-            return False
-        return True
+        taken = self._split[min(waiting, self._most(order, beside))]
+        return 0 if self._hold(taken, len(order), beside) else taken
 
     def order(self, behind: Iterable[Request]) -> list[Request]:
         """Whose tiles come first: the urgent, then who was passed over long enough, then the
@@ -131,7 +116,10 @@ class Pacing:
 
     def pass_over(self, behind: Iterable[Request], taken: Iterable[Request]) -> None:
         """Those who are still behind let the tiles pass that were `taken` of later arrivals."""
-        ranks = [seq.rank for seq in taken]  # one a tile
+        ranks = []  # one a tile
+        for seq in taken:
+            ranks.append(seq.rank)
+            seq.since = None
         for seq in behind:
             if seq.launched < seq.prefill_end:
                 seq.passed += sum(rank > seq.rank for rank in ranks)
@@ -142,6 +130,7 @@ class Pacing:
         What prefill took of it is the rest beside the decode launch, which is timed in steps of its
         own.
         """
+        self._clock += microseconds
         rest = microseconds
         for batch in batches:
             key = batch.family, batch.bucket
@@ -162,51 +151,73 @@ class Pacing:
 
     # What a step may take.
 
-    def _most(self, context: float, beside: BucketKey | None, count: int = 1) -> int:
+    def _most(self, order: Sequence[Request], beside: Batch | None) -> int:
         """The largest bucket, in tiles, that this step should take."""
-        costs = [self.cost(b, context) for b in self._buckets]
+        costs = [self.cost(b, order[0].launched) for b in self._buckets]
         if not all(costs):
             return self._buckets[-1]
-        limit, best = self._limit(beside, count), self._buckets[-1]
+        best = self._buckets[-1]
         if self.policy.pace is not Pace.THROUGHPUT:
             best = self._brisk(costs)
         if beside is None:
-            most = [b for b, c in zip(self._buckets, costs, strict=True) if c <= limit]
-            return max([best, *most])
-        fitting = [b for b, c in zip(self._buckets, costs, strict=True) if c <= limit and b <= best]
+            alone = math.inf if self.policy.pace is Pace.THROUGHPUT else ALONE
+            return max(best, self._within(alone, costs))
+        return min(best, self._within(self._limit(order, beside), costs))
+
+    def _within(self, limit: float, costs: list[float]) -> int:
+        """The largest bucket that takes no longer, or else the smallest."""
+        fitting = [b for b, c in zip(self._buckets, costs, strict=True) if c <= limit]
         return max(fitting, default=self._buckets[0])
 
     def _brisk(self, costs: list[float]) -> int:
         """The smallest bucket of nearly the best rate."""
         rates = [b / c for b, c in zip(self._buckets, costs, strict=True)]
-        return next(b for b, r in zip(self._buckets, rates, strict=True) if r >= KEPT * max(rates))
+        pairs = zip(self._buckets, rates, strict=True)
+        return next(b for b, rate in pairs if rate >= KEPT * max(rates))
 
-    def _limit(self, beside: BucketKey | None, count: int = 1) -> float:
-        """Microseconds that prefill may add to the step; infinite where there is no such limit."""
-        if beside is None:
-            return float("inf") if self.policy.pace is Pace.THROUGHPUT else ALONE
-        idle = self._costs.of(beside)
-        limits = [float("inf")]
+    def _limit(self, order: Sequence[Request], beside: Batch) -> float:
+        """Microseconds that prefill may add to a step in which others decode."""
+        idle = self._costs.of((beside.family, beside.bucket))
         if self.policy.itl_ms is not None:
-            limits.append(self.policy.itl_ms * 1e3 - idle)
-        elif self.policy.pace is Pace.LATENCY and idle:
-            limits.append((STRETCH - 1) * idle)
-        elif self.policy.pace is Pace.BALANCED and (lone := self._costs.of(self._lone)):
-            limits.append(
-                (CALM * lone - idle) * (count if __import__("os").environ.get("EACH") else 1)
-            )
-        return min(limits)
+            return self.policy.itl_ms * 1e3 - idle
+        lone = self._costs.of(self._lone)
+        if self.policy.pace is Pace.THROUGHPUT or not (idle and lone):
+            return math.inf
+        share = CALM * lone - idle
+        if self.policy.pace is Pace.BALANCED:
+            return share * len(order)
+        late = sum(self._clock - (seq.since or 0.0) > PATIENCE for seq in order)
+        return max((STRETCH - 1) * idle, share * late)
+
+    def _hold(self, taken: int, prompts: int, beside: Batch | None) -> bool:
+        """Whether a launch for throughput's sake waits for more, and others decode meanwhile.
+
+        It does while what a fuller one would save is more than what the prompts that wait would
+        have decoded so far, and for HELD steps at most.
+        """
+        idle = self._costs.of((beside.family, beside.bucket)) if beside else 0.0
+        if self.policy != THROUGHPUT or beside is None or not idle or not all(self._bases):
+            self._held, self._lost = 0, 0.0
+            return False
+        rate = max(b / c for b, c in zip(self._buckets, self._bases, strict=True))
+        bucket = next(b for b in self._buckets if b >= taken)
+        self._held += 1
+        self._lost += idle * prompts / beside.live
+        if self._held <= HELD and self._lost < self.cost(bucket) - taken / rate:
+            return True
+        self._held, self._lost = 0, 0.0
+        return False
 
     # What launches take.
 
     def _prefilled(self, batch: Batch, microseconds: float) -> None:
         """Lays what a launch took beside the estimate to its bucket and to its context."""
-        if batch.live < FULL * batch.bucket or microseconds <= 0:
+        key = PREFILL, batch.bucket
+        base = self._costs.of(key)
+        if not base or batch.live < FULL * batch.bucket:
             return
         tokens = sum(batch.counts)
         reach = sum(n * (at + n / 2) for at, n in zip(batch.starts, batch.counts, strict=True))
-        key = PREFILL, batch.bucket
-        base = self._costs.of(key) or microseconds
         error = microseconds - base - self._context * reach
         error = min(max(error, base / RUN_RANGE - base), base * RUN_RANGE - base)
         far = (reach / (FAR * tokens)) ** 2
@@ -219,33 +230,15 @@ class Pacing:
         if self._version == self._costs.version:
             return
         self._version = self._costs.version
-        ran = [b for b in self._buckets if self._costs.measured((PREFILL, b))]
-        shares = [
-            self._costs.of((PREFILL, b)) / built
-            for b in ran
-            if (built := self._costs.built((PREFILL, b)))
-        ]
+        now, built = self._costs.of, self._costs.built
+        keys = [(PREFILL, b) for b in self._buckets]
+        shares = [now(key) / built(key) for key in keys if now(key) != built(key)]
         share = sum(shares) / len(shares) if shares else 1.0
-        self._bases = [self._base(b, ran, share) for b in self._buckets]
+        self._bases = [now(k) if now(k) != built(k) else built(k) * share for k in keys]
         pairs = list(zip(self._bases, self._split_by, strict=False))
         if not pairs or any(abs(now - then) > MOVED * then for now, then in pairs):
             known = dict(zip(self._buckets, self._bases, strict=True))
             self._split_by, self._split = self._bases, first_launch(self._buckets, known)
-
-    def _base(self, bucket: int, ran: list[int], share: float) -> float:
-        """Of one bucket; without a table, between those that have run, or by tokens from one."""
-        if bucket in ran:
-            return self._costs.of((PREFILL, bucket))
-        if built := self._costs.built((PREFILL, bucket)):
-            return built * share
-        if not ran:
-            return 0.0
-        low = max((b for b in ran if b < bucket), default=min(ran))
-        high = min((b for b in ran if b > bucket), default=low)
-        at_low, at_high = (self._costs.of((PREFILL, b)) for b in (low, high))
-        if low == high:
-            return at_low * bucket / low
-        return at_low + (at_high - at_low) * (bucket - low) / (high - low)
 
     def _urgency(self, seq: Request) -> tuple[int, bool, int, int]:
         left = seq.prefill_end - seq.launched

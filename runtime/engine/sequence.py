@@ -27,6 +27,7 @@ class Sequence:
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
+        since: when it began to wait for its next prefill, by the pacing's clock.
         passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
@@ -36,6 +37,7 @@ class Sequence:
         names: of its full pages, for the prefix cache; of those of its prompt while it runs.
         node: the deepest of its pages that others can begin with.
         leader, leader_end: it waits until this one was launched up to there, to go on from it.
+        held_back: it let others pass for that.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
@@ -52,6 +54,7 @@ class Sequence:
     launched: int = 0
     slack: int = 0
     held: int = 0
+    since: float | None = None
     passed: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -63,6 +66,7 @@ class Sequence:
     node: Node | None = None
     leader: Sequence | None = None
     leader_end: int = 0
+    held_back: bool = False
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -18,27 +18,21 @@ class StepCosts:
     """One engine's. `version` grows with every correction."""
 
     def __init__(self, table: Mapping[BucketKey, float]) -> None:
-        self._table = {bucket: cost for bucket, cost in table.items() if cost > 0}
-        self._now = dict(self._table)
-        self._measured: set[BucketKey] = set()
+        self._table = dict(table)
+        self._now = dict(table)
         self.version = 0
 
     def of(self, bucket: BucketKey) -> float:
-        """By the table or by what ran; 0 where neither says."""
+        """What a launch takes now; 0 where the build did not say."""
         return self._now.get(bucket, 0.0)
 
     def built(self, bucket: BucketKey) -> float:
-        """By the table; 0 where it is silent."""
+        """What the build said; 0 where it did not."""
         return self._table.get(bucket, 0.0)
 
-    def measured(self, bucket: BucketKey) -> bool:
-        """Whether a launch of it was timed."""
-        return bucket in self._measured
-
     def ran(self, bucket: BucketKey, microseconds: float) -> None:
-        """A launch of the bucket took so long."""
-        self._measured.add(bucket)
-        known = self._now.get(bucket, microseconds)
-        seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
-        self._now[bucket] = known + RUN_WEIGHT * (seen - known)
-        self.version += 1
+        """A launch of the bucket took so long; says nothing where the build did not."""
+        if known := self.of(bucket):
+            seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
+            self._now[bucket] = known + RUN_WEIGHT * (seen - known)
+            self.version += 1

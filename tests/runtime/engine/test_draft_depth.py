@@ -202,11 +202,3 @@ def test_what_rounds_really_take_corrects_the_table() -> None:
     assert rounds.run(EVERY)[:-2].count(0) >= EVERY - 4
     assert 260 < depth.cost(128)[3] <= 390  # what runs no more is measured no more
     assert depth.cost(8)[3] == 200  # another bucket's
-
-
-def test_without_a_table_rounds_cost_by_their_tokens_whatever_some_took() -> None:
-    known = StepCosts({})
-    depth = DraftDepth((ROWS,) * (1 + MOST), known, SLOTS)
-    before = depth.cost(8).tolist()
-    known.ran((DECODE, 8), 5.0)
-    assert depth.cost(8).tolist() == before

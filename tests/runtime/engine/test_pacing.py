@@ -26,7 +26,6 @@ BUCKETS = (1, 4, 8, 16, 64)
 # A dense model's: 6 ms of reading the weights, then 5 ms a tile; and what 1 and 64 rows take.
 COSTS = {(PREFILL, b): 6_000.0 + 5_000.0 * b for b in BUCKETS}
 COSTS |= {(DECODE, 1): 5_900.0, (DECODE, 64): 12_500.0}
-LIVE = (DECODE, 64)
 
 
 def make(policy: PrefillPolicy = BALANCED, costs: dict[tuple[str, int], float] = COSTS) -> Pacing:
@@ -46,7 +45,11 @@ def launch(bucket: int, live: int, at: int = 0) -> Batch:
 
 
 def decode(rows: int = 64) -> Batch:
-    return Batch(DECODE, rows, [], [], [], [])
+    seqs = [waiting(1) for _ in range(rows)]
+    return Batch(DECODE, rows, seqs, [1] * rows, [1] * rows, [True] * rows)
+
+
+LIVE = decode()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,39 @@ def test_a_balanced_launch_keeps_nine_tenths_of_the_rate_and_no_more() -> None:
     assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 8
 
 
+def test_every_prompt_that_waits_may_add_to_a_balanced_step() -> None:
+    """Of 58.3 ms that one may add, 46 are eight tiles; sixteen take 86."""
+    for prompts, tiles in ((1, 8), (2, 16), (9, 16)):
+        order = [waiting(10_000, number=n) for n in range(prompts)]
+        assert make().tiles(order, LIVE) == tiles
+
+
+def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
+    pacing, order = make(LATENCY), [waiting(10_000, number=n) for n in range(3)]
+    for _ in range(40):
+        assert pacing.tiles(order, LIVE) == 1
+        pacing.pass_over(order, order[:1])
+        pacing.took([LIVE, launch(1, 1)], 24_000.0)
+    pacing.took([LIVE], 12_000.0), pacing.took([LIVE], 28_000.0)
+    assert pacing.tiles(order, LIVE) == 1  # 1 s to the microsecond
+    pacing.took([], 1.0)
+    assert pacing.tiles(order, LIVE) == 16  # two have waited, the first has not
+    pacing.pass_over(order, order)
+    assert pacing.tiles(order, LIVE) == 1
+
+
+def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
+    """One tile costs 11 ms where a 64th of the largest launch would cost 5.1: 5.9 ms are saved. A
+    prompt that waits costs 0.2 ms a step, which is 64 rows' 12.5."""
+    pacing = make(THROUGHPUT)
+    for _ in range(2):
+        assert [pacing.tiles([waiting(1)], LIVE) for _ in range(9)] == [0] * 8 + [1]
+    crowd = [waiting(1, number=n) for n in range(4)]  # 26 ms for 20.4, at 0.8 a step
+    assert [pacing.tiles(crowd, LIVE) for _ in range(9)] == [0] * 7 + [4] + [0]
+    assert pacing.tiles([waiting(1)], None) == 1  # nobody else has anything of it
+    assert pacing.tiles([waiting(10_000)], LIVE) == 64
+
+
 def test_while_nobody_decodes_a_launch_is_short_where_that_costs_no_rate() -> None:
     assert make().tiles([waiting(10_000)], None) == 16
     assert make(THROUGHPUT).tiles([waiting(10_000)], None) == 64
@@ -88,9 +124,10 @@ def test_while_nobody_decodes_a_launch_is_short_where_that_costs_no_rate() -> No
 
 def test_what_waits_is_split_into_the_launches_that_take_least() -> None:
     """Of five tiles four go, and one is left, which is not padded to eight."""
-    assert make(THROUGHPUT).tiles([waiting(5 * TILE)], LIVE) == 4
-    assert make(THROUGHPUT).tiles([waiting(4 * TILE), waiting(1)], LIVE) == 4
-    assert make(THROUGHPUT).tiles([waiting(1)], LIVE) == 1
+    pacing = make(PrefillPolicy(Pace.THROUGHPUT, 1000.0))
+    assert pacing.tiles([waiting(5 * TILE)], LIVE) == 4
+    assert pacing.tiles([waiting(4 * TILE), waiting(1)], LIVE) == 4
+    assert pacing.tiles([waiting(1)], LIVE) == 1
 
 
 def test_far_into_a_context_a_launch_is_smaller() -> None:
@@ -122,11 +159,11 @@ def test_what_prefill_took_is_the_rest_of_the_step() -> None:
     pacing = Pacing(BALANCED, BUCKETS, TILE, costs)
     for _ in range(40):
         pacing.took([decode()], 10_000.0)
-    assert costs.of(LIVE) == pytest.approx(10_000, rel=0.01)
+    assert costs.of((DECODE, 64)) == pytest.approx(10_000, rel=0.01)
     for _ in range(40):
         pacing.took([decode(), launch(4, 4)], 40_000.0)
     assert costs.of((PREFILL, 4)) == pytest.approx(30_000, rel=0.01)
-    assert costs.of(LIVE) == pytest.approx(10_000, rel=0.01)
+    assert costs.of((DECODE, 64)) == pytest.approx(10_000, rel=0.01)
 
 
 def test_a_launch_that_is_mostly_padding_says_nothing_of_its_bucket() -> None:
@@ -136,25 +173,13 @@ def test_a_launch_that_is_mostly_padding_says_nothing_of_its_bucket() -> None:
         assert pacing.cost(16) == pytest.approx(cost, rel=1e-2)
 
 
-def test_a_step_beside_an_unknown_round_says_nothing() -> None:
-    costs = StepCosts({})
-    pacing = Pacing(BALANCED, BUCKETS, TILE, costs)
-    pacing.took([decode(), launch(4, 4)], 40_000.0)
-    assert costs.of((PREFILL, 4)) == 0 and pacing.cost(4) == 0
-
-
-def test_without_a_table_all_that_waits_is_taken_until_launches_were_timed() -> None:
-    pacing = make(PrefillPolicy(Pace.BALANCED, 30.0), {})
-    assert pacing.tiles([waiting(10_000)], LIVE) == 64
-    pacing.took([launch(64, 64)], 320_000.0)
-    assert [pacing.cost(b) for b in BUCKETS] == [5_000.0 * b for b in BUCKETS]
-    pacing.took([decode()], 10_000.0)
-    assert pacing.tiles([waiting(10_000)], LIVE) == 1  # of equal rates the smallest
-    for _ in range(30):
-        pacing.took([launch(1, 1)], 8_000.0)
-    pacing.took([launch(8, 8)], 35_000.0)
-    assert pacing.cost(4) == pytest.approx(8_000 + 27_000 * 3 / 7, rel=1e-3)
-    assert pacing.tiles([waiting(10_000)], LIVE) == 4
+def test_without_a_table_all_that_waits_is_taken() -> None:
+    pacing = make(PrefillPolicy(Pace.LATENCY, 1.0), {})
+    for _ in range(2):
+        assert pacing.tiles([waiting(10_000)], LIVE) == 64
+        assert pacing.tiles([waiting(100)], None) == 2
+        pacing.took([launch(64, 64)], 320_000.0)
+        pacing.took([decode()], 10_000.0)
 
 
 def test_the_shortest_goes_first_and_who_waited_long_enough_before_it() -> None:

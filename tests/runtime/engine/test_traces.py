@@ -33,11 +33,16 @@ POISON_RATE = 199  # about every 199th answer is non-finite
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, the step before which it comes, and after how many more it is cancelled."""
+    """A request, the step before which it comes, and after how many more it is cancelled.
+
+    `follows`: its prompt goes on from the whole of the request that came so many before it, as far
+    as that has come by then, if there is room.
+    """
 
     request: Request
     step: int
     cancel_after: int | None
+    follows: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,18 @@ def params(draw: st.DrawFn) -> SamplingParams:
 @st.composite
 def arrivals(draw: st.DrawFn, most: int) -> Arrival:
     length = min(draw(st.one_of(st.integers(1, 70), st.integers(1, 300))), most)
-    first, stride = draw(st.integers(0, VOCAB - 1)), draw(st.integers(0, 7))
-    prompt = tuple((first + i * stride + i // 5) % VOCAB for i in range(length))
+    first, stride = draw(st.sampled_from((0, 1, 30))), draw(st.sampled_from((1, 1, 7)))
+    parts = draw(st.one_of(st.just(length), st.integers(0, length)))  # its own tokens behind that
+    shift = draw(st.sampled_from((1, 2)))
+    prompt = tuple(
+        (first + i * stride + i // 5 + (i >= parts) * shift) % VOCAB for i in range(length)
+    )
+    marks = tuple(sorted(draw(st.lists(st.integers(0, length), max_size=2))))
+    follows = draw(st.sampled_from((0, 0, 1, 2)))
     priority = draw(st.sampled_from((0, 0, 0, 1, 2)))
     cancel = draw(st.one_of(st.none(), st.none(), st.integers(0, 20)))
-    return Arrival(Request(prompt, draw(params()), priority), draw(st.integers(0, 30)), cancel)
+    request = Request(prompt, draw(params()), priority, marks)
+    return Arrival(request, draw(st.integers(0, 60)), cancel, follows)
 
 
 @st.composite
@@ -92,12 +104,14 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         bias_slots=8,
         top_logprobs=3,
         drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
+        snapshots=draw(st.sampled_from((0, 1, 2, 5, 30))),
     )
     options = EngineOptions(
         drafts=draw(st.sampled_from((None, None, None, 2, 0))) if most_drafts else None,
         policy=draw(st.sampled_from((THROUGHPUT, LATENCY, BALANCED))),
         depth=draw(st.integers(0, 1)),
         swap_bytes=draw(st.sampled_from((0, 3000, 1 << 30))),
+        cache_bytes=draw(st.sampled_from((None, None, None, 2000, 5000, 0))),
     )
     return Trace(
         limits,
@@ -159,7 +173,7 @@ class Watch:
         assert len(decoded) == len(rows.get(False, ()))
         assert plan.drain or self._due - set(plan.preempted) <= decoded
         for row in rows.get(True, ()):
-            assert row.start % 64 == 0 and row.seq not in decoded
+            assert (row.start - row.seq.grid) % 64 == 0 and row.seq not in decoded
             assert row.count == 64 or row.emit
         assert not (plan.preempted and self.engine.options.depth == 0 and plan.drain)
 
@@ -209,7 +223,7 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     queue = sorted(trace.arrivals, key=lambda a: a.step)
     for now in range(20_000):
         while queue and queue[0].step <= now:
-            arrival = queue.pop(0)
+            arrival = follow(watch, arrived, queue.pop(0))
             number = watch.submit(arrival.request)
             arrived[number] = arrival
             if arrival.cancel_after is not None:
@@ -222,12 +236,27 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     raise AssertionError("the trace does not end")
 
 
+def follow(watch: Watch, arrived: dict[int, Arrival], arrival: Arrival) -> Arrival:
+    """With the prompt that it has when it comes."""
+    if not 0 < arrival.follows <= len(arrived):
+        return arrival
+    number = list(arrived)[-arrival.follows]
+    before = [*arrived[number].request.prompt, *tokens_of(watch.events[number])]
+    own = arrival.request.prompt[: capacity(watch.engine.loaded.limits) - 1 - len(before)]
+    if len(before) + len(own) >= capacity(watch.engine.loaded.limits):
+        return arrival
+    return replace(arrival, request=replace(arrival.request, prompt=(*before, *own)))
+
+
 def check_trace(trace: Trace) -> None:
     watch, arrived = replay(trace)
     watch.engine.check_idle()
+    watch.engine.clear_cache()
+    assert watch.engine.scheduler.pages.free == trace.limits.pages
+    assert watch.engine.scheduler.reuse.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
-    limits = replace(trace.limits, drafts=0)
+    limits = replace(trace.limits, drafts=0, snapshots=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     alone = Engine(plain, EngineOptions(swap_bytes=0))
     for number, arrival in arrived.items():
@@ -331,7 +360,9 @@ def test_the_costs_hear_of_rounds_that_ran_alone_and_of_prefill(
     heard: list[tuple[tuple[str, int], float]] = []
     monkeypatch.setattr(StepCosts, "ran", lambda self, *told: heard.append(told))
     limits = Limits(4, 340, 199, VOCAB, page_size=8, bias_slots=8, top_logprobs=5, drafts=1)
-    engine = Engine(build_fake(limits, (1, 2, 4), (1, 2)), EngineOptions(depth=depth))
+    loaded = build_fake(limits, (1, 2, 4), (1, 2))
+    costs = dict.fromkeys(loaded.executors, 10.0)
+    engine = Engine(replace(loaded, costs=costs), EngineOptions(depth=depth))
     for i in range(3):
         params = SamplingParams(max_tokens=30, ignore_eos=True, seed=i)
         engine.submit(Request(tuple(range(1, 20 + i)), params))
