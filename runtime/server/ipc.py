@@ -90,7 +90,7 @@ def summarise(row: Mapping[str, Any]) -> Stats:
         drafts_by_position=list(row["drafts_by_position"]),
         accepted_by_position=list(row["accepted_by_position"]),
         rounds_by_k=dict(row["rounds_by_k"]),
-        **{name: row.get(name, 0) for name in CACHE},
+        **{name: row[name] for name in CACHE},
     )
 
 

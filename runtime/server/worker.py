@@ -188,8 +188,9 @@ def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
         info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
-    cache, rows = engine.loaded.cache_bytes, engine.memory.snapshot_rows
-    return msgspec.structs.replace(info, cache_bytes=cache or 0, snapshots=rows), engine
+    sizes = engine.scheduler.sizes
+    cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    return msgspec.structs.replace(info, **cache), engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
