@@ -188,13 +188,15 @@ def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def usage(prompt: int, completion: int, drafts: tuple[int, int] | None = None) -> Json:
-    """Token counts. `drafts`: those verified and those kept, of an engine that drafts."""
+def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
+    """Token counts. `cached`: those of the prompt that were not computed; `drafts`: those verified
+    and those kept, of an engine that drafts."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": total,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
     if drafts is not None:
         verified, kept = drafts

@@ -47,6 +47,7 @@ class TextStream:
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # drafts that were verified, and those kept
+        self.cached = 0  # tokens of the prompt that were not computed
         self.finish: FinishReason | None = None
 
     def push(self, events: Iterable[Event]) -> Piece:
@@ -68,6 +69,7 @@ class TextStream:
         self.tokens += event.token is not None
         self.drafted = max(self.drafted, event.drafted)
         self.accepted = max(self.accepted, event.accepted)
+        self.cached = max(self.cached, event.cached)
         text = self._text(event)
         self.finish = event.finish
         if self._stops.matched is not None:
