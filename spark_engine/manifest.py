@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
 
 from spark_engine.errors import EngineError
@@ -192,6 +192,16 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
+class Greedy:
+    """What the buckets said to fixed prompts when the engine was built, as the md5 of their tokens
+    by the bucket's name, and the machine they ran on. Empty where the engine was not run.
+    """
+
+    machine: str = ""
+    md5: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FileDigest:
     """A file's length and the hex sha256 of each 64 MiB of it (an empty file has none)."""
 
@@ -225,6 +235,7 @@ class Manifest:
     fingerprint: Fingerprint
     files: Mapping[str, FileDigest]
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    greedy: Greedy = Greedy()
 
     def to_json(self) -> Json:
         """The JSON object without its `digest`."""

@@ -19,13 +19,17 @@ WEIGHTS = 1.05
 WORKSPACE = 4 << 30  # bytes: arena, logits of the largest bucket, cubins, the driver's context
 MAX_SEQS = 128
 MAX_CONTEXT = 32_768  # tokens
-PREFILL = (256, 1024)  # tokens
+PREFILL = (64, 128, 256, 512, 1024)  # tokens
 CACHE = 4  # snapshots are left a quarter of the rest, and no more than one for each sequence
 # Snapshots of the CPU's engines: rows at least, for each sequence, and their bytes at most. Few,
 # because opening a bucket copies them all once.
 CPU_FEW, CPU_EACH, CPU_CACHE = 16, 4, 1 << 30
 MOST_SNAPSHOTS = 4096  # rows that are ever allocated for them
-LARGE_PREFILL = (*PREFILL, 4096)  # where a block's shared memory holds so many tokens' experts
+LARGE_PREFILL = (
+    *PREFILL,
+    2048,
+    4096,
+)  # where a block's shared memory holds so many tokens' experts
 
 
 @dataclass(frozen=True)

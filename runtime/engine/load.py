@@ -23,7 +23,7 @@ from spark_engine.engine_file import (
     open_folder,
     read_manifest,
 )
-from spark_engine.errors import CapacityError, EngineError
+from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
@@ -34,6 +34,7 @@ from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.watched import Clock
 from spark_engine.tensors import TensorSpec
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -60,7 +61,8 @@ class Loaded:
     executors, over the same weights, states and tables; whoever calls it closes what it opened.
     `costs`: microseconds of a launch by bucket, as far as they are known. `cache_bytes`: what the
     prefix cache may hold, pages and snapshots together, 0 for nothing; None: all there are.
-    `invariant`: a sequence's bits do not depend on the bucket it runs in.
+    `invariant`: a sequence's bits do not depend on the bucket it runs in. `clock` tells when a
+    device ran what was launched; None where launches are synchronous.
     """
 
     limits: Limits
@@ -75,6 +77,7 @@ class Loaded:
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
     cache_bytes: int | None = None
     invariant: bool = False
+    clock: Clock | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none of a family that the engine has not."""
@@ -100,18 +103,23 @@ def load(
     mark: Callable[[str], None] | None = None,
     shown: Progress | None = None,
     cache_bytes: int | None = None,
+    graphs: bool = True,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
     `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
-    none; None: what the memory has room for. Raises EngineError when the folder is
+    none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
+    one. Raises EngineError when the folder is
     damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
     does not fit the free memory.
     """
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
+    if not graphs and manifest.executor != NATIVE:
+        words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
+        raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}")
@@ -127,7 +135,7 @@ def load(
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark, shown, cache_bytes)
+        return _load_native(folder, threads, mark, shown, cache_bytes, graphs)
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
@@ -166,6 +174,7 @@ def _load_native(
     mark: Callable[[str], None],
     shown: Progress,
     cache_bytes: int | None,
+    graphs: bool,
 ) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
@@ -176,7 +185,7 @@ def _load_native(
         check_capacity(manifest, 0, room.free)
         return device_rows(manifest, room, cache_bytes)
 
-    engine = NativeEngine(folder, rows_in, mark)
+    engine = NativeEngine(folder, rows_in, mark, graphs)
     rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
     if rows:
         shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
@@ -193,7 +202,7 @@ def _load_native(
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
     own = engine.states, engine.tables, engine.open
-    made = Loaded(*_common(manifest), executors, folder, *own)
+    made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
     return _measured(made, manifest, rows, cache_bytes)
 
 
