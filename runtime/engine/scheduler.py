@@ -3,7 +3,8 @@
 Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
 a token but to know that one was added. The rules:
 
-- Order is priority, then arrival. The head of the queue is never passed over.
+- Order is priority, then arrival. The head of the queue is never passed over; who prefills first,
+  and how much beside decode, is `pacing`'s business, within bounds.
 - A request is admitted when a slot is free and pages for all it knows plus one decode row.
 - Every running sequence that can decode does so in every step, whatever prefill there is: all in
   one round of k drafts, or of none, where a row may have fewer.
@@ -12,7 +13,7 @@ a token but to know that one was added. The rules:
   the byte budget lasts, and otherwise forgets its cache and prefills again later. A waiting
   request of strictly higher priority may do the same to those below it.
   Drafts take a page early where one is free, and are fewer where none is.
-- So the first in order always moves, and nothing can go round in circles.
+- So the first in order moves every few steps, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
 """
