@@ -102,11 +102,9 @@ def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     mixed = {"rate": 1000.0, "gaps": [0.01, 0.02, 0.03]}
     loads |= {f"mixed, {name}": mixed for name in ("balanced", "throughput")}
     loads |= {f"beside, {n}": {"long": row, "short 0": row} for n in ("balanced", "latency")}
-    for name, found in (
-        ("steps", steps),
-        ("loads", loads),
-        ("prefix", {"computed": {"fork": 6144}}),
-    ):
+    files: dict[str, object] = {"steps": steps, "loads": loads}
+    files |= {"prefix": {"computed": {"fork": 6144}}, "repeat": {"texts": 16, "runs": [run, run]}}
+    for name, found in files.items():
         (tmp_path / f"{name}_35b.json").write_text(json.dumps(found))
     told = {row[0]: row[2] for row in seed_rows.seed_rows()}
     assert told[8] == "35B: 2.10 / 3.00 ms a step with / without at 8"
