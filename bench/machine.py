@@ -72,6 +72,11 @@ class Watch:
             self._process.wait()
             self._thread.join()
 
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return len(self._rows)
+
     def summary(self) -> Json | None:
         """Least, median and most of each; None where nothing was sampled."""
         columns = list(zip(*self._rows, strict=True))

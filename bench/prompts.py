@@ -48,10 +48,11 @@ class Ids:
         return rng.choices(self._ids, k=count)
 
     def text(self, ids: Sequence[int]) -> str:
-        """What they stand for. Tokenised again it may have some tokens more or fewer."""
+        """What they stand for, cut to as many tokens as a tokenizer makes of it."""
         if self._tokenizer is None:
             raise OptionError("--prompts text needs a tokenizer: give --tokenizer FOLDER")
-        return self._tokenizer.decode(ids)
+        text = self._tokenizer.decode(ids)
+        return self._tokenizer.decode(self._tokenizer.encode(text)[: len(ids)])
 
 
 def draw(

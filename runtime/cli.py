@@ -265,7 +265,7 @@ def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
         if parser is None:
             show([Delta(Kind.CONTENT, piece.text)])
             continue
-        show(parser.push(piece.text))
+        show(parser.push(piece.text, piece.marks))
         if piece.finish is not None:
             show(parser.flush())
     click.echo()

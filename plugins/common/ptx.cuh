@@ -68,7 +68,17 @@ DEVICE u32 load_if(bool there, const u32* p) {
   return v;
 }
 
-// ---- loads from shared memory ------------------------------------------------------------------
+DEVICE uint4 load_if16(bool there, const void* p) {
+  uint4 v;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; "
+      "mov.u32 %3, 0; @p ld.global.v4.u32 {%0,%1,%2,%3}, [%5]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "r"((u32)there), "l"(p));
+  return v;
+}
+
+// ---- shared memory -----------------------------------------------------------------------------
 template <class Address>
 DEVICE uint4 load_shared16(Address from) {
   uint4 v;
@@ -84,6 +94,10 @@ DEVICE uint2 load_shared8(Address from) {
                : "=r"(v.x), "=r"(v.y)
                : "r"(shared_address(from)));
   return v;
+}
+DEVICE void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros, 0 reads nothing ------

@@ -106,8 +106,7 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
       const int place = (u32)(starts[row] + t + KEPT) % KEPT;
       act4 column{};
       if (goes_on || t >= 0) column = columns(tokens + (i64)t * x_width);
-      else if (starts[row] + t >= 0)
-        column = *(const act4*)(state_in + at(source) + (i64)place * channels);
+      else if (!fresh) column = *(const act4*)(state_in + at(source) + (i64)place * channels);
       *(act4*)(kept + (i64)place * channels) = column;
     }
 #else

@@ -240,7 +240,7 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
     for (int i = 0; i < N / 2; ++i)
       sums[i / 4][i % 4] = S::WK == 1 ? d[i / 4][i % 4] : sums[i / 4][i % 4] + d[i / 4][i % 4];
   }
-  wait_copies<0>();
+  if (UP) wait_copies<0>();
   meet(1 + own, 128);  // the warpgroup's list of pairs is written, and its next tile
   TileWork late = work;
   late.thread = forget(threadIdx.x);  // or what is computed of it is held all along
@@ -269,17 +269,19 @@ DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, Ahea
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   PipelineState here;
   int turn = 0;
+  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
     TileWork work;
     work.thread = forget(threadIdx.x);  // or all that depends on it is held all along
     const int own = work.thread >> 7, column = work.thread & 127;
     Ahead& mine = ahead[own];
-    work.tile = item == blockIdx.x ? tiles[1 + item / Wide<UP>::BLOCKS] : mine.tile[turn];
+    work.tile = UP && item != blockIdx.x ? mine.tile[turn] : next;
     work.item = item, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
     work.load_factors<UP>(scale2);
-    const int next = min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
-    if (column == 0) copy_async(mine.tile + (turn ^ 1), tiles + 1 + next);
-    commit_copies();
+    const int4* const then = tiles + 1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
+    if (UP && column == 0) copy_async(mine.tile + (turn ^ 1), then);
+    if (UP) commit_copies();  // which has no registers to hold it
+    else next = *then;
     if (!UP && column < work.tile.z) mine.pair[turn][column] = order[work.tile.y + column];
     work.pair = mine.pair[turn];
     consume_width<UP, BLOCK_M>(r, here, work);

@@ -102,6 +102,7 @@ class Reuse:
                     seq.leader, seq.leader_end = leader, end
         if seq.leader is None:
             return hit
+        seq.held_back = True
         _add_point(seq.leader, seq.leader_end)
         return None
 

@@ -59,7 +59,7 @@ class ChatForm:
 
     def push(self, piece: Piece) -> Json:
         """`delta` with what is new, and the tokens' `logprobs`."""
-        deltas = self._parser.push(piece.text)
+        deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush()
         body: Json = {"delta": self._delta(deltas)}
@@ -92,7 +92,11 @@ class ChatForm:
         body: Json = {}
         for delta in deltas:
             if delta.kind is Kind.CALL:
-                body.setdefault("tool_calls", []).append(self._call(delta))
+                rows, row = body.setdefault("tool_calls", []), self._call(delta)
+                if rows and rows[-1]["index"] == row["index"]:
+                    rows[-1]["function"]["arguments"] += delta.text
+                else:
+                    rows.append(row)
             else:
                 key = delta.kind.value
                 body[key] = body.get(key, "") + delta.text
@@ -100,10 +104,15 @@ class ChatForm:
         return body
 
     def _call(self, delta: Delta) -> Json:
-        function = {"name": delta.name, "arguments": delta.text}
-        call = {"id": new_id("call"), "type": "function", "function": function}
-        self._calls.append({"index": len(self._calls), **call})
-        return self._calls[-1]
+        """A call's first delta has its id and name, the others more of its arguments."""
+        if delta.name:
+            function = {"name": delta.name, "arguments": delta.text}
+            call = {"id": new_id("call"), "type": "function", "function": function}
+            self._calls.append({"index": len(self._calls), **call})
+            return {**self._calls[-1], "function": dict(function)}
+        last = self._calls[-1]
+        last["function"]["arguments"] += delta.text
+        return {"index": last["index"], "function": {"arguments": delta.text}}
 
 
 class TextForm:

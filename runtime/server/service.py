@@ -130,7 +130,8 @@ class Service:
 
         prompt, choices, thinking = await self._read(read, deadline)
         tools, logprobs = _tools(body) or (), bool(body.logprobs)
-        parsers = (ReplyParser(thinking, tools) for _ in range(body.n or 1))
+        known = tokenizer.marks.values()
+        parsers = (ReplyParser(thinking, tools, tokens=known) for _ in range(body.n or 1))
         forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
         names = "chat.completion", "chatcmpl"
         return self._start(body, len(prompt), choices, forms, names, deadline)

@@ -123,6 +123,43 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
     )
 
 
+@st.composite
+def forks(draw: st.DrawFn) -> Trace:
+    """Prompts that part somewhere from one of two others, many at once, and conversations."""
+    page, drafts = draw(st.sampled_from((8, 16, 64))), draw(st.sampled_from((0, 0, 2, 5)))
+    limits = Limits(
+        max_seqs=draw(st.integers(2, 7)),
+        max_context=draw(st.sampled_from((200, 340))),
+        pages=draw(st.integers(340 // page + 1, 1200 // page)),
+        vocab=VOCAB,
+        page_size=page,
+        bias_slots=8,
+        top_logprobs=3,
+        drafts=drafts,
+        snapshots=draw(st.sampled_from((1, 3, 8, 30))),
+    )
+    stems = [tuple((n + i * (3 + n) + i // 7) % VOCAB for i in range(400)) for n in (0, 1)]
+    made = []
+    for _ in range(draw(st.integers(2, 10))):
+        cut, own = draw(st.integers(0, 260)), draw(st.integers(1, 70))
+        tail = tuple(i * 5 % VOCAB for i in range(own))
+        prompt = (*draw(st.sampled_from(stems))[:cut], *tail)[: capacity(limits) - 2]
+        marks = tuple(sorted(draw(st.lists(st.integers(0, cut), max_size=2))))
+        request = Request(prompt, draw(params()), draw(st.sampled_from((0, 0, 0, 1))), marks)
+        step = draw(st.sampled_from((0, 0, 0, 1, 2, 9, 40)))
+        cancel = draw(st.sampled_from((None, None, None, 1, 3)))
+        made.append(Arrival(request, step, cancel, draw(st.sampled_from((0, 0, 1)))))
+    options = EngineOptions(
+        policy=draw(st.sampled_from((THROUGHPUT, LATENCY))),
+        depth=draw(st.integers(0, 1)),
+        swap_bytes=draw(st.sampled_from((0, 1 << 30))),
+        cache_bytes=draw(st.sampled_from((None, None, None, 4000))),
+    )
+    buckets = draw(st.sampled_from(((1, 2, 4), (1,), (3,))))
+    seed = draw(st.integers(0, 2**32)) if drafts else None
+    return Trace(limits, (1, 2, 4, 8), buckets, options, tuple(made), seed)
+
+
 class Watch:
     """Runs an engine step by step and checks what must hold after each."""
 
@@ -291,6 +328,18 @@ def test_traces_equal_solo_runs(trace: Trace) -> None:
 )
 @given(traces(most_drafts=7))
 def test_traces_of_rounds_of_drafts_equal_solo_runs_without(trace: Trace) -> None:
+    check_trace(trace)
+
+
+@settings(
+    max_examples=2 * settings().max_examples,  # 200; 2,000 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(forks())
+def test_traces_of_shared_beginnings_equal_solo_runs(trace: Trace) -> None:
     check_trace(trace)
 
 

@@ -119,8 +119,8 @@ def engine(
         weights_path=tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    nothing: Any = lambda free: None  # noqa: E731
-    opened = native.NativeEngine(folder, nothing, stages.append, request.param)  # type: ignore[arg-type]
+    rows: Any = lambda room: 0  # noqa: E731
+    opened = native.NativeEngine(folder, rows, stages.append, request.param)  # type: ignore[arg-type]
     yield opened
     opened.close()
     assert gpu.held == NOTHING
@@ -272,7 +272,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+        native.NativeEngine(folder, lambda room: 0, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
 
 

@@ -174,15 +174,20 @@ def test_tool_calls(server: Running, stream: bool) -> None:
     answer: Any = server.client.chat.completions.create(**kwargs)
     if stream:
         choices = [c.choices[0] for c in answer]
-        calls = [call for c in choices for call in c.delta.tool_calls or []]
+        parts = [call for c in choices for call in c.delta.tool_calls or []]
         assert not any("<" in (c.delta.content or "") for c in choices)
+        # the id and the name come first, once; the arguments as they are written
+        assert [bool(p.id and p.function.name) for p in parts] == [True] + [False] * (
+            len(parts) - 1
+        )
+        assert {p.index for p in parts} == {0}
+        name, text = parts[0].function.name, "".join(p.function.arguments for p in parts)
         reason = choices[-1].finish_reason
     else:
-        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        (call,), reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
         assert answer.choices[0].message.content is None
-    assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
-        ("weather", {"city": "Paris"})
-    ]
+        name, text = call.function.name, call.function.arguments
+    assert (name, json.loads(text)) == ("weather", {"city": "Paris"})
     assert reason == "tool_calls"
 
 
