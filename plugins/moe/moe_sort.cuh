@@ -2,8 +2,9 @@
 // tokens, and the activations with k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
-// count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
-// token's column of a product does not depend on its neighbours.
+// count), those of most tokens first: then blocks that take every so-many-th end together. Where in
+// its tile a pair stands, and a tile among its equals, depends on a race of atomics; no result does,
+// since a token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe/moe_common.cuh"
 
@@ -20,9 +21,44 @@ DEVICE void for_pairs(int pairs, const Each& each) {
   for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
 }
 
+DEVICE int eights(int tokens) { return (tokens + 7) / 8; }
+
+// Calls `what(expert, first, n, size)` for n tiles of `size` tokens, the first-th of the expert's
+// and the following: all but its last, then that. They are of nearly equal size.
+template <class What>
+DEVICE void for_tiles(const int* all, const What& what) {
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
+    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M;
+    if (n == 0) continue;
+    const int size = eights((all[e] + n - 1) / n) * 8;
+    if (n > 1) what(e, 0, n - 1, size);
+    what(e, (n - 1) * size, 1, all[e] - (n - 1) * size);
+  }
+}
+
+// One block: the tiles of experts that have `all` pairs each, from `first` on.
+DEVICE void cut_tiles(const int* first, const int* all, int4* tiles) {
+  constexpr int SIZES = BLOCK_M / 8;
+  __shared__ int next[SIZES];
+  if (threadIdx.x < SIZES) next[threadIdx.x] = 0;
+  __syncthreads();
+  for_tiles(all, [&](int, int, int n, int size) { atomicAdd(next + SIZES - eights(size), n); });
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int before = 1;
+    for (int i = 0; i < SIZES; ++i) before += next[i], next[i] = before - next[i];
+    tiles[0].x = before - 1;
+  }
+  __syncthreads();
+  for_tiles(all, [&](int e, int from, int n, int size) {
+    const int at = atomicAdd(next + SIZES - eights(size), n);
+    for (int i = 0; i < n; ++i) tiles[at + i] = make_int4(e, first[e] + from + i * size, size, 0);
+  });
+}
+
 // The first SORT_BLOCKS blocks, a cluster. `ranks`: a pair's place among its expert's of its block.
 DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* tiles) {
-  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
+  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS];
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
   for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
@@ -37,36 +73,25 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     all[e] = sum, begin[e] = before;
   }
   cluster_meet();          // nobody reads here any more
-  if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
+  if (threadIdx.x < 32) {  // sums of pairs before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
-    int own = 0, cut = 0;
-    for (int e = from; e < min(from + EACH, EXPERTS); ++e)
-      own += all[e], cut += (all[e] + BLOCK_M - 1) / BLOCK_M;
-    int before = own, tiles_before = cut;
+    int own = 0;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) own += all[e];
+    int before = own;
     for (int d = 1; d < 32; d *= 2) {
-      const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
-      if (threadIdx.x >= d) before += a, tiles_before += b;
+      const int a = __shfl_up_sync(~0u, before, d);
+      if (threadIdx.x >= d) before += a;
     }
-    if (threadIdx.x == 31 && blockIdx.x == 0) tiles[0].x = tiles_before;
-    before -= own, tiles_before -= cut;
-    for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
-      count[e] = before, tile[e] = tiles_before;
-      before += all[e], tiles_before += (all[e] + BLOCK_M - 1) / BLOCK_M;
-    }
+    before -= own;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) count[e] = before, before += all[e];
   }
   __syncthreads();
   for_pairs(pairs, [&](int i) {
     const int e = __ldcg(ids + i);
     order[count[e] + begin[e] + ranks[i]] = i;
   });
-  if (blockIdx.x) return;
-  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
-    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M,
-              size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
-    for (int i = 0; i < n; ++i)
-      tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
-  }
+  if (blockIdx.x == 0) cut_tiles(count, all, tiles);
 }
 
 // Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
