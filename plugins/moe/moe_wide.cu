@@ -104,8 +104,10 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
   const u64 policy = evict_first_policy();
   PipelineState here, behind;  // the stage that is filled, the one that is announced next
   int done = 0;
+  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
+    const int4 tile = UP ? tiles[1 + item / Wide<UP>::BLOCKS] : next;
+    if (!UP) next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
     const int panel = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
     const u64 at = (u64)tile.x * S::PANELS + panel;
     u32 from[ROUNDS];  // bytes; x is below 4 GiB
