@@ -94,25 +94,39 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   if (blockIdx.x == 0) cut_tiles(count, all, tiles);
 }
 
-// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
+// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which one this is.
+DEVICE void transpose_words(uint4& v, int mine, int stride) {
+  const auto swap = [](bool high, u32& a, u32& b, int apart) {
+    const u32 got = __shfl_xor_sync(~0u, high ? a : b, apart);
+    (high ? a : b) = got;
+  };
+  swap(mine & 1, v.x, v.y, stride), swap(mine & 1, v.z, v.w, stride);
+  swap(mine & 2, v.x, v.z, 2 * stride), swap(mine & 2, v.y, v.w, 2 * stride);
+}
+
+// 16 bytes a lane: eight k, the h-th half of the t-th 16 of a k-slab. Chunk q of 16 bytes of the
+// result holds the q-th pairs of the four halves h.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
-  constexpr int HALVES = Side<true>::SLABS * 2;
-  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
-  for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
-    const int half = (int)(i % HALVES);
-    const int k = half / 2 * 64 + half % 2 * 8;
-    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
-    uint4 v[4];
+  constexpr int CHUNKS = Side<true>::SLABS * 8;
+  const i64 all = (i64)tokens * CHUNKS, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
+  const int lane = lane_id(), t = lane >> 1 & 3, h = lane & 1;
+  i64 first = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x - lane;  // the warp's
+  for (; first < all; first += TOGETHER * step) {
+    uint4 v[TOGETHER];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      v[t] = make_uint4(0, 0, 0, 0);
-      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
+    for (int u = 0; u < TOGETHER; ++u) {
+      const i64 i = first + u * step + lane;
+      const int k = (int)(i % CHUNKS) * 8;
+      v[u] = make_uint4(0, 0, 0, 0);
+      if (i < all && (HIDDEN % 64 == 0 || k < HIDDEN))
+        v[u] = __ldcg((const uint4*)(x + (i / CHUNKS * HIDDEN + k) * 2));
     }
-    uint4* to = (uint4*)(out + i * 64);
-    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
-    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
-    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
-    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+#pragma unroll
+    for (int u = 0; u < TOGETHER; ++u) {
+      transpose_words(v[u], t, 2);
+      const i64 i = first + u * step + lane;
+      if (i < all) ((uint4*)out)[i - (lane & 7) + h * 4 + t] = v[u];
+    }
   }
 }
 
