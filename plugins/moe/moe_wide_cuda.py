@@ -16,6 +16,7 @@ from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe.moe_problem import (
     M16_BYTES,
     Problem,
+    by_parts,
     combine,
     inputs,
     macros,
@@ -28,7 +29,7 @@ from spark_engine.plugins.moe.moe_problem import (
 SORT_CLUSTER = 8  # blocks that sort
 STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
-Refuse = Callable[[Attrs, Specs, Target], str | None]
+Refuse = Key = Callable[[Attrs, Specs, Target], str | None]
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,10 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> flo
     return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 
-def _tactic(name: str, refusal: Refuse, tiling: Tiling) -> Tactic:
+def _tactic(name: str, refusal: Refuse, tiling: Tiling, key: Key | None = None) -> Tactic:
     plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
-    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost)
+    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost, key)
 
 
-WIDE = _tactic("wide", refuse_wide, BY_PARTS)
+WIDE = _tactic("wide", refuse_wide, BY_PARTS, by_parts)
 WIDE_128 = _tactic("wide_128", refuse_wide_128, ASCENDING)
