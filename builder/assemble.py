@@ -84,6 +84,7 @@ def make_manifest(
         eos_token_ids=model.config.eos_token_ids,
         fingerprint=fingerprint,
         files={},
+        invariant=plan.invariant,
     )
 
 

@@ -27,6 +27,7 @@ from spark_engine.builder.graph.packing import pack
 from spark_engine.builder.graph.rewrite import RewriteContext, Rewritten, rewrite
 from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
+from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES
 from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
@@ -57,12 +58,14 @@ def build(
     options: Options,
     progress: Progress,
     advance: Advance = ignore,
+    record: bool = False,
 ) -> Report:
     """Builds the engine folder `destination`, or finds that nothing has changed.
 
-    `progress` is told each stage, `advance` how far it is. Until everything is written and on
-    disk, `destination` holds what it held before. Raises CheckpointError or OptionError before
-    anything is written; GraphError for a bug of ours.
+    `progress` is told each stage, `advance` how far it is. With `record` the engine is run once,
+    if this machine can. Until everything is written and on disk, `destination` holds what it held
+    before. Raises CheckpointError or OptionError before anything is written; GraphError for a bug
+    of ours.
     """
     clock = Clock(progress, advance)
     gpu_of(options)  # refuses names before anything is read
@@ -107,6 +110,7 @@ def build(
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
         check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
+        unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
             clock.start("emit", "the buckets")
             buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
@@ -119,8 +123,11 @@ def build(
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
+            if record:
+                clock.start("record", "what the buckets say to fixed prompts")
+                manifest, unsaid = recorded(folder, manifest)
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
-    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs)
+    notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
     seconds = clock.seconds()
     return Report(manifest, True, seconds, clock.peak_rss(), notes, clock.peak_anonymous)
 
@@ -225,7 +232,9 @@ def emit_buckets(
 ) -> list[Bucket]:
     """Writes one `.engine` file per bucket."""
     buckets: list[Bucket] = []
-    wanted = [(graph, size) for graph in graphs.values() for size in plan.buckets.of(graph.family)]
+    chosen = backend.sizes
+    sizes = {f: chosen[f] if f in chosen else plan.buckets.of(f) for f in graphs}
+    wanted = [(graph, size) for family, graph in graphs.items() for size in sizes[family]]
     for graph, size in wanted:
         advance(len(buckets), len(wanted))
         made = backend.emit(graph, size, layout.entries)

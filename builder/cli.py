@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from spark_engine.builder.build import build
+from spark_engine.builder.fetch import fetch, is_name
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
 from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
@@ -37,6 +38,11 @@ from spark_engine.progress import Progress
 @click.option("--max-context", type=int, help="Tokens of the longest sequence.")
 @click.option("--max-seqs", type=int, help="Sequences alive at once.")
 @click.option("--kv-tokens", type=int, help="Tokens in the KV pages, all sequences together.")
+@click.option(
+    "--cache-gib",
+    type=float,
+    help="GiB for snapshots of the prefix cache, 0 for none; on a GPU, left free of KV pages.",
+)
 @click.option("--kv-dtype", default="auto", help=f"auto, {', '.join(KV_DTYPES)}.")
 @click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
 @click.option(
@@ -71,6 +77,11 @@ from spark_engine.progress import Progress
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
+@click.option(
+    "--record/--no-record",
+    default=True,
+    help="Run the engine once, where this machine can, and keep md5 sums of what its buckets say.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-build")
 def main(
@@ -82,14 +93,17 @@ def main(
     drafts: str,
     draft_vocab: str | None,
     no_fuse: bool,
+    record: bool,
     as_json: bool,
     **rest: object,
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
 
-    The default output is engines/ and the checkpoint's name.
+    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION: it is fetched
+    first. The default output is engines/ and the checkpoint's name.
     """
-    folder = output or Path("engines") / checkpoint.resolve().name
+    name = checkpoint.name.partition("@")[0] if is_name(checkpoint) else checkpoint.resolve().name
+    folder = output or Path("engines") / name
     with command("spark-build"):
         sizes = {
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
@@ -102,7 +116,9 @@ def main(
         }
         options = Options(fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
-            report = build(checkpoint, folder, options, shown.say, shown.advance)
+            if is_name(checkpoint):
+                checkpoint = fetch(str(checkpoint), shown)
+            report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))
         else:

@@ -21,7 +21,7 @@ def draft_costs(manifest: Manifest, weights: Iterable[TensorSpec]) -> tuple[str,
         return ()
     head = sum(spec.nbytes for spec in weights if spec.name.startswith(DRAFT_HEAD))
     kv = sum(s.spec.nbytes for s in manifest.states if _of_head(s) and s.unit == "page")
-    states = sum(_more(s, manifest) for s in manifest.states if s.unit == "slot")
+    states = sum(_more(s, manifest) for s in manifest.states if s.unit != "page")
     taken = (
         f"drafts take {size(head)} of weights (the head's own, and ids that it may draft), "
         f"{size(kv)} of KV pages and {size(states)} of states"

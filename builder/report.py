@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from spark_engine.manifest import Bucket, Manifest
+from spark_engine.manifest import NATIVE, SEQUENCE, Bucket, Manifest, bytes_of
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -96,10 +96,21 @@ def _summary(m: Manifest) -> Table:
         ("dtypes", f"activation {dtypes.activation}, KV {dtypes.kv}, state {dtypes.state}"),
         ("sequences", f"{limits.max_seqs} of up to {limits.max_context} tokens"),
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
+        ("snapshots", _snapshots(m)),
         ("drafts", f"up to {limits.drafts} a round" if limits.drafts else "none"),
         ("left out", ignored or "nothing"),
     ]
     return _table(f"engine {m.name}", ("", ""), rows)
+
+
+def _snapshots(m: Manifest) -> str:
+    """Of the prefix cache: how many there are, and what one takes."""
+    one = bytes_of(m.states, SEQUENCE)
+    if not one:
+        return "none: the model remembers in KV pages alone"
+    if m.executor == NATIVE:
+        return f"of {size(one)}, as many as the memory has room for"
+    return f"{m.limits.snapshots} of {size(one)}"
 
 
 def _quantisation(m: Manifest) -> Table:
@@ -137,7 +148,7 @@ def _buckets(m: Manifest) -> Table:
 
 def _memory(m: Manifest) -> Table:
     plan = m.memory
-    parts = ("weights", "kv", "states", "tables", "arena", "buffers")
+    parts = tuple(f.name for f in fields(plan))
     rows = [(k, size(getattr(plan, k))) for k in parts]
     return _table("memory at run time", ("", "bytes"), [*rows, ("total", size(plan.total))])
 

@@ -13,7 +13,8 @@ same fusions and dtypes, so that every value is rounded to bf16 where the kernel
 one in f32, a router of a random network chooses other experts for most tokens. Its layers are told
 apart by their states, which both sides keep, and its nodes by running each one's launches over what
 the twin's node read. The text level decodes greedily and counts where the two sides choose another
-token.
+token. The record level runs every bucket over fixed prompts and holds what they say to what they
+said when the engine was built; it needs no other side.
 """
 
 from __future__ import annotations
@@ -41,17 +42,19 @@ from spark_engine.check.engines import (
 from spark_engine.check.levels import check_ops, compare_runs
 from spark_engine.check.prompts import Session, greedy_session, sessions
 from spark_engine.check.record import Recorder
-from spark_engine.check.report import Report
+from spark_engine.check.recorded import check_record
+from spark_engine.check.repeat import Repeated, repeat
+from spark_engine.check.report import Level, Report
 from spark_engine.check.text import compare_texts
 from spark_engine.check.thresholds import node_limits, thresholds_for
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import DECODE, PREFILL
 from spark_engine.progress import Progress, Say
-from spark_engine.runtime.engine.load import Loaded
+from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.executors.memory import BucketKey
 
-LEVELS = ("model", "layer", "op", "text")
+LEVELS = ("model", "layer", "op", "text", "record")
 RECORDED = (
     "The capital of France is Paris, and the",
     "Once upon a time there was a small fox who was afraid of the dark. One evening",
@@ -83,38 +86,66 @@ def run_check(
     Raises EngineError, CheckpointError, CapacityError or OptionError when one of the folders is
     unusable or the two engines cannot run the same launches.
     """
-    say = shown.say
     report = Report(str(engine), str(against or ""))
-    say(f"opening {engine}")
-    with closing(open_engine(engine)) as candidate, _other(candidate, against, say) as other:
-        manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
-        plan = _sessions(candidate, other.shown, seed)
-        limits = thresholds_for(manifests)
-        recorder = None
-        if "op" in levels and other.alone is not None:
-            recorder = Recorder(other.alone, plan)
-        elif "op" in levels:
-            words = "a native engine is taken apart only against its checkpoint"
-            if tuple(levels) == ("op",):
-                raise OptionError(f"{words}, and {against} is an engine")
-            say(f"without the op level: {words}")
-        truth = other.shown
-        runs = _runs(candidate, levels)
-        if recorder is not None and other.alone is other.shown and runs:
-            truth = recorder.watched
-        elif recorder is not None:
-            recorder.run(shown)
-        if runs:
-            report.levels += compare_runs(runs, (other.label, truth), plan, limits, shown)
-        if recorder is not None:
-            exact = node_limits(manifests[0].dtypes.activation)
-            report.levels.insert(0, check_ops(candidate, recorder, exact, shown))
-        if "text" in levels:
-            texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
-                                   _recorded(candidate))  # fmt: skip
-            sides = (candidate, (other.label, other.shown))
-            report.levels.append(compare_texts(*sides, texts, limits, shown))
+    shown.say(f"opening {engine}")
+    with closing(open_engine(engine)) as candidate:
+        record = check_record(candidate) if "record" in levels else None
+        if isinstance(record, str):
+            if tuple(levels) == ("record",):
+                raise OptionError(f"{engine}: {record}")
+            shown.say(f"without the record level: {record}")
+        if compared := [level for level in levels if level != "record"]:
+            with _other(candidate, against, shown.say) as other:
+                _compare(report, candidate, other, compared, shown, seed)
+        report.levels += [record] if isinstance(record, Level) else []
     return report
+
+
+def run_repeat(engine: Path, count: int, shown: Progress, seed: int = 0) -> Repeated:
+    """The same requests again and again, `count` times, in the engine folder as it is served.
+
+    Raises EngineError or CapacityError when it cannot be opened.
+    """
+    shown.say(f"opening {engine}")
+    with closing(load(engine, threads=1, shown=shown)) as loaded:
+        return repeat(loaded, str(engine), count, _recorded(loaded), shown, seed)
+
+
+def _compare(
+    report: Report,
+    candidate: Loaded,
+    other: Other,
+    levels: Sequence[str],
+    shown: Progress,
+    seed: int,
+) -> None:
+    manifests = [folder_of(side).manifest for side in (candidate, other.shown)]
+    plan = _sessions(candidate, other.shown, seed)
+    limits = thresholds_for(manifests)
+    recorder = None
+    if "op" in levels and other.alone is not None:
+        recorder = Recorder(other.alone, plan)
+    elif "op" in levels:
+        words = "a native engine is taken apart only against its checkpoint"
+        if tuple(levels) == ("op",):
+            raise OptionError(f"{words}, and {report.against} is an engine")
+        shown.say(f"without the op level: {words}")
+    truth = other.shown
+    runs = _runs(candidate, levels)
+    if recorder is not None and other.alone is other.shown and runs:
+        truth = recorder.watched
+    elif recorder is not None:
+        recorder.run(shown)
+    if runs:
+        report.levels += compare_runs(runs, (other.label, truth), plan, limits, shown)
+    if recorder is not None:
+        exact = node_limits(manifests[0].dtypes.activation)
+        report.levels.insert(0, check_ops(candidate, recorder, exact, shown))
+    if "text" in levels:
+        texts = greedy_session(candidate.limits, _common(candidate, other.shown), seed,
+                               _recorded(candidate))  # fmt: skip
+        sides = (candidate, (other.label, other.shown))
+        report.levels.append(compare_texts(*sides, texts, limits, shown))
 
 
 def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:

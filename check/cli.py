@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 # Before numpy comes: references multiply small matrices, on which its threads wait for one another
@@ -28,38 +31,74 @@ from spark_engine.progress import Progress
 @click.option("--against", type=click.Path(path_type=Path), help="A checkpoint or an engine.")
 @click.option(
     "--level",
-    type=click.Choice(["op", "layer", "model", "text", "all"]),
+    type=click.Choice(["op", "layer", "model", "text", "record", "all"]),
     default="all",
     show_default=True,
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Instead: serve the same requests again N times, and print how often a text parts.",
 )
 @click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-check")
-def main(engine: Path, against: Path | None, level: str, seed: int, as_json: bool) -> None:
+@click.pass_context
+def main(
+    context: click.Context,
+    engine: Path,
+    against: Path | None,
+    level: str,
+    repeat: int | None,
+    seed: int,
+    as_json: bool,
+) -> None:
     """Compares the engine folder ENGINE with its own float64 references.
 
     With --against CHECKPOINT the checkpoint is built anew, unfused, and computed by reference;
     with --against ENGINE the other engine is run. A native engine has no references of its own:
     give its checkpoint, or a CPU engine (without its op level). Names every module whose op
-    differs by itself, then the first layer that does, and counts tokens that differ.
+    differs by itself, then the first layer that does, and counts tokens that differ. The record
+    level asks whether every bucket still says what it said when the engine was built.
     """
     with command("spark-check"):
         try:  # polygraphy is an extra, and --help must work without it
-            from spark_engine.check.check import LEVELS, run_check
+            from spark_engine.check.check import LEVELS, run_check, run_repeat
+            from spark_engine.check.repeat import show_repeated
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "polygraphy":
                 raise
             words = "polygraphy is not installed: pip install 'spark-engine[check]'"
             raise OptionError(words) from error
+        # Narrower than this, figures would be cut; a pipe has no width of its own.
+        console = Console(width=max(Console().width, 120))
+        if repeat is not None:
+            _refuse_compared(context)
+            with Progress(sys.stderr) as shown:
+                found = run_repeat(engine, repeat, shown, seed)
+            _print(found.to_json(), as_json, lambda: show_repeated(found, console))
+            sys.exit(OK if found.passed else DIVERGED)
         levels = LEVELS if level == "all" else (level,)
         with Progress(sys.stderr) as shown:
             report = run_check(engine, against, levels, shown, seed)
-        if as_json:
-            click.echo(json.dumps(report.to_json(), indent=1, sort_keys=True))
-        else:
-            # Narrower than this, figures would be cut; a pipe has no width of its own.
-            show(report, Console(width=max(Console().width, 120)))
+        _print(report.to_json(), as_json, lambda: show(report, console))
         sys.exit(OK if report.passed else DIVERGED)
+
+
+def _refuse_compared(context: click.Context) -> None:
+    """Raises OptionError for options that mean nothing where the engine is its own other side."""
+    for name in ("against", "level"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            words = "with --repeat, which compares an engine with itself: leave it out"
+            raise OptionError(f"--{name} does nothing {words}")
+
+
+def _print(row: dict[str, Any], as_json: bool, show_it: Callable[[], None]) -> None:
+    if as_json:
+        click.echo(json.dumps(row, indent=1, sort_keys=True))
+    else:
+        show_it()
 
 
 if __name__ == "__main__":

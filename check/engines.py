@@ -43,7 +43,7 @@ def is_engine(path: Path) -> bool:
 
 def open_engine(path: Path) -> Loaded:
     """The engine as it is served. Raises EngineError or CapacityError."""
-    return load(path)
+    return load(path, cache_bytes=0)
 
 
 def has_graph(loaded: Loaded) -> bool:
@@ -106,6 +106,7 @@ def build_twin(checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bo
         max_context=limits.max_context,
         max_seqs=limits.max_seqs,
         kv_tokens=limits.pages * limits.page_size,
+        cache_gib=0,
         kv_dtype="fp8" if manifest.dtypes.kv.value == "f8e4m3" else manifest.dtypes.kv.value,
         state_dtype=manifest.dtypes.state.value,
         gdn_ring=limits.gdn_ring,

@@ -48,7 +48,8 @@ class Launch:
     def feed(self) -> dict[str, Array]:
         """The step inputs by name, those included that only some engines and families have."""
         names = ("token_ids", "slots", "starts", "counts", "emit", "next_ids")
-        return {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "sources": self.slots, "saves": np.full_like(self.slots, -1)}
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ class Report:
         A node by itself is wrong by itself: what stands behind it in a run only suffers from it.
         """
         found = {level.name: level.first for level in self.levels if level.first}
-        return next((found[name] for name in ("op", "layer", "model", "text") if name in found), "")
+        names = ("op", "layer", "model", "text", "record")
+        return next((found[name] for name in names if name in found), "")
 
     @property
     def headlines(self) -> list[str]:

@@ -197,12 +197,15 @@ class SessionRunner(EngineRunner):
 
     def _snapshot(self, slot: int, pages: NDArray[Any]) -> Snapshot:
         """What the host's copy of the states holds there."""
-        by_unit: dict[str, dict[str, NDArray[Any]]] = {"slot": {}, "page": {}}
+        rows: dict[str, NDArray[Any]] = {}
+        paged: dict[str, NDArray[Any]] = {}
         for info in self._engine.states:
-            state = self._states[info.spec.name]
-            part = state[slot, ...] if info.unit == "slot" else state[pages]
-            by_unit[info.unit][info.spec.name] = part
-        return Snapshot(by_unit["slot"], by_unit["page"])
+            state, name = self._states[info.spec.name], info.spec.name
+            if info.unit == "page":
+                paged[name] = state[pages]
+            else:
+                rows[name] = state[slot, ...]
+        return Snapshot(rows, paged)
 
     def _fetch(self, store: States, feed: Feed) -> None:
         """Brings the live sequences' slots and pages to the host's copy."""

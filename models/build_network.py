@@ -34,8 +34,8 @@ class Network:
     Attributes:
         graph: opset 23 and domain `spark`; inputs are steps, tables, states and weights.
         weights: the recipe of each weight input, by name.
-        states: (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot" or
-            "page") and scratch. A state without output `.out` is only read.
+        states: (spec, unit) of each state that it reads or updates; axis 0 counts units ("slot",
+            "page" or "sequence") and scratch. A state without output `.out` is only read.
     """
 
     graph: gs.Graph

@@ -85,6 +85,7 @@ def build(checkpoint: Path, folder: Path) -> None:
         )
     module = "spark_engine.builder.cli"
     command = [sys.executable, "-P", "-m", module, str(checkpoint), "-o", str(folder)]
+    command.append("--no-record")  # it takes longer than the build, and somebody waits
     code = _run(command)
     if code or not (folder / MANIFEST).exists():
         raise EngineError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from spark_engine.errors import InternalError, RequestError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.assets import check_drafts, read_info, read_text
 from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
@@ -54,7 +55,7 @@ class Answer:
             "top_logprobs": [[list(t) for t in e.top] for e in self.events] if asked else None,
             "finish_reason": FINISH[self.finish] if self.finish else None,
             "seed": self.seed,
-            "usage": usage(len(self.prompt), len(self.events), self.drafts),
+            "usage": usage(len(self.prompt), len(self.events), 0, self.drafts),
             "drafts": self._drafts_to_json(),
             "timings": {
                 "load_s": self.load_s,
@@ -81,14 +82,18 @@ class Answer:
 class OneShot:
     """An engine folder for one request. The engine is opened when the request is known good."""
 
-    def __init__(self, folder: Path, drafts: int | None = None) -> None:
-        """`drafts` of a round at most. Raises EngineError or OptionError."""
+    def __init__(self, folder: Path, options: EngineOptions | None = None) -> None:
+        """Of the options, a prefix cache is left out: nothing follows that could use it.
+
+        Raises EngineError or OptionError.
+        """
         self._folder = folder
         self._info = read_info(folder)
-        check_drafts(drafts, self._info.limits)
-        self._options = EngineOptions(drafts=drafts)
+        self._options = replace(options or EngineOptions(), cache_bytes=0)
+        check_drafts(self._options.drafts, self._info.limits)
         self._tokenizer, self._template = read_text(folder)
         self._engine: Engine | None = None
+        self._trace = trace_of(self._options.profile, ENGINE)
 
     def encode(self, text: str) -> list[int]:
         """Raises RequestError when the engine has no tokenizer."""
@@ -121,7 +126,7 @@ class OneShot:
         request = Request(tuple(prompt), params)
         request.check(info.limits, eos)
         begin = time.monotonic()
-        self._engine = Engine.open(self._folder, self._options, shown)
+        self._engine = Engine.open(self._folder, self._options, shown, self._trace)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
         self._engine.add(REQUEST_ID, request)
@@ -144,6 +149,7 @@ class OneShot:
         """Frees the engine."""
         if self._engine is not None:
             self._engine.close()
+        self._trace.save()
 
     def _opened(self) -> Engine:
         if self._engine is None:

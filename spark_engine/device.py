@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from spark_engine.cuda_driver import (
     MAX_SHARED,
     attribute,
+    copy_all,
     driver,
     free_bytes,
     queueing,
@@ -90,6 +91,16 @@ class Gpu:
         return free_bytes(self._device)
 
     @property
+    def total_bytes(self) -> int:
+        """Memory that there is."""
+        return int(value(driver.cuDeviceTotalMem(self._device)))
+
+    @property
+    def integrated(self) -> bool:
+        """Is its memory the host's as well?"""
+        return bool(attribute(self._device, "INTEGRATED"))
+
+    @property
     def shared_by_mps(self) -> bool:
         """Do other processes run in this context at the same time (NVIDIA MPS)?"""
         try:
@@ -136,6 +147,10 @@ class Gpu:
     def copy(self, to: int, source: int, nbytes: int) -> None:
         """Queues a copy within the device."""
         value(driver.cuMemcpyDtoDAsync(to, source, nbytes, self.stream))
+
+    def copy_all(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Queues copies within the device, (to, from, bytes), in any order among themselves."""
+        copy_all(self.stream, copies)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         """Queues setting every byte."""

@@ -29,6 +29,8 @@ class Limits:
 
     `gdn_ring`: tokens that every recurrent state may lag behind; 0, there is no replay ring.
     `drafts`: most draft tokens of a round, up to MOST_DRAFTS; 0, the engine has no draft head.
+    `snapshots`: rows of the states by sequence beyond a slot's, for the prefix cache; a device's
+    runtime adds as many as its memory holds.
     """
 
     max_seqs: int
@@ -40,11 +42,17 @@ class Limits:
     top_logprobs: int = 20
     gdn_ring: int = 0
     drafts: int = 0
+    snapshots: int = 0
 
     @property
     def pages_per_seq(self) -> int:
         """Pages of the longest sequence."""
         return -(-self.max_context // self.page_size)
+
+    @property
+    def sequence_rows(self) -> int:
+        """Rows of a state by sequence: of slots, of snapshots, and the scratch one."""
+        return self.max_seqs + self.snapshots + 1
 
     def to_json(self) -> dict[str, int]:
         """The manifest's `limits`."""
@@ -53,9 +61,9 @@ class Limits:
     @classmethod
     def from_json(cls, row: dict[str, int]) -> Limits:
         """The inverse of `to_json`. Raises KeyError when a limit is missing, TypeError or
-        ValueError when it is no count; what an engine does not speak of, ring or drafts, it
-        has not."""
-        known = {"gdn_ring": 0, "drafts": 0, **row}
+        ValueError when it is no count; what an engine does not speak of, ring, drafts or
+        snapshots, it has not."""
+        known = {"gdn_ring": 0, "drafts": 0, "snapshots": 0, **row}
         return cls(**{k: typed(int, known[k], k) for k in cls.__dataclass_fields__})
 
 
@@ -94,12 +102,18 @@ def families(drafts: int) -> tuple[str, ...]:
 
 
 def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
-    """Inputs of a family written for every step, in an engine with up to `drafts` drafts."""
+    """Inputs of a family written for every step, in an engine with up to `drafts` drafts.
+
+    Of prefill, `sources` and `saves` are rows of the states by sequence: what a sequence's first
+    tile begins from, and where the state behind a tile is written as well, or -1.
+    """
     rows = ["slots", "starts", "counts"]
     if not drafts or family == PREFILL:
         rows.append("emit")
     if drafts and family == PREFILL:
         rows.append("next_ids")
+    if family == PREFILL:
+        rows += ["sources", "saves"]
     return (
         TensorSpec("token_ids", DType.I32, ("tokens",)),
         *(TensorSpec(name, DType.I32, ("rows",)) for name in rows),
@@ -122,7 +136,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
 
 def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
     """Slot-indexed states of every model; with drafts, where each sequence stands and its next
-    round's drafts."""
+    round's drafts. None of them is part of a snapshot."""
     slots = limits.max_seqs + 1
     states = [
         TensorSpec("last_tokens", DType.I32, (slots,)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias
 
 from spark_engine.errors import EngineError
@@ -17,9 +17,10 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 
-FORMAT = 4
+FORMAT = 5
 WEIGHTS = "weights.safetensors"
-UNITS = ("slot", "page")
+SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
+UNITS = (SLOT, PAGE, SEQUENCE)
 NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
 Json: TypeAlias = Any  # a value that json.dumps accepts
 
@@ -37,7 +38,11 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StateInfo:
-    """One state. Axis 0 counts `unit`s ("slot" or "page"); its last row is scratch."""
+    """One state. Axis 0 counts `unit`s; its last row is scratch.
+
+    A "slot" is a sequence that runs, a "page" holds keys and values of some tokens. By "sequence"
+    lies what recurrences remember of one: a row for each slot, then one for each snapshot.
+    """
 
     spec: TensorSpec
     unit: str
@@ -45,6 +50,11 @@ class StateInfo:
     def to_json(self) -> Json:
         """`{"name", "dtype", "shape", "unit"}`."""
         return {**self.spec.to_json(), "unit": self.unit}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of axis 0."""
+        return self.spec.nbytes // max(1, self.spec.dims[0])
 
     @classmethod
     def from_json(cls, row: Json) -> StateInfo:
@@ -55,6 +65,19 @@ class StateInfo:
         if not spec.dims:
             raise ValueError(f"state {spec.name} has no axis")
         return cls(spec, row["unit"])
+
+
+def snapshot_rows(states: Iterable[StateInfo]) -> int:
+    """Rows that the states by sequence have beyond those of slots; 0 where there are none."""
+    kept = tuple(states)
+    rows = min((s.spec.dims[0] for s in kept if s.unit == SEQUENCE), default=0)
+    slots = max((s.spec.dims[0] for s in kept if s.unit == SLOT), default=rows)
+    return max(0, rows - slots)
+
+
+def bytes_of(states: Iterable[StateInfo], *units: str) -> int:
+    """Bytes of one row over all states of these units."""
+    return sum(s.row_bytes for s in states if s.unit in units)
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,8 @@ class Memory:
     """Bytes an engine needs at run time.
 
     Buckets run one after the other, so `arena` is the largest scratch memory of each kind, and
-    `buffers` what the buckets have of their own beside the largest wide outputs.
+    `buffers` what the buckets have of their own beside the largest wide outputs. `states` are those
+    of slots, `snapshots` the rows beyond them.
     """
 
     weights: int
@@ -100,6 +124,7 @@ class Memory:
     tables: int
     arena: int
     buffers: int = 0
+    snapshots: int = 0
 
     @classmethod
     def of(
@@ -115,19 +140,22 @@ class Memory:
             max((getattr(b, name) for b in all_), default=0)
             for name in ("arena_bytes", "zeroed_bytes", "wide_bytes")
         )
+        snapshots = snapshot_rows(kept) * bytes_of(kept, SEQUENCE)
         return cls(
             weights=weights,
-            kv=sum(s.spec.nbytes for s in kept if s.unit == "page"),
-            states=sum(s.spec.nbytes for s in kept if s.unit == "slot"),
+            kv=sum(s.spec.nbytes for s in kept if s.unit == PAGE),
+            states=sum(s.spec.nbytes for s in kept if s.unit != PAGE) - snapshots,
             tables=sum(t.nbytes for t in tables),
             arena=arena + zeroed,
             buffers=sum(b.buffer_bytes for b in all_) + wide,
+            snapshots=snapshots,
         )
 
     @property
     def total(self) -> int:
         """Bytes of everything together."""
-        return self.weights + self.kv + self.states + self.tables + self.arena + self.buffers
+        kept = self.kv + self.states + self.tables + self.snapshots
+        return self.weights + kept + self.arena + self.buffers
 
     def to_json(self) -> Json:
         """The fields and their total."""
@@ -164,6 +192,16 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
+class Greedy:
+    """What the buckets said to fixed prompts when the engine was built, as the md5 of their tokens
+    by the bucket's name, and the machine they ran on. Empty where the engine was not run.
+    """
+
+    machine: str = ""
+    md5: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class FileDigest:
     """A file's length and the hex sha256 of each 64 MiB of it (an empty file has none)."""
 
@@ -196,6 +234,8 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     fingerprint: Fingerprint
     files: Mapping[str, FileDigest]
+    invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    greedy: Greedy = Greedy()
 
     def to_json(self) -> Json:
         """The JSON object without its `digest`."""

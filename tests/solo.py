@@ -55,10 +55,14 @@ class Solo:
         for name, value in (("token_ids", 0), ("slots", -1), ("starts", 0), ("counts", 0)):
             b[name].fill(value)
         b["emit"].fill(0)
+        for name in {"sources", "saves"} & {*b}:
+            b[name].fill(-1)
         b["token_ids"][first * tile : first * tile + len(ids)] = ids
         for i in range(used):
             b["slots"][first + i] = self.slot
             b["starts"][first + i] = self.length + i * tile
+            if family == "prefill":
+                b["sources"][first + i] = self.slot
             b["counts"][first + i] = min(tile, len(ids) - i * tile)
         b["emit"][first + used - 1] = 1
         self.engine.executors[family, rows].run(b)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -185,10 +185,10 @@ def test_other_target_is_refused(folder: Path) -> None:
 
 def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text('{"format": 5, "surprise": []}')
-    with pytest.raises(EngineError, match="format 5.*reads up to 4.*upgrade"):
+    file.write_text('{"format": 6, "surprise": []}')
+    with pytest.raises(EngineError, match="format 6.*reads up to 5.*upgrade"):
         open_folder(folder, "cpu")
-    data = (folder / ENGINE).read_bytes().replace(b'"format": 4', b'"format": 9')
+    data = (folder / ENGINE).read_bytes().replace(b'"format": 5', b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
@@ -196,7 +196,7 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
 
 def test_an_engine_from_before_its_states_were_renamed_is_refused(folder: Path) -> None:
     data = (folder / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_bytes(data.replace(b'"format": 4', b'"format": 2'))
+    (folder / "manifest.json").write_bytes(data.replace(b'"format": 5', b'"format": 2'))
     with pytest.raises(EngineError, match="format 2: rebuild the engine with spark-build"):
         open_folder(folder, "cpu")
 
@@ -245,7 +245,7 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 4}', '{"format": "3"}', "\x00", "[" * 9999]
+    "text", ["", "[]", "{}", '{"format": 5}', '{"format": "3"}', "\x00", "[" * 9999]
 )
 def test_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
@@ -487,7 +487,7 @@ def test_a_manifest_of_junk_is_refused_or_means_what_it_says(
 
 def free(where: tuple[object, ...]) -> bool:
     """Places whose value the reader does not look at or may complete."""
-    known = ("tile", "pages_per_seq", "gdn_ring", "drafts")
+    known = ("tile", "pages_per_seq", "gdn_ring", "drafts", "snapshots")
     return where[0] == "limits" and where[1:] in ((), *((name,) for name in known))
 
 
@@ -515,15 +515,16 @@ def test_a_header_of_junk_is_refused_or_means_what_it_says(
 
 def test_the_plan_is_of_what_the_engine_has() -> None:
     page, slot = (TensorSpec("k", DType.U8, (3, 64)), TensorSpec("token_counts", DType.I32, (5,)))
-    states = [StateInfo(page, "page"), StateInfo(slot, "slot")]
+    kept = TensorSpec("gdn_state", DType.F32, (5 + 7, 3))
+    states = [StateInfo(page, "page"), StateInfo(slot, "slot"), StateInfo(kept, "sequence")]
     table = TensorSpec("prompt_lens", DType.I32, (2,))
     buckets = [Bucket("decode", 1, 1, "a", 7, 9, 100, 1000), Bucket("decode", 2, 1, "b", 8, 5, 200)]
     memory = Memory.of(100, states, [table], buckets)
-    assert memory == Memory(100, 192, 20, 8, arena=8 + 9, buffers=300 + 1000)
-    assert memory.total == 100 + 192 + 20 + 8 + 17 + 1300
+    assert memory == Memory(100, 192, 20 + 60, 8, 8 + 9, buffers=300 + 1000, snapshots=7 * 12)
+    assert memory.total == 100 + 192 + 80 + 8 + 17 + 1300 + 84
 
 
-@pytest.mark.parametrize("name", ["weights", "kv", "states", "tables", "arena", "buffers", "total"])
+@pytest.mark.parametrize("name", [*(f.name for f in fields(Memory)), "total"])
 def test_a_plan_that_is_not_of_the_engine_is_refused(folder: Path, name: str) -> None:
     row = json.loads((folder / "manifest.json").read_bytes())
     row["memory"][name] += 1

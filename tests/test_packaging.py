@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
-TOOLS = ("spark-build", "spark-run", "spark-check", "spark-inspect")
+TOOLS = ("spark-bench", "spark-build", "spark-run", "spark-check", "spark-inspect")
 TRACKED = files(*ROOMS, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine
@@ -145,7 +146,8 @@ def test_the_engine_process_of_a_wheel_starts_in_the_root_of_a_clone(
 ) -> None:
     (wheel,) = dist.glob("*.whl")
     _install(bare, wheel)
-    command = [bare / "bin" / "python", *worker_command(tmp_path, 1)[1:], f"ipc://{tmp_path}/x/y"]
+    own = worker_command(tmp_path, EngineOptions())[1:]
+    command = [bare / "bin" / "python", *own, f"ipc://{tmp_path}/x/y"]
     done = subprocess.run(command, cwd=clone, input="", capture_output=True, text=True)
     assert "No module named 'spark_engine" not in done.stderr
 

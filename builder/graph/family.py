@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # who only reads a graph does not need the library that write
 class FamilyGraph:
     """A network of one family, from lowering to emission.
 
-    `weights` are recipes by input name; `states` are (spec, unit) with unit "slot" or "page".
+    `weights` are recipes by input name; `states` are (spec, unit) with unit "slot", "page" or
+    "sequence".
     """
 
     family: str

@@ -1,10 +1,11 @@
 """How a GPU's memory is shared out when the user does not say: sequences, context, KV pages.
 
-    SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages
+    SHARE of the memory = weights + WORKSPACE + states of all sequences + KV pages + snapshots
 
 Knows numbers of the model and the target; knows no graph. The weights are taken to be as large as
 the checkpoint and a twentieth, which padding does not reach; the recurrent states may take half of
-what the weights leave, or there are fewer sequences; the rest is pages.
+what the weights leave, or there are fewer sequences; the rest is pages, and what the prefix cache
+is left for its snapshots.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ WEIGHTS = 1.05
 WORKSPACE = 4 << 30  # bytes: arena, logits of the largest bucket, cubins, the driver's context
 MAX_SEQS = 128
 MAX_CONTEXT = 32_768  # tokens
-PREFILL = (256, 1024)  # tokens
-LARGE_PREFILL = (*PREFILL, 4096)  # where a block's shared memory holds so many tokens' experts
+PREFILL = (64, 128, 256, 512, 1024)  # tokens
+CACHE = 4  # snapshots are left a quarter of the rest, and no more than one for each sequence
+# Snapshots of the CPU's engines: rows at least, for each sequence, and their bytes at most. Few,
+# because opening a bucket copies them all once.
+CPU_FEW, CPU_EACH, CPU_CACHE = 16, 4, 1 << 30
+MOST_SNAPSHOTS = 4096  # rows that are ever allocated for them
+LARGE_PREFILL = (
+    *PREFILL,
+    2048,
+    4096,
+)  # where a block's shared memory holds so many tokens' experts
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes: of the checkpoint, of one sequence's states, of one KV page."""
+    """Bytes: of the checkpoint, of one sequence's states, of one KV page; and those of a sequence's
+    states that a snapshot holds."""
 
     weights: int
     slot: int
     page: int
+    snapshot: int = 0
 
 
 def free_bytes(target: Target, needs: Needs) -> int:
@@ -44,10 +56,21 @@ def sequences(target: Target, needs: Needs) -> int:
     return most
 
 
-def pages(target: Target, needs: Needs, seqs: int) -> int:
-    """KV pages beside the states of `seqs` sequences, the scratch ones counted."""
+def pages(target: Target, needs: Needs, seqs: int, cache: int | None = None) -> int:
+    """KV pages beside the states of `seqs` sequences, the scratch ones counted, and beside `cache`
+    bytes of snapshots."""
     left = free_bytes(target, needs) - (seqs + 1) * needs.slot
-    return max(0, left // max(1, needs.page) - 1)
+    kept = min(max(0, left) // CACHE, seqs * needs.snapshot) if cache is None else cache
+    return max(0, (left - kept) // max(1, needs.page) - 1)
+
+
+def cpu_snapshots(needs: Needs, seqs: int, cache: int | None = None) -> int:
+    """Snapshot rows of the CPU's engines, in `cache` bytes if it is told."""
+    if not needs.snapshot:
+        return 0
+    if cache is not None:
+        return min(MOST_SNAPSHOTS, cache // needs.snapshot)
+    return min(max(CPU_FEW, CPU_EACH * seqs), CPU_CACHE // needs.snapshot)
 
 
 def prefill(target: Target) -> tuple[int, ...]:

@@ -11,17 +11,20 @@ from dataclasses import asdict, dataclass, replace
 from spark_engine import hints, kernel
 from spark_engine.builder.plan import budget
 from spark_engine.builder.plan.buckets import (
+    FINER_PREFILL,
     Buckets,
     Rounds,
+    Size,
     bucket_sizes,
     cpu_rounds,
     decode_rows,
     fine_decode_rows,
+    finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.builder.plan.drafts import DEFAULT, HeadFacts, Vocab, Wish, decide
 from spark_engine.errors import OptionError
-from spark_engine.interface import Limits, Precision
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
@@ -57,6 +60,7 @@ class Options:
     max_context: int | None = None  # tokens of the longest sequence
     max_seqs: int | None = None
     kv_tokens: int | None = None  # tokens that the KV pages hold, all sequences together
+    cache_gib: float | None = None  # GiB that snapshots of the prefix cache may take, 0 for none
     kv_dtype: str = "auto"
     state_dtype: str = "auto"
     gdn_ring: int | None = None  # records behind each recurrent state, 0 for none
@@ -112,24 +116,25 @@ class ModelFacts:
         With drafts it has more records, columns of its convolutions and positions; logits for each
         draft, which lie with the largest bucket's; and the head's part of the cache.
         """
-        slot = self.state_width * precision.state.itemsize + 4 * self.vocab
-        slot += 4 * ring_records(ring, drafts) * self.record_width
-        slot += self.conv_width * precision.activation.itemsize
-        width, weights = self.kv_token_width, self.weight_bytes
+        kept = self.state_width * precision.state.itemsize
+        kept += 4 * ring_records(ring, drafts) * self.record_width
+        columns = self.conv_width + ((drafts + 1) * self.conv_channels if drafts else 0)
+        kept += columns * precision.activation.itemsize
+        slot, width, weights = kept + 4 * self.vocab, self.kv_token_width, self.weight_bytes
         if drafts:
-            slot += (drafts + 1) * self.conv_channels * precision.activation.itemsize
             slot += 4 * (1 + drafts) + 4 * drafts * self.vocab
         if draft is not None and self.head is not None:
             width += self.head.kv_token_width
             weights += len(draft.shortlist or ()) * self.head.row_bytes
         page = page_size * width * precision.kv.itemsize
         halved = self.wide_bytes // 2 if precision.activation is DType.BF16 else 0
-        return Needs(weights - halved, slot, page)
+        return Needs(weights - halved, slot, page, kept)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided before a graph is built. `notes` are sentences for the report."""
+    """Everything decided before a graph is built. `notes` are sentences for the report; `finer` are
+    sizes that a build which times tactics may add, where their cost says so."""
 
     target: str
     limits: Limits
@@ -142,6 +147,7 @@ class Plan:
     invariant: bool = False
     gpu: Target | None = None
     draft: DraftOptions | None = None  # of the draft head; None: there is none
+    finer: tuple[Size, ...] = ()
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
@@ -160,12 +166,16 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     most = budget.MAX_CONTEXT if gpu else CPU_MAX_CONTEXT
     context = _context(options.max_context, facts.max_context, most)
     limits = Limits(max_seqs=seqs, max_context=context, pages=0, vocab=facts.vocab)
-    room = budget.pages(gpu, needs, seqs) if gpu else KV_BUDGET // max(1, needs.page)
+    cache = _cache(options.cache_gib)
+    room = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    limits = replace(limits, pages=pages, gdn_ring=ring, drafts=drafts.drafts)
+    snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
+    more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
+    limits = replace(limits, **more)
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
+        _finer(options, limits, gpu),
     )  # fmt: skip
 
 
@@ -239,6 +249,19 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
     return bucket_sizes(decode, prefill, limits, verify)
 
 
+def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, ...]:
+    """Of the families whose sizes nobody named. None where all buckets must agree on their bits."""
+    if gpu is None or options.invariant:
+        return ()
+    most = max(budget.prefill(gpu))
+    rows = finer_rows(limits.max_seqs) if options.decode is None else ()
+    tokens = [t for t in FINER_PREFILL if t < most] if options.prefill is None else []
+    return (
+        *(Size(DECODE, r) for r in rows),
+        *(Size(PREFILL, t // PREFILL_TILE) for t in tokens),
+    )
+
+
 def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:
     """Records of each ring, drafts' not counted. Raises OptionError for a length no op takes."""
     if wish is None:
@@ -289,6 +312,13 @@ def _pages(wish: int | None, limits: Limits, room: int, gpu: bool) -> tuple[int,
         f"KV pages hold {tokens} tokens, not {limits.max_seqs} sequences of "
         f"{limits.max_context}, to {why}; --kv-tokens changes that",
     )
+
+
+def _cache(gib: float | None) -> int | None:
+    """Bytes of snapshots. Raises OptionError for less than none."""
+    if gib is not None and not 0 <= gib < 1 << 20:
+        raise OptionError(f"--cache-gib {gib}: give GiB for the prefix cache, 0 for none")
+    return None if gib is None else int(gib * (1 << 30))
 
 
 def _positive(option: str, value: int) -> int:

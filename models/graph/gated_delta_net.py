@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from spark_engine.interface import PREFILL_TILE
+from spark_engine.manifest import SEQUENCE
 from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.recipes import cast, reshape
@@ -54,12 +55,13 @@ class GatedDeltaNet:
     def _convolution(self, w: Writer, packed: gs.Variable, layer: str) -> gs.Variable:
         c, conv = w.config, self.conv
         columns = conv_rows(c.conv_kernel, w.limits.drafts)
-        shape = (w.limits.max_seqs + 1, columns, c.conv_channels)
-        state = w.state(TensorSpec(f"{layer}.conv_state", w.precision.activation, shape), "slot")
+        shape = (w.limits.sequence_rows, columns, c.conv_channels)
+        spec = TensorSpec(f"{layer}.conv_state", w.precision.activation, shape)
+        state = w.state(spec, SEQUENCE)
         stored = cast(w.model.source(conv.name))  # [C, 1, K]
         kernel = w.weight(conv.name, reshape(stored, (c.conv_channels, c.conv_kernel)))
         outputs = [f"{conv.module}.y", state_out(state.name)]
-        operands = [packed, kernel, state, *w.rows]
+        operands = [packed, kernel, state, *w.rows, *_elsewhere(w)]
         mixed, _ = w.op("causal_conv", operands, outputs, tile=w.tile, **_drafts(w))
         return mixed
 
@@ -67,8 +69,8 @@ class GatedDeltaNet:
         self, w: Writer, mixed: gs.Variable, gates: gs.Variable, layer: str
     ) -> gs.Variable:
         c = w.config
-        shape = (w.limits.max_seqs + 1, c.value_heads, c.value_dim, c.key_dim)
-        state = w.state(TensorSpec(f"{layer}.gdn_state", w.precision.state, shape), "slot")
+        shape = (w.limits.sequence_rows, c.value_heads, c.value_dim, c.key_dim)
+        state = w.state(TensorSpec(f"{layer}.gdn_state", w.precision.state, shape), SEQUENCE)
         decay = [
             w.weight(t.name, cast(w.model.source(t.name)))
             for t in (self.log_decay, self.decay_bias)
@@ -78,11 +80,16 @@ class GatedDeltaNet:
         states = [state]
         if w.limits.gdn_ring:
             records = ring_records(w.limits.gdn_ring, w.limits.drafts)
-            ring = (w.limits.max_seqs + 1, records, ring_width(**c.delta_heads))
-            states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, ring), "slot"))
+            ring = (w.limits.sequence_rows, records, ring_width(**c.delta_heads))
+            states.append(w.state(TensorSpec(f"{layer}.gdn_ring", DType.F32, ring), SEQUENCE))
         outputs = [f"{self.name}.delta", *(state_out(s.name) for s in states)]
-        operands = [mixed, gates, *decay, *states, *w.rows]
+        operands = [mixed, gates, *decay, *states, *w.rows, *_elsewhere(w)]
         return w.op(f"gated_delta_{kind}", operands, outputs, **attrs)[0]
+
+
+def _elsewhere(w: Writer) -> list[gs.Variable]:
+    """Of a prefill: the rows of the states that it begins from, and those that it saves to."""
+    return [w["sources"], w["saves"]] if w.tile == PREFILL_TILE else []
 
 
 def _drafts(w: Writer) -> dict[str, int]:

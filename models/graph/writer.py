@@ -32,7 +32,7 @@ class Writer:
 
     Attributes:
         weights: every weight by its graph input's name, in order of first use.
-        states: (spec, unit) of every state, unit "slot" or "page".
+        states: (spec, unit) of every state, unit "slot", "page" or "sequence".
         tile, rows: tokens of a row, and the variables of its slots, starts and counts.
     """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.operand import Operand, Role, TimedLaunch, When
 from spark_engine.tensors import Array
 
@@ -31,6 +32,10 @@ def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.full(dims, launch.tile, np.int32)
 
 
+def _nowhere(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
+    return np.full(dims, -1, np.int32)
+
+
 def _tokens(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     return np.asarray(rng.integers(0, 1000, dims), np.int32)
 
@@ -45,6 +50,11 @@ SLOTS = Operand("slots", Role.STEP, "i32[rows]", fill=_slots)
 STARTS = Operand("starts", Role.STEP, "i32[rows]", fill=_starts)
 COUNTS = Operand("counts", Role.STEP, "i32[rows]", fill=_counts)
 ROWS = (SLOTS, STARTS, COUNTS)
+# Of what remembers a whole sequence: the row of its states that a prompt's first tile begins from,
+# and the one that a tile leaves them in besides.
+_PREFILL = When("tile", (PREFILL_TILE,))
+SOURCES = Operand("sources", Role.STEP, "i32[rows]", _PREFILL, fill=_slots)
+SAVES = Operand("saves", Role.STEP, "i32[rows]", _PREFILL, fill=_nowhere)
 TOKEN_IDS = Operand("token_ids", Role.STEP, "i32[tokens]", fill=_tokens)
 LAST_TOKENS = Operand("last_tokens", Role.STATE, "i32[S+1]")
 PAGE_TABLE = Operand("page_table", Role.TABLE, "i32[S+1,MP]", fill=_pages)

@@ -2,9 +2,10 @@
 //
 // Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
 // tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
-// x, or from the state. The state may be updated in place: only a sequence's first tile reads it,
-// and that tile's thread writes the new one, from the sequence's last tile in x. DRAFTS: the state
-// is a ring by position, of which only the launch's last columns are written.
+// x, or from the state's row `sources` (prefill). The state may be updated in place: only a
+// sequence's first tile reads it, and that tile's thread writes the new one, from the sequence's last
+// tile in x; a tile that saves writes its own. DRAFTS: the state is a ring by position, of which a
+// round writes its own columns only.
 // Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
 // 8192 tokens of 10240 channels, H200: 149 to 190 us, floor 78. Measured variants:
 // benchmarks/log/causal_conv.md.
@@ -19,6 +20,7 @@ DEVICE act4 columns(const act* p) {
 #endif
 }
 
+constexpr bool PREFILL = TILE > 8;
 constexpr int KEPT = DRAFTS ? TAPS + DRAFTS : TAPS - 1;  // columns of a slot's state
 
 // The j-th of the TAPS - 1 columns before position `start` > 0.
@@ -40,7 +42,7 @@ DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
     causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
                 act* state_out, const int* slots, const int* starts, const int* counts,
-                act* __restrict__ c, int rows) {
+                const int* sources, const int* saves, act* __restrict__ c, int rows) {
   const int row = blockIdx.y, first = blockIdx.z * SEGMENT;
   const int channel = (blockIdx.x * 128 + threadIdx.x) * 4;
   wait_for_previous();
@@ -50,13 +52,14 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const bool goes_on = TILE > 1 && row > 0 && slot >= 0 && slots[row - 1] == slot;
   const bool fresh = slot < 0 || starts[row] == 0;
   const act* tokens = x + (i64)row * TILE * x_width + channel;
-  const i64 state = (i64)slot * KEPT * channels + channel;
+  const int source = PREFILL && !goes_on && !fresh ? sources[row] : slot;
+  auto at = [&](int state) { return (i64)state * KEPT * channels + channel; };
 
   act4 old[TAPS - 1];  // the columns before the tile
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
-    else old[j] = fresh ? act4{} : column_before(state_in + state, starts[row], j, channels);
+    else old[j] = fresh ? act4{} : column_before(state_in + at(source), starts[row], j, channels);
   }
   act4 window[TAPS];
 #pragma unroll
@@ -94,22 +97,37 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
     *(act4*)(to + (i64)t * channels) = result;
   }
 
-  if (first > 0 || goes_on || slot < 0) return;
+  if (first > 0 || slot < 0) return;
+  // The state behind `end` of the tokens from this tile's first on.
+  auto leave = [&](act* kept, int end) {
+#if DRAFTS
+#pragma unroll 1
+    for (int t = end - KEPT; t < end; t++) {
+      const int place = (u32)(starts[row] + t + KEPT) % KEPT;
+      act4 column{};
+      if (goes_on || t >= 0) column = columns(tokens + (i64)t * x_width);
+      else if (!fresh) column = *(const act4*)(state_in + at(source) + (i64)place * channels);
+      *(act4*)(kept + (i64)place * channels) = column;
+    }
+#else
+#pragma unroll
+    for (int j = 0; j < TAPS - 1; j++) {
+      const int t = end - (TAPS - 1) + j;
+      act4 column{};
+      if (t >= 0) column = columns(tokens + (i64)t * x_width);
+#pragma unroll
+      for (int i = 0; i < TAPS - 1; i++)
+        if (t == i - (TAPS - 1)) column = old[i];
+      *(act4*)(kept + (i64)j * channels) = column;
+    }
+#endif
+  };
+  if (PREFILL && saves[row] >= 0) leave(state_out + at(saves[row]), count);
+  if (goes_on) return;
   int last = row;
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
-#if DRAFTS
-  keep_last(state_out + state, tokens, x_width, starts[row], end, channels);
-#else
-#pragma unroll
-  for (int j = 0; j < TAPS - 1; j++) {
-    const int t = end - (TAPS - 1) + j;
-    act4 column{};
-    if (t >= 0) column = columns(tokens + (i64)t * x_width);
-#pragma unroll
-    for (int i = 0; i < TAPS - 1; i++)
-      if (t == i - (TAPS - 1)) column = old[i];
-    *(act4*)(state_out + state + (i64)j * channels) = column;
-  }
-#endif
+  if (DRAFTS && !PREFILL)
+    keep_last(state_out + at(slot), tokens, x_width, starts[row], end, channels);
+  else leave(state_out + at(slot), end);
 }

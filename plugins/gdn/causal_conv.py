@@ -6,14 +6,18 @@ that tile is continued, else from `conv_state` (oldest first); they are zero bef
 The new state is the last K−1 raw columns before position starts + counts. With `drafts` the state
 is a ring of K + drafts columns: that of position q stands at q mod (K + drafts), those of a row's
 last tokens are written, and nothing else changes; rejected tokens' are written over.
+A prefill begins from the state of row `sources` (its ring too) and leaves it in its slot; where
+`saves` tells a row, the state behind that tile is left there besides.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from spark_engine.errors import GraphError
-from spark_engine.interface import MOST_DRAFTS
+from spark_engine.interface import MOST_DRAFTS, PREFILL_TILE
 from spark_engine.op import Attrs, Case, Inputs, Op
 from spark_engine.operand import Completes, Operand, Result, Role
 from spark_engine.plugins.common import operands
@@ -25,11 +29,15 @@ from spark_engine.plugins.common.sequence_tiles import (
     final_slots,
     over,
     read_rows,
+    read_tiles,
+    state_rows,
+    store_tiles,
     tokens_of,
     valid_tokens,
 )
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
 from spark_engine.plugins.gdn.causal_conv_cuda import CUDA
+from spark_engine.plugins.gdn.tile_cases import Tiles
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -51,13 +59,19 @@ OPERANDS = (
         completes=Completes("conv_state", lambda _, own, end, drafts: _last(own, end, drafts)),
     ),
     *operands.ROWS,
+    operands.SOURCES,
+    operands.SAVES,
 )
-INPUTS = tuple(o.name for o in OPERANDS)
+
+
+def inputs(attrs: Attrs) -> tuple[str, ...]:
+    """The names of a node's operands."""
+    return tuple(o.name for o in OPERANDS if o.when is None or o.when.holds(attrs))
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The operands of INPUTS -> (c A[tokens,C], state_out A[S+1,K−1,C])."""
-    count("causal_conv", specs, len(INPUTS))
+    """The operands -> (c A[tokens,C], state_out A[S+1,K−1,C])."""
+    count("causal_conv", specs, len(inputs(attrs)))
     x, weight, state, *steps = specs
     rows = expect_rows("causal_conv", *steps)
     expect("causal_conv", weight, (DType.F32,), (None, None))
@@ -80,10 +94,11 @@ def conv_rows(taps: int, drafts: int) -> int:
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The arrays of INPUTS -> (c, state_out)."""
-    x, weight, state, slots, starts, counts = arrays
+    """The operands -> (c, state_out)."""
+    x, weight, state, slots, starts, counts, *told = arrays
     if attrs.get("drafts", 0):
         return _by_position(int(attrs["tile"]), *arrays)
+    sources, saves = state_rows(slots, starts, told)
     tile, (channels, taps) = int(attrs["tile"]), weight.shape
     wide = weight.astype(np.float64)
     c = np.zeros((len(x), channels))
@@ -91,34 +106,51 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     for row, slot in enumerate(slots):
         if slot < 0:
             continue
-        if starts[row] == 0:
-            new_state[slot] = 0
+        old = new_state[sources[row]] if starts[row] else np.zeros_like(new_state[slot])
         fresh = x[row * tile : row * tile + counts[row], :channels]
-        columns = np.concatenate([new_state[slot], fresh]).astype(np.float64)
+        columns = np.concatenate([old, fresh]).astype(np.float64)
         for t in range(counts[row]):
             y = np.sum(columns[t : t + taps] * wide.T, axis=0)
             c[row * tile + t] = y / (1 + np.exp(-y))
-        new_state[slot] = columns[counts[row] :].astype(state.dtype)
+        for at in (slot, saves[row]):
+            if at >= 0:
+                new_state[at] = columns[counts[row] :].astype(state.dtype)
     return c.astype(x.dtype), new_state
 
 
 def _by_position(
-    tile: int, x: Array, weight: Array, state: Array, slots: Array, starts: Array, counts: Array
+    tile: int,
+    x: Array,
+    weight: Array,
+    state: Array,
+    slots: Array,
+    starts: Array,
+    counts: Array,
+    *told: Array,
 ) -> tuple[Array, ...]:
     """`reference` with drafts."""
     channels, taps = weight.shape
     wide = weight.astype(np.float64)
     c = np.zeros((len(x), channels))
     new_state = state.copy()
+    sources, saves = state_rows(slots, starts, told)
     for row, slot in enumerate(slots):
-        for j in range(counts[row] if slot >= 0 else 0):
+        if slot < 0:
+            continue
+        held = new_state[sources[row]].copy()
+        if told and starts[row] == 0:
+            held[...] = 0
+        for j in range(counts[row]):
             position, token = int(starts[row]) + j, row * tile + j
-            new_state[slot, position % state.shape[1]] = x[token, :channels]
+            held[position % len(held)] = x[token, :channels]
             y = np.zeros(channels)
             for tap in range(max(0, taps - 1 - position), taps):
-                column = new_state[slot, (position - taps + 1 + tap) % state.shape[1]]
+                column = held[(position - taps + 1 + tap) % len(held)]
                 y += column.astype(np.float64) * wide[:, tap]
             c[token] = y / (1 + np.exp(-y))
+        for at in (slot, saves[row]):
+            if at >= 0:
+                new_state[at] = held
     return c.astype(x.dtype), new_state
 
 
@@ -126,7 +158,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """K shifted multiply-adds; the state is gathered before and scattered at the end."""
     f = Text()
     fragment(f, attrs, specs, ("x", "weight"), ("c", "state_out"))
-    return f.function("causal_conv", INPUTS, ("c", "state_out"))
+    return f.function("causal_conv", inputs(attrs), ("c", "state_out"))
 
 
 def fragment(
@@ -139,7 +171,8 @@ def fragment(
     """The body over `names` (x, weight), conv_state and the rows, written to `outs`."""
     n, tile, drafts = specs[3].dims[0], int(attrs["tile"]), int(attrs.get("drafts", 0))
     channels, taps = specs[1].dims
-    rows = read_rows(f, "slots", "starts", "counts")
+    prefill = tile == PREFILL_TILE
+    rows = read_tiles(f, n) if prefill else read_rows(f, "slots", "starts", "counts")
     x = f.cast(f("Slice", names[0], [0], [channels], [1]), DType.F32)
     x = f("Reshape", x, [n, tile, channels])
     x = f("Where", over(f, valid_tokens(f, rows, tile), [2]), x, 0.0)
@@ -158,16 +191,21 @@ def fragment(
         back = f("Mod", f("Sub", f("Sub", end, 1), np.arange(kept)[None]), kept)
         steps = f("Sub", over(f, f("Add", rows.counts, kept - 1), [1]), back)
     newest = f("GatherND", columns, over(f, steps, [2]), batch_dims=1)
-    target = over(f, final_slots(f, rows, n) if tile > 1 and prompt else rows.slots, [1])
     update = f.cast(newest, specs[2].dtype)
+    if prefill:
+        store_tiles(f, rows, n, "conv_state", update, outs[1])
+        return
+    target = over(f, final_slots(f, rows, n) if tile > 1 and prompt else rows.slots, [1])
     f("ScatterND", "conv_state", target, update, out=outs[1])
 
 
 def _stored(f: Text, rows: Rows, kept: int, drafts: int) -> str:
     """f32 [rows, kept, C]: the raw columns that the slots hold, oldest first."""
-    stored = f.cast(f("Gather", "conv_state", rows.slots), DType.F32)
+    stored = f.cast(f("Gather", "conv_state", rows.sources), DType.F32)
+    if not drafts or rows.saves:
+        stored = f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
     if not drafts:
-        return f("Where", over(f, rows.fresh, [1, 2]), 0.0, stored)
+        return stored
     places = f("Mod", f("Add", over(f, rows.starts, [1]), np.arange(kept)[None]), kept)
     return f("GatherND", stored, over(f, places, [2]), batch_dims=1)
 
@@ -211,8 +249,9 @@ def _inputs(
     taps: int = 4,
     dtype: DType = DType.F32,
     drafts: int = 0,
+    tiles: Tiles | None = None,
 ) -> Inputs:
-    channels, extra, units = 40, 7, 6
+    channels, extra, units = 40, 7, 9
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         x = np.full((len(slots), tile, channels + extra), np.nan)
@@ -222,13 +261,16 @@ def _inputs(
         kept = conv_rows(taps, drafts)
         state = rng.standard_normal((units + 1, kept, channels))
         state[-1] = np.nan
+        if tiles is not None:
+            state[tiles.unread] = np.nan
         for slot, start in zip(slots[::-1], starts[::-1], strict=True):
             if slot >= 0 and start == 0:
                 state[slot] = np.nan  # stale
             elif slot >= 0 and drafts and tile <= 1 + drafts:
                 read = np.arange(max(0, start - taps + 1), start) % kept
                 state[slot, np.setdiff1d(np.arange(kept), read)] = np.nan
-        steps = tuple(np.asarray(s, np.int32) for s in (slots, starts, counts))
+        steps: list[Array] = [np.asarray(s, np.int32) for s in (slots, starts, counts)]
+        steps += tiles.told if tiles is not None else []
         flat = x.reshape(-1, channels + extra).astype(dtype.numpy)
         return (flat, weight.astype(np.float32), state.astype(dtype.numpy), *steps)
 
@@ -244,6 +286,8 @@ def _case(
     taps: int = 4,
     dtype: DType = DType.F32,
     drafts: int = 0,
+    sources: tuple[tuple[int, int], ...] = (),
+    saves: tuple[tuple[int, int], ...] = (),
 ) -> Case:
     def ignore(outputs: tuple[Array, ...]) -> None:
         c = outputs[0].reshape(len(slots), tile, -1)
@@ -252,13 +296,21 @@ def _case(
             c[row, n:] = 0
         outputs[1][-1] = 0
 
-    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts)
+    tiles = Tiles(slots, starts, dict(sources), dict(saves)) if tile == PREFILL_TILE else None
+    make = _inputs(slots, starts, counts, tile, taps, dtype, drafts, tiles)
     attrs: Attrs = {"tile": tile, "drafts": drafts} if drafts else {"tile": tile}
     rtol, atol = (1e-5, 1e-6) if dtype is DType.F32 else (1e-2, 1e-2)
     return Case(label, attrs, make, rtol, atol, ignore=ignore)
 
 
 _TILES = ((3, 3, -1, 1, 5, -1), (0, 64, 1 << 30, 0, 131, 0), (64, 2, 0, 1, 64, 0))
+
+# Two that begin from one row, and a fresh one; saved are a first tile, one within, a last, a short.
+_FROM = ((2, 2, 2, -1, 4, 1, 1), (70, 134, 198, 1 << 30, 70, 0, 64), (64, 64, 1, 0, 2, 64, 5))
+_SAVED: dict[str, Any] = {
+    "sources": ((2, 0), (4, 0)),
+    "saves": ((0, 6), (1, 3), (2, 5), (4, 7), (5, 8)),
+}
 
 _ROUNDS = ((3, -1, 0, 2, 5, 4), (69, 1 << 30, 0, 1, 2, 9))
 
@@ -271,6 +323,14 @@ CASES = (
     _case("all inert", 64, (-1, -1), (0, 7), (0, 0)),
     _case("two taps", 64, *_TILES, taps=2),
     _case("bf16", 64, *_TILES, dtype=DType.BF16),
+    _case("begins elsewhere", 64, *_FROM, sources=_SAVED["sources"]),
+    _case("saves", 64, *_FROM, saves=_SAVED["saves"]),
+    _case("begins elsewhere and saves", 64, *_FROM, **_SAVED),
+    _case("two taps, begins elsewhere and saves", 64, *_FROM, taps=2, **_SAVED),
+    _case("bf16, begins elsewhere and saves", 64, *_FROM, dtype=DType.BF16, **_SAVED),
+    _case("drafts, begins elsewhere", 64, *_FROM, drafts=3, sources=_SAVED["sources"]),
+    _case("drafts, saves", 64, *_FROM, drafts=7, saves=_SAVED["saves"]),
+    _case("drafts, begins elsewhere and saves", 64, *_FROM, drafts=3, **_SAVED),
     _case("drafts, 1 token", 1, *_ROUNDS, (1, 0, 1, 1, 1, 0), drafts=3),
     _case("drafts, 2 tokens", 2, *_ROUNDS, (2, 0, 1, 2, 2, 0), drafts=3),
     _case("drafts, 4 tokens", 4, *_ROUNDS, (4, 0, 3, 4, 1, 0), drafts=3),

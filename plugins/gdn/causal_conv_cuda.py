@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.kernel import (
+    NULL,
     Arg,
     Attrs,
     Cuda,
@@ -40,6 +42,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         Pointer("input", 2),
         Pointer("output", 1),
         *(Pointer("input", i) for i in (3, 4, 5)),
+        *((Pointer("input", 6), Pointer("input", 7)) if tile == PREFILL_TILE else (NULL, NULL)),
         Pointer("output", 0),
         Scalar("i32", rows),
     )

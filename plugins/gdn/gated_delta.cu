@@ -7,13 +7,13 @@
 //   S^T <- e^Gc S^T + K^T (tail V')
 // the reference's U - W S^T with T applied last, so that only T and P are stored between the
 // launches. q and k stay bf16; their norms are factors of rows.
-// RING: the first tile's state is caught up from the replay ring (replay_ring.py), and the ring's
-// `base` moves behind the last token. DRAFTS: before that the folds are made that rounds have left,
-// with the sums of a step (gdn_round.cu) in their order.
+// The first tile's state is that of row `sources`, with RING caught up (gated_delta_state.cuh); a
+// sequence's last tile leaves its own in the slot, a tile that saves in that row too, and the ring
+// there says that nothing is pending.
 // Precision: f32 accumulators; f32 operands are split into two bf16, high + low (S, R, T, P, V'),
 // and tail V', which the state sums up, into three: with nearly equal keys T R cancels.
 // 8192 tokens in one sequence, 27B, H200: 960 us, of it scan 774 (benchmarks/log/gated_delta.md).
-#include "gdn/gated_delta_prepare.cuh"
+#include "gdn/gated_delta_state.cuh"
 
 constexpr int SPARE = 2 * KD > 3 * TILE ? 2 * KD : 3 * TILE;  // rows of DS columns
 struct Scan {
@@ -27,134 +27,47 @@ struct Scan {
   float f[2][FACTORS * TILE];
 };
 
-#if STATE_BYTES == 4
-using state_t = float;
-DEVICE float load_state(const state_t* p) { return *p; }
-DEVICE void store_state(state_t* p, float x) { *p = x; }
-#else
-using state_t = u16;
-DEVICE float load_state(const state_t* p) { return from_bf16(*p); }
-DEVICE void store_state(state_t* p, float x) { *p = to_bf16(x); }
-#endif
-
-// Whether a sequence, or an inert row, begins at row i: so are rows cut into sequences.
-DEVICE bool begins(const int* slots, int i) {
-  return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
-}
-
-#if DRAFTS
-// Brings rows n of a warp's part of S^T, which lag `lag` tokens, up to the recorded position q, as
-// a step folds them.
-DEVICE void fold(float (&acc)[2][4], const float* ring, int q, int lag, int n, int row, int pair) {
-  const int head = blockIdx.y, lane = threadIdx.x % 32;
-  const int first = head * VD + blockIdx.x * DS + n * 16 + pair;
-  auto record = [&](int age) { return ring + (u32)(q + 16 * KEPT - age) % KEPT * RECORD; };
-  float since = lane >= 1 && lane <= lag ? record(lane)[DECAYS_AT + head] : 0.f;
-#pragma unroll
-  for (int off = 1; off < RECORDS; off *= 2) {
-    float before = __shfl_up_sync(~0u, since, off);
-    if (lane >= off) since += before;
-  }
-  const float decay = expf(__fadd_rn(record(0)[DECAYS_AT + head], since));
-  const float all = __shfl_sync(~0u, decay, lag);
-#pragma unroll
-  for (int i = 0; i < 8; i++) acc[i / 4][i % 4] *= all;
-#pragma unroll 1
-  for (int age = 1; age <= lag + 1; age++) {  // then the position's own
-    const float grown = __shfl_sync(~0u, decay, age <= lag ? age - 1 : 0);
-    const float* from = record(age <= lag ? age : 0);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float delta = from[first + i / 4 * 8 + i % 2], d = age <= lag ? grown * delta : delta;
-      acc[i / 4][i % 4] =
-          fmaf(d, from[KEYS_AT + head / R * KD + row + i % 4 / 2 * 8], acc[i / 4][i % 4]);
-    }
-  }
-#if STATE_BYTES == 2
-#pragma unroll
-  for (int i = 0; i < 8; i++) acc[i / 4][i % 4] = from_bf16(to_bf16(acc[i / 4][i % 4]));
-#endif
-}
-#endif
-
-#if RING
-// Adds what the ring holds to a warp's part of S^T, as the last tile's product leaves it.
-DEVICE void catch_up(float (&acc)[DS / 16][2][4], const float* ring, int start, const float* told,
-                     int row, int pair) {
-  const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
-#if DRAFTS
-  auto record = [&](int age) { return ring + (u32)(start + 16 * KEPT - age) % KEPT * RECORD; };
-  const int done = min(max((int)told[0], start - DRAFTS), start), base = (int)told[1];
-#else
-  auto record = [&](int age) { return ring + (u32)(start + RECORDS - age) % RECORDS * RECORD; };
-  const int lag = start - (int)told[0];
-#endif
-#pragma unroll
-  for (int n = 0; n < DS / 16; n++) {
-#if DRAFTS
-    int phase = (u32)(done + (column + n * 16) / FOLD_ROWS) % RECORDS;
-    int stored = max(base, done - phase);
-#pragma unroll 1
-    for (int q = done; q < start; q++, phase++)
-      if (phase == MAX_LAG)
-        fold(acc[n], ring, q, q - stored, n, row, pair), stored = q + 1, phase = -1;
-    const int last = start - stored;
-#else
-    const int phase = (u32)(start + (column + n * 16) / FOLD_ROWS) % RECORDS,
-              last = min(lag, phase);
-#endif
-    float since = 0.f;
-    for (int age = 1; age <= last; age++) since += record(age)[DECAYS_AT + head];
-    const float decay = expf(since);
-#pragma unroll
-    for (int i = 0; i < 8; i++) acc[n][i / 4][i % 4] *= decay;
-    since = 0.f;
-#pragma unroll 1
-    for (int age = 1; age <= last; age++) {
-      const float *from = record(age), *d = from + column + n * 16 + pair, grown = expf(since);
-      const float* k = from + KEYS_AT + head / R * KD + row;
-#pragma unroll
-      for (int i = 0; i < 8; i++)
-        acc[n][i / 4][i % 4] =
-            fmaf(grown * d[i / 4 * 8 + i % 2], k[i % 4 / 2 * 8], acc[n][i / 4][i % 4]);
-      since += from[DECAYS_AT + head];
-    }
-  }
-}
-#endif
-
 // One sequence, rows begin to end, of one value head's DS columns.
 DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_t* state_out,
-                          const int* slots, const int* starts, const int* counts, const u16* t_in,
-                          const u16* p_in, const float* factors, u16* o, const float* ring_in,
-                          float* ring_out, const float* bases, int begin, int end) {
+                          const int* slots, const int* starts, const int* counts,
+                          const int* sources, const int* saves, const u16* t_in, const u16* p_in,
+                          const float* factors, u16* o, const float* ring_in, float* ring_out,
+                          const float* bases, int begin, int end) {
   const int head = blockIdx.y, column = head * VD + blockIdx.x * DS;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, p2 = lane % 4 * 2;
   const int slot = slots[begin], last_valid = slot < 0 ? 0 : counts[end - 1];
   auto valid_in = [&](int row) { return row + 1 < end ? TILE : last_valid; };
   const bool holds = warp * 16 < KD;  // this warp's rows of S^T exist
   float acc[DS / 16][2][4] = {};
-  const i64 state = ((i64)slot * HV * VD + column) * KD + warp * 16 + g;
-  if (holds && slot >= 0 && starts[begin] != 0)
+  auto in_state = [&](int of, int n, int e) {
+    const int value = column + n * 8 + p2 + e % 2;
+    return ((i64)of * HV * VD + value) * KD + warp * 16 + g + e / 2 * 8;
+  };
+  if (holds && slot >= 0 && starts[begin] != 0) {
+    const int source = sources[begin];
 #pragma unroll
     for (int n = 0; n < DS / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        acc[n / 2][n % 2][e] = load_state(state_in + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8);
+        acc[n / 2][n % 2][e] = load_state(state_in + in_state(source, n, e));
 #if RING
-  if (holds && slot >= 0 && starts[begin] != 0)
-    catch_up(acc, ring_in + (i64)slot * SLOT_RING, starts[begin], bases + begin * TOLD,
+    catch_up(acc, ring_in + (i64)source * SLOT_RING, starts[begin], bases + begin * TOLD,
              warp * 16 + g, p2);
-#if DRAFTS
-  if (slot >= 0 && blockIdx.x == 0 && threadIdx.x < TOLD)
-    ring_out[(i64)slot * SLOT_RING + KEPT * RECORD + threadIdx.x * HV + head] =
-        (float)(starts[end - 1] + counts[end - 1]);
-#else
-  if (slot >= 0 && head == 0 && blockIdx.x == 0 && threadIdx.x == 0)
-    ring_out[(i64)slot * RECORDS * RECORD + RECORD - 1] =
-        (float)(starts[end - 1] + counts[end - 1]);
 #endif
+  }
+  // To row `of` of the states, that behind tile `row`.
+  auto leave = [&](int of, int row) {
+    if (holds)
+#pragma unroll
+      for (int n = 0; n < DS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          store_state(state_out + in_state(of, n, e), acc[n / 2][n % 2][e]);
+#if RING
+    if ((DRAFTS || head == 0) && blockIdx.x == 0 && threadIdx.x < TOLD)
+      ring_out[told_at(of, threadIdx.x, head)] = (float)(starts[row] + counts[row]);
 #endif
+  };
 
   auto fetch_k = [&](int row) {
     const int valid = valid_in(row);
@@ -196,6 +109,7 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
     if (valid_in(row) == 0) {  // nothing to do, but its outputs are finite
       for (int i = threadIdx.x; i < TILE * DP; i += 256)
         *(uint4*)(out + (i64)(i / DP) * HV * VD + i % DP * 8) = uint4{};
+      if (slot >= 0 && saves[row] >= 0) leave(saves[row], row);
       continue;
     }
     if (holds)
@@ -334,15 +248,10 @@ DEVICE void scan_sequence(Scan& s, const u16* c, const state_t* state_in, state_
     if (more) fetch_p(row + 1);
     if (more && KBUFFERS == 1) fetch_k(row + 1);
     commit_copies();
+    if (slot >= 0 && saves[row] >= 0) leave(saves[row], row);
   }
   wait_copies<0>();
-  if (holds && slot >= 0)
-#pragma unroll
-    for (int n = 0; n < DS / 8; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++)
-        store_state(state_out + state + (n * 8 + p2 + e % 2) * KD + e / 2 * 8,
-                    acc[n / 2][n % 2][e]);
+  if (slot >= 0) leave(slot, end - 1);
 }
 
 // The first row of sequence number `sequence`, or `rows` beyond the last sequence.
@@ -362,9 +271,9 @@ DEVICE int sequence_begin(const int* slots, int rows, int sequence) {
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     gated_delta_scan(const u16* c, const state_t* state_in, state_t* state_out, const int* slots,
-                     const int* starts, const int* counts, const u16* t_in, const u16* p_in,
-                     const float* factors, u16* o, const float* ring_in, float* ring_out,
-                     const float* bases, int rows) {
+                     const int* starts, const int* counts, const int* sources, const int* saves,
+                     const u16* t_in, const u16* p_in, const float* factors, u16* o,
+                     const float* ring_in, float* ring_out, const float* bases, int rows) {
   extern __shared__ __align__(128) char memory[];
   Scan& s = *(Scan*)memory;
   wait_for_previous();
@@ -374,8 +283,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const int begin = sequence_begin(slots, rows, sequence);
     if (begin == rows) return;
     const int end = sequence_begin(slots, rows, sequence + 1);
-    scan_sequence(s, c, state_in, state_out, slots, starts, counts, t_in, p_in, factors, o, ring_in,
-                  ring_out, bases, begin, end);
+    scan_sequence(s, c, state_in, state_out, slots, starts, counts, sources, saves, t_in, p_in,
+                  factors, o, ring_in, ring_out, bases, begin, end);
     __syncthreads();
   }
 }

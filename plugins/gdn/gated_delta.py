@@ -16,8 +16,10 @@ the powers of A reach 1e18 and cancel. G is summed in float64: small differences
 With attribute `ring` = L > 0 the stored state lags behind a replay ring of L records (see
 `replay_ring`): a step appends the token's record and rewrites the rows whose turn it is, all at
 position 0; a chunk rewrites all, its first tile from the ring, and moves `base` behind its last
-token. Between launches the two may alternate. With `drafts` a step is a round of up to `tile`
-tokens, of which the first is certain (see `round_ring`).
+token. Between launches the two may alternate. A chunk begins from the state and the ring of row
+`sources` and leaves the state in its slot; where `saves` tells a row, the state behind that tile is
+left there besides, and its ring says that nothing is pending. With `drafts` a step is a round of up
+to `tile` tokens, of which the first is certain (see `round_ring`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import (
     expect_rows,
+    state_rows,
     tokens_of,
 )
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
@@ -88,10 +91,11 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     """The operands -> (o A[tokens,Hv·Dv], state_out [S+1,Hv,Dv,Dk], [ring_out f32 [S+1,L,W]])."""
     op, h = op_of(attrs).name, heads_of(attrs)
     count(op, specs, len(op_of(attrs).given(attrs)))
-    c, ba, a_log, dt_bias, state, *rings = specs[:-3]
+    first = [o.name for o in op_of(attrs).given(attrs)].index("slots")
+    c, ba, a_log, dt_bias, state, *rings = specs[:first]
     if h.values % h.keys:
         raise GraphError(f"{op}: {h.values} value heads are no multiple of {h.keys} key heads")
-    tokens = tokens_of(op, expect_rows(op, *specs[-3:]), h.tile)
+    tokens = tokens_of(op, expect_rows(op, *specs[first:]), h.tile)
     drafts = int(attrs.get("drafts", 0))
     if op_of(attrs) is STEP and h.tile > 1 + drafts:
         raise GraphError(f"{op}: a tile of {h.tile} tokens; a round has up to {1 + drafts}")
@@ -111,8 +115,11 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> (o, state_out, [ring_out]), token by token; both ops compute this."""
-    c, ba, a_log, dt_bias, state, *rings, slots, starts, counts = arrays
     h, ring = heads_of(attrs), ring_of(attrs)
+    first = 6 if ring else 5
+    c, ba, a_log, dt_bias, state, *rings = arrays[:first]
+    slots, starts, counts, *told = arrays[first:]
+    sources, saves = state_rows(slots, starts, told)
     if ring and ring.drafts and op_of(attrs) is STEP:
         return _rounds(h, ring, arrays)
     o = np.zeros((len(c), h.values, h.value_dim))
@@ -125,7 +132,8 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         if start == 0:
             wide[slot] = np.zeros(state.shape[1:])  # whatever the slot holds
         elif slot not in wide:
-            wide[slot] = _found(ring, state[slot], rings[0][slot] if ring else None, start)
+            source = sources[row]
+            wide[slot] = _found(ring, state[source], rings[0][source] if ring else None, start)
         s = wide[slot]
         for t in range(row * h.tile, row * h.tile + tokens):
             token = factors(h, c[t], ba[t], a_log, dt_bias)
@@ -138,6 +146,10 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         if ring and h.tile == 1 and start > 0:
             folds = ring.folds(start)
         new_state[slot, folds] = s[folds].astype(state.dtype)
+        if saves[row] >= 0:
+            new_state[saves[row]] = s.astype(state.dtype)
+            if ring:
+                _left(ring, new_rings[0][saves[row]], start + tokens)
     return o.reshape(len(c), -1).astype(c.dtype), new_state, *new_rings
 
 
@@ -250,7 +262,7 @@ STEP = Op(
 
 CHUNK = Op(
     name="gated_delta_chunk",
-    operands=OPERANDS,
+    operands=(*OPERANDS, operands.SOURCES, operands.SAVES),
     results=RESULTS,
     attrs=DEFAULTS,
     infer=infer,

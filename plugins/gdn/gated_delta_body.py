@@ -19,6 +19,8 @@ from spark_engine.plugins.common.sequence_tiles import (
     final_slots,
     over,
     read_rows,
+    read_tiles,
+    store_tiles,
 )
 from spark_engine.plugins.gdn import replay_ring_nodes, round_ring_nodes
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads, heads_of, inverse, per_head, rates
@@ -125,7 +127,7 @@ def _drop_token(f: Text, x: str) -> str:
 
 def _old_state(f: Text, rows: Rows) -> str:
     """f32 [rows, Hv, Dv, Dk]: zero for a fresh row, whatever its slot holds."""
-    state = f.cast(f("Gather", "gdn_state", rows.slots), DType.F32)
+    state = f.cast(f("Gather", "gdn_state", rows.sources), DType.F32)
     return f("Where", over(f, rows.fresh, [1, 2, 3]), 0.0, state)
 
 
@@ -135,8 +137,8 @@ def _store(f: Text, slots: str, new: str, out: str) -> None:
 
 def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None:
     """All that needs no state is batched over tiles; a Scan carries the state through them."""
-    h, ring = heads_of(attrs), ring_of(attrs)
-    rows, n = read_rows(f, "slots", "starts", "counts"), specs[-1].dims[0]
+    h, ring, n = heads_of(attrs), ring_of(attrs), specs[-1].dims[0]
+    rows = read_tiles(f, n)
     if ring is None:
         _chunk_fragment(f, h, rows, specs, _old_state(f, rows))
     elif ring.drafts:
@@ -144,9 +146,9 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         _chunk_fragment(f, h, rows, specs, round_ring_nodes.before(f, held, rows.starts))
         end = f("Add", rows.starts, rows.counts)
         last = f("Squeeze", round_ring_nodes.header(f, held, end, end), [1])
-        slots = over(f, final_slots(f, rows, n), [1])
-        where = f("Concat", slots, np.full((n, 1), ring.records), axis=1)
-        f("ScatterND", "gdn_ring", where, last, out="ring_out")
+        both = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+        where = f("Concat", over(f, both, [1]), np.full((2 * n, 1), ring.records), axis=1)
+        f("ScatterND", "gdn_ring", where, f("Concat", last, last, axis=0), out="ring_out")
     else:
         lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
         _chunk_fragment(f, h, rows, specs, lag.state)
@@ -154,8 +156,9 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         # Never the old one; but the ring, which may be the output's memory, is read before this.
         inert = f("Less", rows.starts, 0)
         end = f("Where", inert, replay_ring_nodes.base_of(f, ring, lag.records), end)
-        slots = final_slots(f, rows, n)
-        replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", end, "ring_out")
+        slots = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+        both = f("Concat", end, end, axis=0)
+        replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", both, "ring_out")
 
 
 def _chunk_fragment(
@@ -178,7 +181,7 @@ def _chunk_fragment(
     flat = f("Reshape", tokens, [n * h.tile, h.values * h.value_dim])
     f.cast(flat, specs[0].dtype, out="o")
     new = f.cast(f("Transpose", states, perm=[0, 1, 3, 2]), specs[4].dtype)
-    _store(f, final_slots(f, rows, n), new, "state_out")
+    store_tiles(f, rows, n, "gdn_state", new, "state_out")
 
 
 def _chunk_terms(

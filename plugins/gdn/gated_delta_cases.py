@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from spark_engine.interface import PREFILL_TILE
 from spark_engine.op import Attr, Case
 from spark_engine.plugins.gdn.gated_delta_nodes import Heads
 from spark_engine.plugins.gdn.replay_ring import Ring, since
+from spark_engine.plugins.gdn.tile_cases import Tiles
 from spark_engine.tensors import Array, DType
 
 UNITS = 6
@@ -38,6 +40,8 @@ class Launch:
     ring: int = 0  # records behind each state
     lags: tuple[int, ...] = LAGS
     drafts: int = 0  # most of a round; 0: a ring without header
+    sources: tuple[tuple[int, int], ...] = ()  # (slot, row that it begins from)
+    saves: tuple[tuple[int, int], ...] = ()  # (tile, row that it saves to)
 
     @property
     def attrs(self) -> dict[str, Attr]:
@@ -52,17 +56,22 @@ class Launch:
         heads = Heads(self.tile, self.keys, self.values, self.key_dim, self.value_dim)
         return Ring(self.ring, heads, self.drafts)
 
+    @property
+    def tiles(self) -> Tiles:
+        """Which rows are read."""
+        return Tiles(self.slots, self.starts, dict(self.sources), dict(self.saves))
+
     def inputs(self, rng: np.random.Generator) -> tuple[Array, ...]:
         c, ba = self._tokens(rng)
         shape = (self.units + 1, self.values, self.value_dim, self.key_dim)
         state = rng.standard_normal(shape) * 0.3
         state[-1] = np.nan
-        for slot, start in zip(self.slots, self.starts, strict=True):
-            if slot >= 0 and start == 0:
-                state[slot] = np.nan  # stale
+        state[self.tiles.unread] = np.nan
         a_log = rng.uniform(-3, 1, self.values) + self.speed
         dt_bias = rng.uniform(-5, 0, self.values)
-        steps = tuple(np.asarray(s, np.int32) for s in (self.slots, self.starts, self.counts))
+        rows = (self.slots, self.starts, self.counts)
+        steps: list[Array] = [np.asarray(s, np.int32) for s in rows]
+        steps += self.tiles.told if self.tile == PREFILL_TILE else []
         floats = (a_log.astype(np.float32), dt_bias.astype(np.float32))
         rings = [self.records(rng)] if self.ring else []
         return (c, ba, *floats, state.astype(self.state.numpy), *rings, *steps)
@@ -74,9 +83,7 @@ class Launch:
         """
         ring = self.layout
         held = np.full((self.units + 1, ring.rows, ring.width), np.nan, np.float32)
-        firsts = {s: start for s, start in zip(self.slots[::-1], self.starts[::-1], strict=True)}
-        for i, slot in enumerate(sorted(s for s in firsts if s >= 0)):
-            start = firsts[slot]
+        for i, (slot, start) in enumerate(sorted(self.tiles.origins.items())):
             if start == 0:
                 continue
             done = max(1, start - i % (self.drafts + 1)) if self.drafts else start
@@ -150,12 +157,27 @@ _RING_TILES = (
 )
 
 
+# Two that begin from one row, and a fresh one; saved are a first tile, the last ones, one of one
+# token.
+_FROM = ((3, 3, 3, -1, 1, 0, 0), (40, 104, 168, 1 << 30, 0, 40, 104), (64, 64, 2, 0, 1, 64, 5))
+
+
+def _saved(launch: Launch) -> Launch:
+    saves = ((0, 4), (2, 5), (4, 6), (5, 7), (6, 8))
+    return replace(launch, units=9, sources=((3, 2), (0, 2)), saves=saves)
+
+
 def _ringed(
     label: str, tile: int, ring: int = 8, rtol: float = 1e-5, atol: float = 3e-6, **sizes: object
 ) -> Case:
     rows = _RING_DECODE if tile == 1 else _RING_TILES
     launch = replace(Launch(tile, *rows, **sizes), ring=ring)  # type: ignore[arg-type]
     return _case(f"ring of {ring}, {label}", launch, rtol, atol)
+
+
+def _kept(label: str, rtol: float = 1e-5, atol: float = 3e-6, **sizes: object) -> Case:
+    launch = _saved(Launch(64, *_FROM, **sizes))  # type: ignore[arg-type]
+    return _case(f"begins elsewhere and saves, {label}", launch, rtol, atol)
 
 
 def _phase(start: int) -> Case:
@@ -260,4 +282,15 @@ CHUNK = (
     _drafted("tiles", 64, 7, 4),
     _drafted("tiles, sizes differ", 64, 1, key_dim=16, value_dim=48),
     _drafted("tiles, bf16", 64, 3, 8, 1e-2, 1e-2, dtype=_BF16, state=_BF16),
+    _case("begins elsewhere", replace(_saved(Launch(64, *_FROM)), saves=())),
+    _case("saves", replace(_saved(Launch(64, *_FROM)), sources=())),
+    _kept("tiles"),
+    _kept("served sizes", key_dim=128, value_dim=128),
+    _kept("sizes differ", key_dim=16, value_dim=48),
+    _kept("bf16", 1e-2, 1e-2, dtype=_BF16, state=_BF16),
+    _kept("ring of 8", ring=8),
+    _kept("ring of 16, bf16", 1e-2, 1e-2, dtype=_BF16, state=_BF16, ring=16),
+    _kept("3 drafts, ring of 8", ring=8, drafts=3),
+    _kept("7 drafts, ring of 4, sizes differ", key_dim=16, value_dim=48, ring=4, drafts=7),
+    _kept("3 drafts, bf16", 1e-2, 1e-2, dtype=_BF16, state=_BF16, ring=8, drafts=3),
 )

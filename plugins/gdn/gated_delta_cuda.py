@@ -88,7 +88,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         grid=(h.keys, rows, 1),
         block=(256, 1, 1),
         args=(
-            *(Pointer("input", i) for i in (0, 1, 2, 3, 5 + ring, 7 + ring)),
+            *(Pointer("input", i) for i in (0, 1, 2, 3)),
+            *(Pointer("input", i + ring) for i in (5, 6, 7, 8)),
             *((Pointer("input", 5), Pointer("scratch", 3)) if ring else (NULL, NULL)),
             *between,
         ),
@@ -104,7 +105,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
             Pointer("input", 0),
             Pointer("input", 4),
             Pointer("output", 1),
-            *(Pointer("input", i + ring) for i in (5, 6, 7)),
+            *(Pointer("input", i + ring) for i in range(5, 10)),
             *between,
             Pointer("output", 0),
             *((Pointer("input", 5), Pointer("output", 2), Pointer("scratch", 3)) if ring else ()),

@@ -15,7 +15,7 @@ constexpr int KP = KD / 8;  // 16-byte pieces of a row of q or k
 constexpr int DP = DS / 8;  // of R and V'
 constexpr int WIDTH = 2 * HK * KD + HV * VD;
 constexpr int TAILS = TILE * DS * 2;  // bytes of one part of tail V'
-constexpr int TOLD = DRAFTS ? 2 : 1;  // numbers that a ring tells of its slot
+constexpr int TOLD = DRAFTS ? 2 : 1;  // numbers that a ring tells of its state
 constexpr int FACTORS = 5;            // rows of 64 floats of a (tile, value head), as below
 // With |q|, |k| the norms' reciprocals:
 // e^G |q| / sqrt(Dk), beta e^G |k|, beta, e^(Gc - G) |k|, e^Gc.
@@ -195,10 +195,19 @@ DEVICE void store_factors(const Prepare& s, float* factors, i64 tile_head, int r
   f[LAST * TILE] = exp2_fast(last);
 }
 
+// Whether a sequence, or an inert row, begins at row i: so are rows cut into sequences.
+DEVICE bool begins(const int* slots, int i) {
+  return i == 0 || slots[i] < 0 || slots[i] != slots[i - 1];
+}
+// Where the ring of a row of the states has number i of what it tells.
+DEVICE i64 told_at(int of, int i, int head) {
+  return (i64)of * SLOT_RING + (DRAFTS ? KEPT * RECORD + i * HV + head : RECORD - 1);
+}
+
 extern "C" __global__ void __launch_bounds__(256, 2)
     gated_delta_prepare(const u16* c, const u16* ba, const float* a_log, const float* dt_bias,
-                        const int* slots, const int* counts, const float* ring, float* bases,
-                        u16* t_out, u16* p_out, float* factors) {
+                        const int* slots, const int* starts, const int* counts, const int* sources,
+                        const float* ring, float* bases, u16* t_out, u16* p_out, float* factors) {
   extern __shared__ __align__(128) char memory[];
   Prepare& s = *(Prepare*)memory;
   const int row = blockIdx.y, head = blockIdx.x;
@@ -206,13 +215,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   wait_for_previous();
   launch_dependents();
   const int valid = slots[row] < 0 ? 0 : counts[row];
-#if DRAFTS  // the scan will write where this stands
-  if (head == 0 && threadIdx.x < TOLD && slots[row] >= 0)
-    bases[row * TOLD + threadIdx.x] =
-        ring[(i64)slots[row] * SLOT_RING + KEPT * RECORD + threadIdx.x * HV];
-#elif RING
-  if (head == 0 && threadIdx.x == 0 && slots[row] >= 0)
-    bases[row] = ring[(i64)slots[row] * RECORDS * RECORD + RECORD - 1];
+#if RING  // the scan will write where this stands
+  if (head == 0 && threadIdx.x < TOLD && begins(slots, row) && slots[row] >= 0 && starts[row])
+    bases[row * TOLD + threadIdx.x] = ring[told_at(sources[row], threadIdx.x, 0)];
 #endif
   if (valid == 0) return;
   const u16* tokens = c + (i64)row * TILE * WIDTH;

@@ -30,8 +30,8 @@ def catch_up(f: Text, ring: Ring, rows: Rows, state: str, records: str) -> Lag:
     """Gathers the rows' states and rings and adds the one to the other; zero where fresh."""
     h, length = ring.heads, ring.length
     fresh = over(f, rows.fresh, [1, 2, 3])
-    stored = f("Where", fresh, 0.0, f.cast(f("Gather", state, rows.slots), DType.F32))
-    held = f("Gather", records, rows.slots)
+    stored = f("Where", fresh, 0.0, f.cast(f("Gather", state, rows.sources), DType.F32))
+    held = f("Gather", records, rows.sources)
     base = f("Where", rows.fresh, 0.0, base_of(f, ring, held))
     lag = f("Sub", rows.starts, f.long(base))  # tokens since all was folded
     newest = f("Sub", over(f, rows.starts, [1]), np.arange(1, length + 1)[None])

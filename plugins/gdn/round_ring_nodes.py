@@ -32,9 +32,9 @@ class Held:
 
 
 def opened(f: Text, ring: Ring, rows: Rows, dtype: DType) -> Held:
-    """The rows' slots of `gdn_state` and `gdn_ring`, all accepted tokens' folds made."""
-    stored = f.cast(f("Gather", "gdn_state", rows.slots), DType.F32)
-    all_rows = f("Gather", "gdn_ring", rows.slots)
+    """What rows of `gdn_state` and `gdn_ring` begin from, all accepted tokens' folds made."""
+    stored = f.cast(f("Gather", "gdn_state", rows.sources), DType.F32)
+    all_rows = f("Gather", "gdn_ring", rows.sources)
     records = f("Slice", all_rows, [0], [ring.records], [1])
     header = f("Slice", all_rows, [ring.records], [ring.rows], [1])
     done, base = (_told(f, rows, header, i * ring.heads.values) for i in range(2))

@@ -101,9 +101,22 @@ DEVICE void sort_experts(const int* ids, int* order) {
   }
 }
 
+// What a thread adds at once: so many columns of a part, 16 bytes.
+#ifdef PARTS_BF16
+typedef u16 Part;
+DEVICE void unpack_part(const uint4& v, float (&x)[8]) { unpack8(v, x); }
+#else
+typedef float Part;
+DEVICE void unpack_part(const uint4& v, float (&x)[4]) {
+  x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y);
+  x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
+}
+#endif
+
 // A block a token: the weighted sum of its experts.
 extern "C" __global__ void __launch_bounds__(256)
-    moe_combine(const int* ids, const float* weights, const float* parts, u32* y CHUNK_ARG) {
+    moe_combine(const int* ids, const float* weights, const Part* parts, u32* y CHUNK_ARG) {
+  constexpr int EACH = 16 / sizeof(Part);
   __shared__ int order[K1];
   ids += (u64)chunk_start * K1, weights += (u64)chunk_start * K1;
   y += (u64)chunk_start * (HIDDEN / 2);
@@ -115,18 +128,23 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
   wait_for_previous();
   launch_dependents();
-  for (int i = threadIdx.x * 4; i < HIDDEN; i += blockDim.x * 4) {
-    float4 v[K1];
+  for (int i = threadIdx.x * EACH; i < HIDDEN; i += blockDim.x * EACH) {
+    uint4 v[K1];
 #pragma unroll
     for (int j = 0; j < K1; ++j)
-      v[j] = __ldcg((const float4*)(parts + (pair + order[j]) * HIDDEN + i));
-    float4 sum = make_float4(0, 0, 0, 0);
+      v[j] = __ldcg((const uint4*)(parts + (pair + order[j]) * HIDDEN + i));
+    float sum[EACH] = {};
 #pragma unroll
     for (int j = 0; j < K1; ++j) {
-      sum.x = __fmaf_rn(share[j], v[j].x, sum.x), sum.y = __fmaf_rn(share[j], v[j].y, sum.y);
-      sum.z = __fmaf_rn(share[j], v[j].z, sum.z), sum.w = __fmaf_rn(share[j], v[j].w, sum.w);
+      float part[EACH];
+      unpack_part(v[j], part);
+#pragma unroll
+      for (int c = 0; c < EACH; ++c) sum[c] = __fmaf_rn(share[j], part[c], sum[c]);
     }
-    ((uint2*)y)[((u64)blockIdx.x * HIDDEN + i) / 4] =
-        make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+    u32* const to = y + ((u64)blockIdx.x * HIDDEN + i) / 2;
+#pragma unroll
+    for (int c = 0; c < EACH; c += 4)
+      *(uint2*)(to + c / 2) =
+          make_uint2(pack_bf16(sum[c], sum[c + 1]), pack_bf16(sum[c + 2], sum[c + 3]));
   }
 }

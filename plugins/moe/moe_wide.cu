@@ -25,7 +25,6 @@ constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
 constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
-static_assert(BLOCK_M == 64, "the widths below");
 
 template <bool UP>
 struct Wide {
@@ -145,12 +144,13 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
 // A warpgroup's part of a tile: one panel of weight rows. a, b: factors of a lane's two rows.
 struct TileWork {
   int4 tile;
-  int panel;
+  int item, panel;
   float a, b;
   void* to;
   const int* pair;  // by column
+  int thread = threadIdx.x;
 
-  DEVICE int m16() const { return (threadIdx.x >> 5) & 3; }
+  DEVICE int m16() const { return (thread >> 5) & 3; }
   template <bool UP>
   DEVICE void load_factors(const float* scale2) {
     a = b = 1.0f;
@@ -163,37 +163,44 @@ struct TileWork {
   }
 };
 
-// Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1.
+// Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1. bf16 goes out by pairs of
+// rows, transposed in registers: then a lane has column g, rows 2t and 2t + 1.
 template <bool UP>
 DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
-  const int lane = lane_id(), g = lane >> 2, m16 = work.m16(), count = work.tile.z;
-  column += (lane & 3) * 2;
+  const int g = (work.thread & 31) >> 2, t = work.thread & 3;
+  const int m16 = work.m16(), count = work.tile.z;
   if (UP) {
-    const int row = work.panel * 32 + m16 * 8 + g, slab = work.panel >> 1;
+    const int row = work.panel * 32 + m16 * 8 + 2 * t, slab = work.panel >> 1, c = column + g;
     constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
     if (slab >= Side<false>::SLABS) return;
+    const float first = silu_mul(scaled(v[0], work.a), scaled(v[2], work.b));
+    const float second = silu_mul(scaled(v[1], work.a), scaled(v[3], work.b));
+    const u32 pair = transpose_matrix<true>(pack_bf16(first, second));
     u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int c = column + i, chunk = (m16 & 1) * 4 + (g >> 1);
-      const int place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4 + (g & 1) * 2;
-      if (c < count)
-        *(u16*)(h + c * 128 + ((chunk ^ (c & 7)) << 4) + place) =
-            WHOLE || row < INNER ? to_bf16(silu_mul(scaled(v[i], work.a), scaled(v[2 + i], work.b)))
-                                 : 0;
-    }
-  } else {
-    const int row = work.panel * 64 + m16 * 16 + g;
-    constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four panels
-    if (!WHOLE && row >= HIDDEN) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + i >= count) continue;
-      float* y = (float*)work.to + (u64)work.pair[column + i] * HIDDEN + row;
-      y[0] = scaled(v[i], work.a);
-      if (WHOLE || row + 8 < HIDDEN) y[8] = scaled(v[2 + i], work.b);
-    }
+    const int chunk = (m16 & 1) * 4 + t, place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4;
+    if (c < count)
+      *(u32*)(h + c * 128 + ((chunk ^ g) << 4) + place) = WHOLE || row < INNER ? pair : 0;
+    return;
   }
+  const int row = work.panel * 64 + m16 * 16;
+  constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four panels
+  if (!WHOLE && row >= HIDDEN) return;
+#ifdef PARTS_BF16
+  const u32 low = transpose_matrix<true>(pack_bf16(scaled(v[0], work.a), scaled(v[1], work.a)));
+  const u32 high = transpose_matrix<true>(pack_bf16(scaled(v[2], work.b), scaled(v[3], work.b)));
+  if (column + g >= count) return;
+  u32* y = (u32*)work.to + ((u64)work.pair[column + g] * HIDDEN + row) / 2 + t;
+  y[0] = low, y[4] = high;
+#else
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int c = column + 2 * t + i;
+    if (c >= count) continue;
+    float* y = (float*)work.to + (u64)work.pair[c] * HIDDEN + row + g;
+    y[0] = scaled(v[i], work.a);
+    if (WHOLE || row + g + 8 < HIDDEN) y[8] = scaled(v[2 + i], work.b);
+  }
+#endif
 }
 
 // One panel of a block of work by one warpgroup, N columns.
@@ -230,39 +237,54 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
       here.next();
     }
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) sums[i / 4][i % 4] += d[i / 4][i % 4];
+    for (int i = 0; i < N / 2; ++i)
+      sums[i / 4][i % 4] = S::WK == 1 ? d[i / 4][i % 4] : sums[i / 4][i % 4] + d[i / 4][i % 4];
   }
-  meet(1 + own, 128);  // the warpgroup's list of pairs is written
+  if (UP) wait_copies<0>();
+  meet(1 + own, 128);  // the warpgroup's list of pairs is written, and its next tile
+  TileWork late = work;
+  late.thread = forget(threadIdx.x);  // or what is computed of it is held all along
+  late.panel = work.item % Wide<UP>::BLOCKS * 4 + (late.thread >> 7);
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) write<UP>(work, sums[j], j * 8);
+  for (int j = 0; j < N / 8; ++j) write<UP>(late, sums[j], j * 8);
 }
 
+// In as many columns as the tile needs, to the next eight.
+template <bool UP, int N>
+DEVICE void consume_width(const Ring& r, PipelineState& here, const TileWork& work) {
+  if constexpr (N > 8)
+    if (work.tile.z <= N - 8) return consume_width<UP, N - 8>(r, here, work);
+  consume_tile<UP, N>(r, here, work);
+}
+
+// What a warpgroup learns of a tile before it comes to it.
+struct Ahead {
+  int pair[2][BLOCK_M];  // by column
+  int4 tile[2];
+};
+
 template <bool UP>
-DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, int (*lists)[BLOCK_M],
+DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, Ahead* ahead,
                         const float* scale2, void* to) {
-  const int items = tiles[0].x * Wide<UP>::BLOCKS, own = threadIdx.x >> 7;
+  const int items = tiles[0].x * Wide<UP>::BLOCKS;
   PipelineState here;
   int turn = 0;
   int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
     TileWork work;
-    work.tile = next, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
+    work.thread = forget(threadIdx.x);  // or all that depends on it is held all along
+    const int own = work.thread >> 7, column = work.thread & 127;
+    Ahead& mine = ahead[own];
+    work.tile = UP && item != blockIdx.x ? mine.tile[turn] : next;
+    work.item = item, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
     work.load_factors<UP>(scale2);
-    next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
-    int* const pair = lists[own * 2 + turn];
-    const int column = threadIdx.x & 127;
-    if (!UP && column < work.tile.z) pair[column] = order[work.tile.y + column];
-    work.pair = pair;
-    switch ((work.tile.z + 7) / 8) {
-      case 1: consume_tile<UP, 8>(r, here, work); break;
-      case 2: consume_tile<UP, 16>(r, here, work); break;
-      case 3: consume_tile<UP, 24>(r, here, work); break;
-      case 4: consume_tile<UP, 32>(r, here, work); break;
-      case 5: consume_tile<UP, 40>(r, here, work); break;
-      case 6: consume_tile<UP, 48>(r, here, work); break;
-      case 7: consume_tile<UP, 56>(r, here, work); break;
-      default: consume_tile<UP, 64>(r, here, work);
-    }
+    const int4* const then = tiles + 1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
+    if (UP && column == 0) copy_async(mine.tile + (turn ^ 1), then);
+    if (UP) commit_copies();  // which has no registers to hold it
+    else next = *then;
+    if (!UP && column < work.tile.z) mine.pair[turn][column] = order[work.tile.y + column];
+    work.pair = mine.pair[turn];
+    consume_width<UP, BLOCK_M>(r, here, work);
   }
 }
 
@@ -271,7 +293,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
                  const float* scale2, void* to) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(8) u64 barriers[2 * DEPTH];
-  __shared__ int lists[8][BLOCK_M];
+  __shared__ __align__(16) Ahead ahead[4];
   const Ring r = {memory, barriers, barriers + DEPTH};
   if (threadIdx.x == 0) {
     for (int i = 0; i < DEPTH; ++i) {
@@ -289,7 +311,7 @@ DEVICE void wide(const Tokens& x, const int4* tiles, const u8* w, const u8* scal
   } else {
     more_registers<
         112>();  // with the other's 32 what 640 threads of 96 have: more would wait for ever
-    consume_all<UP>(r, tiles, x.order, lists, scale2, to);
+    consume_all<UP>(r, tiles, x.order, ahead, scale2, to);
   }
 }
 

@@ -1,6 +1,15 @@
-"""The tactic `wide` of `grouped_moe` (moe_wide.cu): many tokens, grouped GEMM by wgmma."""
+"""The tactics `wide` and `wide_128` of `grouped_moe` (moe_wide.cu): many tokens, by wgmma.
+
+`wide` cuts tiles of 64 tokens and adds a dot product in the parts that the other tactics have: it
+has their bits. `wide_128` cuts tiles of 128, which halves the weights that are dequantised, and so
+has registers for one sum alone: k ascending. An expert's output then passes through bf16.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
 from spark_engine.plugins.moe import expert_layout as et
@@ -13,13 +22,32 @@ from spark_engine.plugins.moe.moe_problem import (
     problem,
     refuse,
     scratch,
-    split,
     weights,
 )
 
-BLOCK_M = 64  # tokens of a tile; the kernels have no other
 SORT_CLUSTER = 8  # blocks that sort
 STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
+FEWEST = 512  # tokens below which no expert fills a tile of 128
+Refuse = Callable[[Attrs, Specs, Target], str | None]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tokens of a tile, and what else sets a tactic's kernels apart.
+
+    Attributes:
+        block_m: tokens of a tile.
+        part_bytes: of a column of an expert's output.
+        tuning: macros beside those of every tactic.
+    """
+
+    block_m: int
+    part_bytes: int
+    tuning: Mapping[str, int]
+
+
+BY_PARTS = Tiling(64, 4, {})
+ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
 
 
 def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -35,29 +63,40 @@ def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     return None
 
 
-def most_tiles(p: Problem) -> int:
+def refuse_wide_128(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Few tokens too."""
+    reason = refuse_wide(attrs, specs, target)
+    tokens = specs[0].dims[0]
+    if reason is None and tokens < FEWEST:
+        return f"{tokens} tokens; tiles of {ASCENDING.block_m} want {FEWEST}"
+    return reason
+
+
+def most_tiles(p: Problem, block_m: int) -> int:
     """Tiles that the worst routing makes."""
-    return p.pairs // BLOCK_M + min(p.experts, p.pairs)
+    return p.pairs // block_m + min(p.experts, p.pairs)
 
 
-def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+def plan_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Plan:
     """sort, up, down, combine."""
     p = problem(attrs, specs)
-    parts_of = [-(-k // et.KSLAB) // split(k) for k in (p.hidden, p.inner)]  # k-slabs of a part
-    span = 1 if any(n % 2 for n in parts_of) else 2  # k-slabs of a stage
-    stage = span * (BLOCK_M * 128 + 16 * M16_BYTES[p.weights])
-    depth = min(12, (target.shared_bytes - STATIC) // stage)
-    defines = macros(p, BLOCK_M=BLOCK_M, DEPTH=depth)
-    x, order, tiles, h, parts, ranks = scratch(0, 1, 2, 3, 4, 5)
+    defines = macros(p, BLOCK_M=tiling.block_m, **tiling.tuning)
     slabs = [-(-k // et.KSLAB) for k in (p.hidden, p.inner)]
+    ways = [int(dict(defines)[name]) for name in ("UP_WK", "DOWN_WK")]
+    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else 2  # of a stage
+    stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
+    depth = min(12, (target.shared_bytes - STATIC) // stage)
+    defines += (("DEPTH", str(depth)),)
+    x, order, tiles, h, parts, ranks = scratch(0, 1, 2, 3, 4, 5)
     rest = -(-p.tokens * slabs[0] * 2 // 1024)  # blocks that could reorder x
     clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
     sort = Launch("moe_sort", (clusters * SORT_CLUSTER, 1, 1), (1024, 1, 1),
                   (*inputs(0, 1), x, ranks, order, tiles, Scalar("i32", p.tokens)),
                   cluster=(SORT_CLUSTER, 1, 1), defines=defines, pdl=True)  # fmt: skip
+    most = most_tiles(p, tiling.block_m)
 
     def product(symbol: str, rows: Arg, weight: str, out: Arg, panels: int) -> Launch:
-        blocks = min(target.sms, most_tiles(p) * -(-panels // 4))
+        blocks = min(target.sms, most * -(-panels // 4))
         args = (rows, order, tiles, *weights(p, weight), out)
         return Launch(symbol, (blocks, 1, 1), (640, 1, 1), args, depth * stage, defines=defines,
                       pdl=True)  # fmt: skip
@@ -71,20 +110,28 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     sizes = (
         p.tokens * slabs[0] * 128,
         p.pairs * 4,
-        (1 + most_tiles(p)) * 16,
+        (1 + most) * 16,
         p.pairs * slabs[1] * 128,
-        p.pairs * p.hidden * 4,
+        p.pairs * p.hidden * tiling.part_bytes,
         p.pairs * 4,
     )
     return Plan(launches, tuple(Scratch(n) for n in sizes))
 
 
-def cost_wide(attrs: Attrs, specs: Specs, target: Target) -> float:
+def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
     """Bytes and mathematics; rows written and added; four launches. Fitted to measurements."""
     p = problem(attrs, specs)
     read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
     multiply = 1.5 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
-    return read + multiply + 4 * p.pairs * p.hidden / target.bandwidth + 15e-6
+    if tiling is ASCENDING:
+        multiply /= 1.5
+    return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 
-WIDE = Tactic("wide", "moe/moe_wide.cu", refuse_wide, plan_wide, cost_wide)
+def _tactic(name: str, refusal: Refuse, tiling: Tiling) -> Tactic:
+    plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
+    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost)
+
+
+WIDE = _tactic("wide", refuse_wide, BY_PARTS)
+WIDE_128 = _tactic("wide_128", refuse_wide_128, ASCENDING)

@@ -15,7 +15,7 @@ were kept; knows no scheduler and no tensor. The choice changes speed alone, nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -23,14 +23,12 @@ import numpy.typing as npt
 
 from spark_engine.interface import DECODE, verify_family
 from spark_engine.runtime.engine.sequence import Sequence as Request
-from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.runtime.engine.step_costs import StepCosts
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 PRIOR, PRIOR_WEIGHT = 0.75, 8.0  # of an engine that has verified nothing: probability, as so many
-RUN_WEIGHT = 0.25  # of the latest round in its bucket's cost
-RUN_RANGE = 2.0  # a round counts as at most so many times the cost so far, or a share of it
 MEAN_WEIGHT = 6.0  # of the engine's mean in a request's estimate, in drafts of its own
 FADE, MEAN_FADE = 0.95, 0.98  # what is left of a measurement after the next one of its position
 AHEAD = 7  # rounds
@@ -41,16 +39,15 @@ SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two looks
 class DraftDepth:
     """Chooses k for every round of one engine.
 
-    `buckets` are the rows of each k's buckets, ascending, those of decode first; `costs` in
-    microseconds, to begin with, where a missing or zero one makes all costs those of tokens.
+    `buckets` are the rows of each k's buckets, ascending, those of decode first; one that the build
+    has no cost of makes all costs those of tokens.
     """
 
-    def __init__(
-        self, buckets: Sequence[tuple[int, ...]], costs: Mapping[BucketKey, float], slots: int
-    ) -> None:
+    def __init__(self, buckets: Sequence[tuple[int, ...]], costs: StepCosts, slots: int) -> None:
         self.most = len(buckets) - 1
-        self._buckets, self._costs = buckets, dict(costs)
+        self._buckets, self._costs = buckets, costs
         self._cost_of: dict[int, Floats] = {}
+        self._version = costs.version  # that `_cost_of` was made from
         self._index = np.arange(self.most)
         self._depths = np.arange(self.most + 1)
         self._seen = np.zeros((slots, self.most))
@@ -65,15 +62,6 @@ class DraftDepth:
     def forget(self, slot: int) -> None:
         """Another request has the slot."""
         self._seen[slot] = self._kept[slot] = 0
-
-    def ran(self, bucket: BucketKey, microseconds: float) -> None:
-        """A round of the bucket took so long. A table made of launches one by one is too low where
-        a whole round makes the card lower its clock."""
-        known = self._costs.get(bucket, 0.0) if self.most else 0.0
-        if known:
-            seen = min(max(microseconds, known / RUN_RANGE), known * RUN_RANGE)
-            self._costs[bucket] = known + RUN_WEIGHT * (seen - known)
-            self._cost_of.clear()
 
     def hear(self, slots: Ints, offered: Ints, kept: Ints) -> None:
         """Of the drafts that were `offered` to a round by these slots, the first `kept` held."""
@@ -140,10 +128,13 @@ class DraftDepth:
 
     def cost(self, rows: int) -> Floats:
         """Of a round of `rows` sequences by k; infinite where there is no bucket."""
+        if self._version != self._costs.version:
+            self._cost_of.clear()
+            self._version = self._costs.version
         if rows not in self._cost_of:
             fitting = [next((b for b in bs if b >= rows), 0) for bs in self._buckets]
             names = [DECODE, *map(verify_family, range(1, self.most + 1))]
-            known = [self._costs.get(key, 0) for key in zip(names, fitting, strict=True)]
+            known = [self._costs.of(key) for key in zip(names, fitting, strict=True)]
             if not all(c or not b for c, b in zip(known, fitting, strict=True)):
                 known = [b * (k + 1) for k, b in enumerate(fitting)]
             found = [c if b else np.inf for c, b in zip(known, fitting, strict=True)]

@@ -10,17 +10,23 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
-from spark_engine.runtime.engine.scheduler import THROUGHPUT, PrefillPolicy, Scheduler, Sizes
+from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step import Loop, end_event
-from spark_engine.runtime.executors.memory import EngineMemory
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
+from spark_engine.runtime.executors.watched import Watched
 
 
 @dataclass(frozen=True)
@@ -37,15 +43,21 @@ class EngineOptions:
         threads: of a CPU executor; 0 for one per core. One is fastest for small models.
         seed: of the seeds drawn for requests that name none; None draws from the system.
         drafts: most drafts of a round, 0 for none; None is as many as the engine has buckets for.
+        graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
+        profile: the file that gets a trace of what was done when; None for none.
+        cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
     """
 
-    policy: PrefillPolicy = THROUGHPUT
+    policy: PrefillPolicy = BALANCED
     depth: int | None = None
     max_waiting: int = 1024
     swap_bytes: int = 512 << 20
     threads: int = 1
     seed: int | None = None
     drafts: int | None = None
+    graphs: bool = True
+    profile: str | None = None
+    cache_bytes: int | None = None
 
 
 class Engine:
@@ -54,8 +66,12 @@ class Engine:
     Every submitted request ends with exactly one event that has a finish reason.
     """
 
-    def __init__(self, loaded: Loaded, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, options: EngineOptions | None = None, trace: NoTrace | None = None
+    ) -> None:
+        """`trace` is told what the loop does, and when launches ran."""
         self.options = options or EngineOptions()
+        self._trace = trace or NoTrace()
         given = self.options.depth
         self.depth = int(loaded.store is not None) if given is None else given
         self.loaded = loaded
@@ -64,7 +80,7 @@ class Engine:
         self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy, loaded.costs)
         self.drafts = len(self.scheduler.sizes.verify)  # most of a round
-        self._loop = Loop(self.scheduler, self.memory, loaded.executors, self.depth)
+        self._loop = Loop(self.scheduler, self.memory, self._executors(), self.depth, self._trace)
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
         self._next_id = 0
@@ -73,14 +89,26 @@ class Engine:
 
     @classmethod
     def open(
-        cls, folder: Path, options: EngineOptions | None = None, shown: Progress | None = None
+        cls,
+        folder: Path,
+        options: EngineOptions | None = None,
+        shown: Progress | None = None,
+        trace: NoTrace | None = None,
     ) -> Engine:
         """Opens an engine folder and shows how far that is.
 
         Raises EngineError or CapacityError (see `load`).
         """
         options = options or EngineOptions()
-        return cls(load(folder, options.swap_bytes, options.threads, shown=shown), options)
+        loaded = load(
+            folder,
+            options.swap_bytes,
+            options.threads,
+            shown=shown,
+            cache_bytes=options.cache_bytes,
+            graphs=options.graphs,
+        )
+        return cls(loaded, options, trace)
 
     @property
     def idle(self) -> bool:
@@ -125,6 +153,7 @@ class Engine:
         if seq is None:
             return False
         self.scheduler.finish(seq, reason)
+        self._loop.keep_ended()
         self._events.append(end_event(seq, reason))
         return True
 
@@ -137,6 +166,7 @@ class Engine:
             if event.finish:
                 self._live.pop(event.request_id, None)
         self._last_step = time.monotonic()
+        self._trace.end(self.idle)
         return events
 
     def fail(self, message: str) -> list[Event]:
@@ -168,7 +198,8 @@ class Engine:
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting) - swapped,
             "swapped": swapped,
-            "free_pages": scheduler.pages.free,
+            "free_pages": scheduler.pages.free
+            + scheduler.pages.spare,  # those the cache alone keeps
             "free_slots": scheduler.slots.free,
             "pages": scheduler.pages.size,
             "slots": scheduler.slots.size,
@@ -176,17 +207,20 @@ class Engine:
             "preempted_swap": scheduler.preemptions["swap"],
             "preempted_recompute": scheduler.preemptions["recompute"],
             "last_step_age": time.monotonic() - self._last_step,
+            **scheduler.reuse.stats(),
             **counted,
         }
 
     def check_idle(self) -> None:
-        """Raises InternalError unless everything is back where it was at the start."""
+        """Raises InternalError unless everything is back where it was at the start, or is kept by
+        the prefix cache alone (`clear_cache`)."""
         self.scheduler.check()
+        pages = self.scheduler.pages
         free: Mapping[str, bool] = {
             "requests": not self._live,
             "launched steps": not self._loop.in_flight,
             "slots": self.scheduler.slots.free == self.scheduler.slots.size,
-            "pages": self.scheduler.pages.free == self.scheduler.pages.size,
+            "pages": pages.free + pages.spare == pages.size,
             "snapshots": self.scheduler.swap_used == 0,
             "queue": not (self.scheduler.waiting or self.scheduler.running),
         }
@@ -194,9 +228,19 @@ class Engine:
         if left:
             raise InternalError(f"the idle engine still holds {', '.join(left)}")
 
+    def clear_cache(self) -> None:
+        """Forgets every prompt; pages that are in use are free when nobody uses them any more."""
+        self.scheduler.reuse.cache.clear()
+
     def close(self) -> None:
         """Closes every executor. May be called twice."""
         self.loaded.close()
+
+    def _executors(self) -> Mapping[BucketKey, Executor]:
+        own, clock, trace = self.loaded.executors, self.loaded.clock, self._trace
+        if not trace.on:
+            return own
+        return {key: Watched(one, clock, partial(trace.ran, key)) for key, one in own.items()}
 
     def _verify(self) -> tuple[tuple[int, ...], ...]:
         built, asked = self.loaded.limits.drafts, self.options.drafts
@@ -205,6 +249,14 @@ class Engine:
         while rows and not rows[-1]:
             rows.pop()
         return tuple(rows)
+
+    def _cache_bytes(self) -> int:
+        """What was asked for, or found at loading; or else all rows and pages."""
+        memory = self.memory
+        most = self.loaded.limits.pages * memory.page_bytes
+        most += memory.snapshot_rows * memory.snapshot_bytes
+        given = (self.options.cache_bytes, self.loaded.cache_bytes, most)
+        return min(most, next(n for n in given if n is not None))
 
     def _sizes(self) -> Sizes:
         loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
@@ -221,4 +273,8 @@ class Engine:
             page_bytes=memory.page_bytes,
             swap_bytes=min(self.options.swap_bytes, most),
             max_waiting=self.options.max_waiting,
+            snapshots=memory.snapshot_rows,
+            snapshot_bytes=memory.snapshot_bytes,
+            cache_bytes=self._cache_bytes(),
+            invariant=loaded.invariant,
         )

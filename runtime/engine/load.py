@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -23,19 +23,21 @@ from spark_engine.engine_file import (
     open_folder,
     read_manifest,
 )
-from spark_engine.errors import CapacityError, EngineError
+from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.watched import Clock
 from spark_engine.tensors import TensorSpec
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class OpenExecutor(Protocol):
@@ -57,7 +59,10 @@ class Loaded:
     `folder` is None when it came from no folder; `store` keeps the states and `sink` takes the
     tables when the executors bring their own. `opener` opens one more payload beside the
     executors, over the same weights, states and tables; whoever calls it closes what it opened.
-    `costs`: microseconds of a launch by bucket, as far as they are known.
+    `costs`: microseconds of a launch by bucket, as far as they are known. `cache_bytes`: what the
+    prefix cache may hold, pages and snapshots together, 0 for nothing; None: all there are.
+    `invariant`: a sequence's bits do not depend on the bucket it runs in. `clock` tells when a
+    device ran what was launched; None where launches are synchronous.
     """
 
     limits: Limits
@@ -70,6 +75,9 @@ class Loaded:
     sink: TableSink | None = None
     opener: OpenExecutor | None = None
     costs: Mapping[BucketKey, float] = field(default_factory=dict)
+    cache_bytes: int | None = None
+    invariant: bool = False
+    clock: Clock | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none of a family that the engine has not."""
@@ -94,17 +102,24 @@ def load(
     threads: int = 0,
     mark: Callable[[str], None] | None = None,
     shown: Progress | None = None,
+    cache_bytes: int | None = None,
+    graphs: bool = True,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
     `swap_bytes` is wanted for snapshots beside what the manifest counts, but no more than all
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
-    has ended, and `shown` what begins and how far it is. Raises EngineError when the folder is
+    has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
+    none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
+    one. Raises EngineError when the folder is
     damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
     does not fit the free memory.
     """
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
+    if not graphs and manifest.executor != NATIVE:
+        words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
+        raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
     shown.say(f"loading {path}: {contents}")
@@ -120,7 +135,7 @@ def load(
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark, shown)
+        return _load_native(folder, threads, mark, shown, cache_bytes, graphs)
     manifest = folder.manifest  # from here on the verified one
     shown.say(f"opening {len(manifest.buckets)} buckets")
     executors: dict[BucketKey, Executor] = {}
@@ -131,7 +146,8 @@ def load(
             shown.advance(len(executors), len(manifest.buckets))
     mark("buckets")
     opener = EXECUTORS[manifest.executor]
-    return Loaded(*_common(manifest), executors, folder, opener=opener, costs=_costs(manifest))
+    made = Loaded(*_common(manifest), executors, folder, opener=opener)
+    return _measured(made, manifest, manifest.limits.snapshots, cache_bytes)
 
 
 def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:
@@ -153,13 +169,26 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
 
 
 def _load_native(
-    folder: EngineFolder, threads: int, mark: Callable[[str], None], shown: Progress
+    folder: EngineFolder,
+    threads: int,
+    mark: Callable[[str], None],
+    shown: Progress,
+    cache_bytes: int | None,
+    graphs: bool,
 ) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
     manifest = folder.manifest
-    engine = NativeEngine(folder, lambda free: check_capacity(manifest, 0, free), mark)
+
+    def rows_in(room: Room) -> int:
+        check_capacity(manifest, 0, room.free)
+        return device_rows(manifest, room, cache_bytes)
+
+    engine = NativeEngine(folder, rows_in, mark, graphs)
+    rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
+    if rows:
+        shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
     table = {**EXECUTORS, NATIVE: engine.open}
     executors: dict[BucketKey, Executor] = {}
     shown.say(f"preparing {len(manifest.buckets)} buckets")
@@ -172,8 +201,9 @@ def _load_native(
             mark(f"{bucket.family} {bucket.rows}")
             shown.advance(len(executors), len(manifest.buckets))
         undo.pop_all()
-    own = engine.states, engine.tables, engine.open, _costs(manifest)
-    return Loaded(*_common(manifest), executors, folder, *own)
+    own = engine.states, engine.tables, engine.open
+    made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
+    return _measured(made, manifest, rows, cache_bytes)
 
 
 def _common(
@@ -182,8 +212,12 @@ def _common(
     return manifest.limits, manifest.eos_token_ids, manifest.states, manifest.tables
 
 
-def _costs(manifest: Manifest) -> Mapping[BucketKey, float]:
-    return {(b.family, b.rows): b.cost_us for b in manifest.buckets}
+def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | None) -> Loaded:
+    """With what a launch costs, the cache's budget with so many snapshot rows, and whether bits are
+    invariant."""
+    costs = {(b.family, b.rows): b.cost_us for b in manifest.buckets}
+    cache = budget(manifest, rows, cache_bytes)
+    return replace(loaded, costs=costs, cache_bytes=cache, invariant=manifest.invariant)
 
 
 def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
@@ -194,6 +228,7 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
         parts += f"{m.states / GIB:.2f}, tables {m.tables / GIB:.2f}, arena {m.arena / GIB:.2f}, "
         parts += f"buffers {m.buffers / GIB:.2f}, "
+        parts += f"snapshots {m.snapshots / GIB:.2f}, " if m.snapshots else ""
         card = f", built for the card {manifest.card}," if manifest.card else ""
         here = "for this card (--card), or " if manifest.card else ""
         raise CapacityError(

@@ -29,6 +29,9 @@ class Batch:
     """One run of the bucket (`family`, `bucket`); live rows first to last, column by column.
 
     Columns, because a decode step has a hundred rows and a few microseconds for each column.
+    `sources` and `saves` are of prefill alone: the row of the "sequence" states that a tile begins
+    from if it is its sequence's first of the launch, and that which also gets what is after it (-1:
+    none).
     """
 
     family: str
@@ -37,6 +40,8 @@ class Batch:
     starts: list[int]
     counts: list[int]
     emits: list[bool]
+    sources: list[int] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
 
     @property
     def live(self) -> int:
@@ -61,12 +66,15 @@ class Move:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: saves, restores, table rows, batches, in this order.
+    """One step: saves, restores, copies of pages, table rows, batches, in this order.
 
     Attributes:
         step: its number, growing by one.
         saves: snapshots to take before anything is overwritten.
         restores: snapshots to write back.
+        page_copies: (from, to) for pages of which a sequence needs its own.
+        counts: slots whose next launch does not begin at 0, with what penalties are to know of the
+            tokens before that: those of the prompt, and those generated.
         admitted: sequences whose table rows are to be written whole.
         grown: sequences that got a page, with the page's index in their list; one row a page.
         batches: at most one of decode or of a round of drafts, and one of prefill.
@@ -77,6 +85,8 @@ class StepPlan:
     step: int
     saves: list[Move] = field(default_factory=list)
     restores: list[Move] = field(default_factory=list)
+    page_copies: list[tuple[int, int]] = field(default_factory=list)
+    counts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     grown: list[tuple[Sequence, int]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)

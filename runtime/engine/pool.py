@@ -1,24 +1,31 @@
-"""A pool of numbered units: KV pages, or slots.
+"""A pool of numbered units: KV pages, slots, or rows of snapshots.
 
-Knows which units are free; who holds the others is the holders' business, and `check` compares
-the two.
+Knows which units are free, how many use each of the others, and how often the cache keeps it; who
+that is is the holders' business, and `check` compares the two.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from spark_engine.errors import InternalError
 
 
 class Pool:
-    """Units 0..size-1, handed out last-returned first. `name` is for messages."""
+    """Units 0..size-1, handed out last-returned first. `name` is for messages.
+
+    A unit is free when nobody uses it and the cache does not keep it.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
+        self.kept = 0  # units that the cache keeps
+        self.spare = 0  # those of them that nobody uses
         self._free = list(range(size - 1, -1, -1))
-        self._is_free = bytearray(b"\x01" * size)
+        self._users = [0] * size
+        self._keeps = [0] * size
 
     @property
     def free(self) -> int:
@@ -31,23 +38,72 @@ class Pool:
             raise InternalError(f"{count} {self.name} taken, {len(self._free)} of {self.size} free")
         taken = [self._free.pop() for _ in range(count)]
         for unit in taken:
-            self._is_free[unit] = 0
+            self._users[unit] = 1
         return taken
 
-    def give(self, units: Iterable[int]) -> None:
-        """Returns units. Raises InternalError for one that is free or unknown."""
+    def share(self, units: Iterable[int]) -> None:
+        """One more uses each. Raises InternalError for one that is free or unknown."""
         for unit in units:
-            if not 0 <= unit < self.size or self._is_free[unit]:
-                raise InternalError(f"{self.name} {unit} returned, but it was not taken")
-            self._is_free[unit] = 1
-            self._free.append(unit)
+            self._known(unit, "shared")
+            self.spare -= not self._users[unit]
+            self._users[unit] += 1
 
-    def check(self, held: Iterable[int]) -> None:
-        """Raises InternalError unless every unit is either free or in `held`, and once only."""
-        seen = bytearray(self._is_free)
-        for unit in held:
-            if not 0 <= unit < self.size or seen[unit]:
-                raise InternalError(f"{self.name} {unit} is held twice, or held and free")
-            seen[unit] = 1
-        if not all(seen):
-            raise InternalError(f"{self.name} {seen.index(0)} is neither free nor held: a leak")
+    def give(self, units: Iterable[int]) -> None:
+        """One fewer uses each. Raises InternalError for one that nobody uses."""
+        for unit in units:
+            if not 0 <= unit < self.size or not self._users[unit]:
+                raise InternalError(f"{self.name} {unit} returned, but it was not taken")
+            self._users[unit] -= 1
+            if not self._users[unit]:
+                if self._keeps[unit]:
+                    self.spare += 1
+                else:
+                    self._free.append(unit)
+
+    def keep(self, unit: int) -> None:
+        """The cache keeps the unit, once more. Raises InternalError for one that is free."""
+        self._known(unit, "kept")
+        self.kept += not self._keeps[unit]
+        self._keeps[unit] += 1
+
+    def drop(self, unit: int) -> None:
+        """The cache keeps the unit once less. Raises InternalError for one that it does not."""
+        if not 0 <= unit < self.size or not self._keeps[unit]:
+            raise InternalError(f"{self.name} {unit} dropped, but it was not kept")
+        self._keeps[unit] -= 1
+        if not self._keeps[unit]:
+            self.kept -= 1
+            if not self._users[unit]:
+                self.spare -= 1
+                self._free.append(unit)
+
+    def users(self, unit: int) -> int:
+        """How many use the unit."""
+        return self._users[unit]
+
+    def keeps(self, unit: int) -> int:
+        """How often the cache keeps the unit."""
+        return self._keeps[unit]
+
+    def check(self, held: Iterable[int], kept: Iterable[int] = ()) -> None:
+        """Raises InternalError unless every unit is free, or used and kept as often as said."""
+        users, keeps = Counter(held), Counter(kept)
+        free = Counter(self._free)
+        for unit in {*users, *keeps} - set(range(self.size)):
+            raise InternalError(f"{self.name} {unit} is held, and there are {self.size}")
+        for unit in range(self.size):
+            found = users[unit], keeps[unit]
+            if found != (self._users[unit], self._keeps[unit]) or free[unit] != (found == (0, 0)):
+                raise InternalError(self._wrong(unit, *found))
+        spare = sum(n > 0 and not users[unit] for unit, n in keeps.items())
+        if (self.kept, self.spare) != (len(keeps), spare):
+            raise InternalError(f"{self.name}: {len(keeps)} kept, {self.kept} accounted")
+
+    def _known(self, unit: int, verb: str) -> None:
+        if not 0 <= unit < self.size or not (self._users[unit] or self._keeps[unit]):
+            raise InternalError(f"{self.name} {unit} {verb}, but it is free")
+
+    def _wrong(self, unit: int, users: int, keeps: int) -> str:
+        if users > self._users[unit] or keeps > self._keeps[unit]:
+            return f"{self.name} {unit} is held twice, or held and free"
+        return f"{self.name} {unit} is neither free nor held: a leak"

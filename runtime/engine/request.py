@@ -123,11 +123,16 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, how to sample, and how urgent it is (higher runs first)."""
+    """A prompt as token ids, how to sample, and how urgent it is (higher runs first).
+
+    `marks` are positions of the prompt, ascending, up to which other requests may well have the
+    same tokens; they change no token.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
+    marks: tuple[int, ...] = ()
 
     def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
         """Raises RequestError when an engine of these limits can never run the request."""
@@ -154,7 +159,8 @@ class Event(NamedTuple):
     `logprob` and `top` ((id, log-probability) descending, under the raw logits) are there when
     the request asked for them. `finish` is set on a request's last event; `message` says more
     where the reason is ERROR. `drafted` and `accepted` count the request's draft tokens that were
-    verified and kept so far; they are sure to be there on the last event.
+    verified and kept so far; they are sure to be there on the last event. `cached` counts the
+    prompt's tokens that were not computed, because an earlier request had them.
     """
 
     request_id: int
@@ -165,6 +171,7 @@ class Event(NamedTuple):
     message: str = ""
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0
 
 
 def capacity(limits: Limits) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_engine.runtime.engine.prefix_trie import CachedState, Node
 from spark_engine.runtime.engine.request import FinishReason, Request, Status
 
 
@@ -26,7 +27,17 @@ class Sequence:
         launched: positions below this were given to a launched step, at most.
         slack: how many of them a round in flight may still reject.
         held: drafts that its slot holds for its next round.
+        since: when it began to wait for its next prefill, by the pacing's clock.
+        passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
+        cached: tokens of the prompt that were not computed, since the prefix cache had them.
+        grid: where its first tile begins; its tiles end at multiples of a tile behind it.
+        source: what its first tile goes on from; None once that was launched, and at position 0.
+        points: positions at which its state is to be kept, ascending.
+        names: of its full pages, for the prefix cache; of those of its prompt while it runs.
+        node: the deepest of its pages that others can begin with.
+        leader, leader_end: it waits until this one was launched up to there, to go on from it.
+        held_back: it let others pass for that.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
@@ -43,8 +54,19 @@ class Sequence:
     launched: int = 0
     slack: int = 0
     held: int = 0
+    since: float | None = None
+    passed: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0
+    grid: int = 0
+    source: CachedState | None = None
+    points: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    node: Node | None = None
+    leader: Sequence | None = None
+    leader_end: int = 0
+    held_back: bool = False
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)
@@ -89,5 +111,6 @@ class Sequence:
 
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""
-        self.launched = self.slack = self.held = 0
+        self.launched = self.slack = self.held = self.grid = 0
+        self.points, self.node = [], None
         self.prefill_end = len(self.tokens)

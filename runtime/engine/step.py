@@ -31,6 +31,7 @@ from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_
 from spark_engine.runtime.engine.request import Event, FinishReason, Status
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor, Wait
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory, Snapshot
 from spark_engine.tensors import Array
@@ -79,8 +80,10 @@ class Loop:
         memory: EngineMemory,
         executors: Mapping[BucketKey, Executor],
         depth: int = 0,
+        trace: NoTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._trace = trace or NoTrace()
         self.counts = Counts()
         self.counts.drafts_by_position = [0] * scheduler.depth.most
         self.counts.accepted_by_position = [0] * scheduler.depth.most
@@ -97,10 +100,21 @@ class Loop:
 
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
+        self._trace.begin()
         plan = self.scheduler.schedule(self.in_flight)
+        self._trace.done("schedule")
         self._prepare(plan)
+        self._trace.done("prepare")
         self._launch(plan)
-        return self._postprocess(self._collect(plan))
+        events = self._postprocess(self._collect(plan))
+        self.keep_ended()
+        self._trace.done("finish")
+        return events
+
+    def keep_ended(self) -> None:
+        """Copies what those that ended leave to the prefix cache, behind every launch so far."""
+        self._memory.copy_rows(self.scheduler.reuse.copies)
+        self.scheduler.reuse.settled()
 
     def _prepare(self, plan: StepPlan) -> None:
         for move in plan.saves:
@@ -110,6 +124,9 @@ class Loop:
                 raise InternalError(f"sequence {move.seq.id} has no snapshot to restore")
             self._memory.restore(move.seq.snapshot, move.slot, move.pages)
             move.seq.snapshot = None
+        self._memory.copy_pages(plan.page_copies)
+        for counts in plan.counts:
+            self._memory.set_counts(*counts)
         write_tables(self._memory, plan)
         if plan.batches:
             self._memory.flush()
@@ -121,8 +138,10 @@ class Loop:
             # steps that are in flight together have different sets of buffers
             buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
             write_step_inputs(buffers, batch)
+            self._trace.done("fill", key, batch.live)
             launched.append(_Launched(batch, buffers, self._executors[key].launch(buffers)))
             self._count(batch)
+            self._trace.done("launch", key, batch.live)
         self.counts.steps += bool(launched)
         self._in_flight.append((plan.step, start, launched))
 
@@ -134,17 +153,17 @@ class Loop:
             step, start, launched = self._in_flight.popleft()
             for one in launched:
                 one.wait()
+                self._trace.done("wait", (one.batch.family, one.batch.bucket), one.batch.live)
             ended += launched
             self.scheduler.collected(step)
             self._time(launched, start)
         return ended
 
     def _time(self, launched: list[_Launched], start: float) -> None:
-        """Tells the choice of k how long a step took that was one round and nothing else."""
+        """Tells the pacing how long a step took, from when the executor was free for it."""
         begun, self._free_at = max(start, self._free_at), time.perf_counter()
-        if len(launched) == 1 and launched[0].batch.family != PREFILL:
-            batch = launched[0].batch
-            self.scheduler.depth.ran((batch.family, batch.bucket), (self._free_at - begun) * 1e6)
+        took = (self._free_at - begun) * 1e6
+        self.scheduler.pacing.took([one.batch for one in launched], took)
 
     def _postprocess(self, collected: list[_Launched]) -> list[Event]:
         """Reads the outputs, which the next launch may overwrite, into events."""
@@ -178,7 +197,8 @@ class Loop:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
-            k, more = seq.request.params.logprobs, ("", seq.drafted, seq.accepted)
+            k = seq.request.params.logprobs
+            more = "", seq.drafted, seq.accepted, seq.cached
             if k is None:
                 events.append(Event(seq.id, token, None, (), reason, *more))
             else:
@@ -242,7 +262,8 @@ def end_of(seq: Sequence) -> FinishReason | None:
 
 def end_event(seq: Sequence, reason: FinishReason, message: str = "") -> Event:
     """The last event of a sequence that ends without a token."""
-    return Event(seq.id, None, None, (), reason, message, seq.drafted, seq.accepted)
+    more = seq.drafted, seq.accepted, seq.cached
+    return Event(seq.id, None, None, (), reason, message, *more)
 
 
 def _top(ids: Array, values: Array, row: int, count: int) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,7 @@ knows no launch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,12 @@ import numpy as np
 from spark_engine.device import Event
 from spark_engine.device_buffers import unit_bytes
 from spark_engine.device_resources import DeviceResources
-from spark_engine.manifest import StateInfo
-from spark_engine.runtime.executors.memory import Changed, Snapshot
+from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, snapshot_rows
+from spark_engine.runtime.executors.memory import COUNTS, Changed, Pairs, Snapshot, counts_of
 from spark_engine.tensors import Array, Bytes, TensorSpec
 
 STAGE = 32 << 20  # bytes of pinned memory that snapshots pass through
+MARKED = 4  # rows of counts that are on their way at once
 NEAR = 4096  # bytes of unchanged rows that cost less than another copy
 Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
 
@@ -26,22 +27,42 @@ Part = tuple[int, Bytes]  # a place on the device and its bytes on the host
 class DeviceStates:
     """The states of an engine in device memory, which `resources` gives back."""
 
-    def __init__(self, resources: DeviceResources, states: Iterable[StateInfo]) -> None:
+    def __init__(
+        self, resources: DeviceResources, states: Iterable[StateInfo], snapshots: int = 0
+    ) -> None:
         self.arrays: Mapping[str, Array] = {}
         self._gpu = resources.gpu
         self._infos = tuple(states)
-        self.addresses = {i.spec.name: resources.zeros(i.spec.nbytes) for i in self._infos}
+        more = {SEQUENCE: snapshots}
+        self.addresses = {
+            i.spec.name: resources.zeros(i.spec.nbytes + more.get(i.unit, 0) * i.row_bytes)
+            for i in self._infos
+        }
+        self.slot_bytes = bytes_of(self._infos, SLOT, SEQUENCE)
+        self.page_bytes = bytes_of(self._infos, PAGE)
+        self.snapshot_bytes = bytes_of(self._infos, SEQUENCE)
+        self.snapshot_rows = snapshot_rows(self._infos) + snapshots if self.snapshot_bytes else 0
         self._stage = resources.pinned(STAGE)  # now, because pinning takes as long as many steps
+        self._counts = _Counts(resources, self.addresses, self._infos)
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot's rows over all states."""
-        return sum(unit_bytes(i.spec) for i in self._infos if i.unit == "slot")
+    def copy_rows(self, pairs: Pairs) -> None:
+        """Queues copies of rows of the states by sequence, (from, to)."""
+        self._copy(SEQUENCE, pairs)
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all states."""
-        return sum(unit_bytes(i.spec) for i in self._infos if i.unit == "page")
+    def copy_pages(self, pairs: Pairs) -> None:
+        """Queues copies of pages, (from, to)."""
+        self._copy(PAGE, pairs)
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        """Queues writing the slot's `token_counts`."""
+        self._gpu.use()
+        self._counts.write(slot, list(ids), list(generated))
+
+    def _copy(self, unit: str, pairs: Pairs) -> None:
+        self._gpu.use()
+        mine = [(self.addresses[i.spec.name], i.row_bytes) for i in self._infos if i.unit == unit]
+        copies = ((at + to * n, at + source * n, n) for source, to in pairs for at, n in mine)
+        self._gpu.copy_all([*copies])
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages, after every launch so far."""
@@ -49,7 +70,7 @@ class DeviceStates:
         rows, paged = {}, {}
         for info in self._infos:
             dims, dtype = info.spec.dims[1:], info.spec.dtype.numpy
-            if info.unit == "slot":
+            if info.unit != PAGE:
                 rows[info.spec.name] = np.empty(dims, dtype)
             else:
                 paged[info.spec.name] = np.empty((len(where), *dims), dtype)
@@ -75,7 +96,7 @@ class DeviceStates:
         """Every stretch of the device and its place in the snapshot; neighbours are joined."""
         for info in self._infos:
             spec, size = info.spec, unit_bytes(info.spec)
-            if info.unit == "slot":
+            if info.unit != PAGE:
                 host, runs = snapshot.rows[spec.name], [(slot, 0, 1)]
             else:
                 host, runs = snapshot.pages[spec.name], list(_runs(pages))
@@ -93,6 +114,36 @@ class DeviceStates:
         self._gpu.use()
         ends = np.cumsum([len(host) for _, host in batch]).tolist()
         return [self._stage[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+class _Counts:
+    """`token_counts` written row by row, through pinned memory that is used in turn."""
+
+    def __init__(
+        self, resources: DeviceResources, addresses: Mapping[str, int], infos: Iterable[StateInfo]
+    ) -> None:
+        self._gpu = resources.gpu
+        self._info = next((i for i in infos if i.spec.name == COUNTS), None)
+        if self._info is None:
+            return
+        self._address, size = addresses[COUNTS], self._info.row_bytes
+        stages = resources.pinned(MARKED * size).reshape(MARKED, -1)
+        self._stages = [(stage.view(np.int32), resources.event()) for stage in stages]
+
+    def write(self, slot: int, ids: Sequence[int], generated: Sequence[int]) -> None:
+        """Nothing to count is nothing to send."""
+        assert self._info is not None
+        size = self._info.row_bytes
+        at = self._address + slot * size
+        if not (ids or generated):
+            self._gpu.fill(at, 0, size)
+            return
+        stage, sent = self._stages[0]
+        self._stages.append(self._stages.pop(0))
+        self._gpu.wait_for(sent)
+        stage[:] = counts_of(len(stage), ids, generated)
+        self._gpu.upload(at, stage)
+        self._gpu.record(sent)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@ import numpy as np
 
 from spark_engine.errors import EngineError
 from spark_engine.interface import STATE_OUT
-from spark_engine.manifest import StateInfo
+from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo, bytes_of, snapshot_rows
 from spark_engine.runtime.executors.executor import Specs
 from spark_engine.tensors import Array, TensorSpec
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 BucketKey = tuple[str, int]  # family, rows
 _FILL = {"page_table": -1, "bias_ids": -1}
+COUNTS = "token_counts"
+Changed = Mapping[str, Collection[int]]  # slots by table
+Pairs = Collection[tuple[int, int]]  # (from, to)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,30 @@ class States(Protocol):
         """Bytes of one page over all states."""
         ...
 
+    @property
+    def snapshot_rows(self) -> int:
+        """Rows of the states by sequence that are no slot's; the first follows the last slot's."""
+        ...
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one such row over all states; 0: the model has none, a prefix is its pages."""
+        ...
+
+    def copy_rows(self, pairs: Pairs) -> None:
+        """Copies rows of the states by sequence, (from, to): behind every launch so far and before
+        those to come. No row is written twice by a call, or read where another pair writes it."""
+        ...
+
+    def copy_pages(self, pairs: Pairs) -> None:
+        """The same for pages, over all states."""
+        ...
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        """Writes the slot's `token_counts` as `mark_tokens` leaves them behind the prompt's `ids`
+        and what was generated, in the same order of things."""
+        ...
+
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages, after every launch so far."""
         ...
@@ -63,9 +90,6 @@ class States(Protocol):
     def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
         """Writes a snapshot into a slot and as many pages as were saved."""
         ...
-
-
-Changed = Mapping[str, Collection[int]]  # slots by table
 
 
 class TableSink(Protocol):
@@ -82,18 +106,30 @@ class HostStates:
     def __init__(self, states: Iterable[StateInfo]) -> None:
         infos = tuple(states)
         self.arrays = {info.spec.name: allocate(info.spec) for info in infos}
-        self._by_slot = tuple(i.spec.name for i in infos if i.unit == "slot")
-        self._by_page = tuple(i.spec.name for i in infos if i.unit == "page")
+        self._by_slot = tuple(i.spec.name for i in infos if i.unit != PAGE)
+        self._by_page = tuple(i.spec.name for i in infos if i.unit == PAGE)
+        self._by_sequence = tuple(i.spec.name for i in infos if i.unit == SEQUENCE)
+        self.slot_bytes = bytes_of(infos, SLOT, SEQUENCE)
+        self.page_bytes = bytes_of(infos, PAGE)
+        self.snapshot_rows = snapshot_rows(infos)
+        self.snapshot_bytes = bytes_of(infos, SEQUENCE)
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one slot's rows over all states."""
-        return sum(self.arrays[name][0].nbytes for name in self._by_slot)
+    def copy_rows(self, pairs: Pairs) -> None:
+        """Copies rows of the states by sequence, (from, to)."""
+        self._copy(self._by_sequence, pairs)
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all states."""
-        return sum(self.arrays[name][0].nbytes for name in self._by_page)
+    def copy_pages(self, pairs: Pairs) -> None:
+        """Copies pages, (from, to)."""
+        self._copy(self._by_page, pairs)
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        """Writes the slot's `token_counts`."""
+        self.arrays[COUNTS][slot] = counts_of(self.arrays[COUNTS].shape[1], ids, generated)
+
+    def _copy(self, names: Iterable[str], pairs: Pairs) -> None:
+        sources, targets = _columns(pairs)
+        for name in names:
+            self.arrays[name][targets] = self.arrays[name][sources]
 
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages."""
@@ -175,6 +211,30 @@ class EngineMemory:
         """Writes a snapshot into a slot and as many pages as were saved."""
         self._store.restore(snapshot, slot, pages)
 
+    @property
+    def snapshot_rows(self) -> int:
+        """Rows of the states by sequence that are no slot's; the first follows the last slot's."""
+        return self._store.snapshot_rows
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one such row over all states; 0: the model has none, a prefix is its pages."""
+        return self._store.snapshot_bytes
+
+    def copy_rows(self, pairs: Pairs) -> None:
+        """Copies rows of the states by sequence, (from, to) (see `States`)."""
+        if pairs:
+            self._store.copy_rows(pairs)
+
+    def copy_pages(self, pairs: Pairs) -> None:
+        """Copies pages, (from, to) (see `States`)."""
+        if pairs:
+            self._store.copy_pages(pairs)
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        """Writes the slot's `token_counts` (see `States`)."""
+        self._store.set_counts(slot, ids, generated)
+
     def _make_set(self, buckets: Mapping[BucketKey, Specs]) -> dict[BucketKey, dict[str, Array]]:
         """Buffers of every bucket; a family's buckets share the arrays of its largest."""
         made: dict[BucketKey, dict[str, Array]] = {}
@@ -208,6 +268,19 @@ class EngineMemory:
                     f"{found.dtype}{found.shape} in the manifest; rebuild the engine"
                 )
         return buffers
+
+
+def counts_of(vocab: int, ids: Iterable[int], generated: Iterable[int]) -> Array:
+    """i32 [vocab]: 2 for each time that a token was generated, and 1 where it is in the prompt."""
+    counts = np.zeros(vocab, np.int32)
+    np.add.at(counts, np.fromiter(generated, np.intp), 2)
+    counts[np.fromiter(ids, np.intp)] |= 1
+    return counts
+
+
+def _columns(pairs: Pairs) -> tuple[Array, Array]:
+    both = np.array([*pairs], np.intp).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
 
 
 def allocate(spec: TensorSpec) -> Array:

@@ -7,7 +7,6 @@ their launch on one stream, so they may share every byte.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -15,15 +14,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from spark_engine.device import Event, Function, Gpu, Graph
+from spark_engine.device import Event, Function, Gpu
 from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.kernels import Kernels
 from spark_engine.runtime.executors.program import (
     LaunchRecord,
     MemoryOperand,
@@ -36,6 +37,7 @@ from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
+INERT = ("slots", "sources", "saves")  # -1 in a row that does nothing
 Mark = Callable[[str], None]  # told the name of each stage that has ended
 # Taken by the engine that is open: like the device's context, one for the whole process.
 _GPU_IN_USE = threading.Lock()
@@ -44,14 +46,22 @@ _GPU_IN_USE = threading.Lock()
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
-    `check` is given the free bytes of the device before anything is allocated, and raises when
-    the engine does not fit. The weights are verified while they are copied. Raises EngineError
-    when a byte of them is not the manifest's, and where blocks that wait for one another may not
-    all be running: beside another engine of this process, or under MPS. Closed with its last
-    executor, or by `close`.
+    `rows_in` is given the device's memory before anything is allocated, raises when the engine does
+    not fit, and says how many snapshot rows do. The weights are verified while they are copied.
+    Without `graphs` the launches of a step are queued one by one. Raises EngineError when a byte of
+    the weights is not the manifest's, and where blocks that wait for one another may not all be
+    running: beside another engine of this process, or under MPS. Closed with its last executor, or
+    by `close`.
     """
 
-    def __init__(self, folder: EngineFolder, check: Callable[[int], None], mark: Mark) -> None:
+    def __init__(
+        self,
+        folder: EngineFolder,
+        rows_in: Callable[[Room], int],
+        mark: Mark,
+        graphs: bool = True,
+    ) -> None:
+        self.graphs = graphs
         manifest, path = folder.manifest, folder.weights_path
         buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
@@ -63,14 +73,16 @@ class NativeEngine:
             _refuse_mps(self.gpu)
             resources = DeviceResources(self.gpu)
             undo.callback(resources.close)
-            self._kernels = _Kernels(self.gpu)
-            check(self.gpu.free_bytes)
+            self._kernels = Kernels(self.gpu)
+            self.clock = DeviceClock(resources)
+            gpu = self.gpu
+            snapshots = rows_in(Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
             mark("device")
             digests = partial(folder.check_chunk, WEIGHTS)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)
             mark("weights")
             self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
-            self.states = DeviceStates(resources, manifest.states)
+            self.states = DeviceStates(resources, manifest.states, snapshots)
             self.tables = DeviceTables(resources, manifest.tables)
             self.arena_bytes = max(b.arena_bytes for b in buckets)
             self.arena = resources.zeros(self.arena_bytes)
@@ -129,29 +141,6 @@ def _refuse_mps(gpu: Gpu) -> None:
         )
 
 
-class _Kernels:
-    """The kernels of all buckets. What several buckets hold is loaded once."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._modules: dict[bytes, Any] = {}
-        self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
-
-    def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
-        """The kernel, allowed at least `shared` bytes, and what any bucket asked before."""
-        digest = hashlib.sha256(cubin).digest()
-        if digest not in self._modules:
-            self._modules[digest] = self._gpu.module(cubin)
-        key = digest, symbol
-        if key not in self._found:
-            self._found[key] = self._gpu.function(self._modules[digest], symbol), 0
-        function, allowed = self._found[key]
-        if shared > allowed:
-            self._gpu.allow_shared(function, shared)
-            self._found[key] = function, shared
-        return function
-
-
 @dataclass(frozen=True)
 class _Staging:
     """Pinned copies of one set of host buffers, and when their last launch is done."""
@@ -190,7 +179,7 @@ class NativeExecutor:
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
             self._wide = self._resources.zeros(self._buffers.wide.nbytes) if larger else engine.wide
             self._addresses = self._places()
-            self._graph = self._capture(payload)
+            self._queue_step = self._capture(payload)
         except BaseException:
             self._resources.close()
             raise
@@ -257,7 +246,7 @@ class NativeExecutor:
         for name, view in staging.fed:
             view[...] = buffers[name]
         self._gpu.upload(self._steps, staging.steps)
-        self._gpu.replay(self._graph)
+        self._queue_step()
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
 
@@ -348,8 +337,11 @@ class NativeExecutor:
                 f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
-    def _capture(self, payload: bytes) -> Graph:
-        """Loads the cubins, runs every launch once over inert rows, and records them."""
+    def _capture(self, payload: bytes) -> Callable[[], None]:
+        """Loads the cubins, runs every launch once over inert rows, and records them.
+
+        What it returns queues all of them.
+        """
         launches = self.launches(payload)
         self._fill_inert()
 
@@ -359,11 +351,14 @@ class NativeExecutor:
 
         queue_all()
         self._gpu.wait()
-        return self._resources.graph(queue_all)
+        if not self._engine.graphs:
+            return queue_all
+        graph = self._resources.graph(queue_all)
+        return lambda: self._gpu.replay(graph)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
-            byte = 0xFF if field.spec.name == "slots" else 0
+            byte = 0xFF if field.spec.name in INERT else 0
             self._gpu.fill(self._steps + field.offset, byte, field.spec.nbytes)
 
     def _places(self) -> Mapping[str, Mapping[str, int]]:

@@ -133,9 +133,12 @@ class Endpoints:
             return _json(await work(data))
 
     async def _events(self, job: InFlight) -> AsyncIterator[bytes]:
+        trace = self._service.client.trace
         try:
             async for chunk in self._service.stream(job):
+                start = trace.now()
                 yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+                trace.span("loop", "send", start)
         except Exception as problem:  # the status line is gone: the error goes into the stream
             yield b"data: " + msgspec.json.encode(error_response(problem)[1]) + b"\n\n"
         finally:

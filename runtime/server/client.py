@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from spark_engine.errors import CapacityError, EngineError, InternalError
 from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -55,11 +56,19 @@ class EngineClient:
     """One engine process. All methods belong to one event loop.
 
     `command` is the process to start; the socket's address is appended to it. At most
-    `max_queue` requests beyond the engine's slots are taken.
+    `max_queue` requests beyond the engine's slots are taken. `trace` is told what is
+    done here.
     """
 
-    def __init__(self, command: Sequence[str], max_queue: int = 256, stall_s: float = 60) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        max_queue: int = 256,
+        stall_s: float = 60,
+        trace: NoTrace | None = None,
+    ) -> None:
         self._command = tuple(command)
+        self.trace = trace or NoTrace()
         self.max_queue = max_queue
         self._stall_s = stall_s
         self._mailboxes: dict[int, Mailbox] = {}
@@ -179,7 +188,10 @@ class EngineClient:
     async def _receive(self) -> None:
         try:
             while True:
-                self._take(decode_report(await self._socket.recv()))
+                message = await self._socket.recv()
+                start = self.trace.now()
+                self._take(decode_report(message))
+                self.trace.span("loop", "receive", start)
         except zmq.ZMQError as error:
             self._on_death(f"the socket to the engine process failed: {error}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
+from spark_engine.runtime.engine.trace import REQUESTS
 from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
@@ -49,6 +50,8 @@ class Generation:
         self._box: Mailbox = asyncio.Queue()
         self._deadline = deadline
         ids = client.submit([c.request for c in choices], self._box, slots)
+        self._trace, self._start = client.trace, client.trace.now()
+        self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._watches = [Stopwatch(metrics) for _ in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
@@ -70,7 +73,9 @@ class Generation:
                 index = self._open.get(last.request_id)
                 if index is None:
                     continue  # it had ended by a stop string before the engine knew
+                start = self._trace.now()
                 piece = self._choices[index].stream.push(answer)
+                self._trace.span("loop", "text", start)
                 self._note(index, last.request_id, piece, last.finish is not None)
                 yield index, piece
         except Exception:
@@ -86,8 +91,13 @@ class Generation:
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
             self._watches[index].tokens(len(piece.tokens))
+            if index not in self._first:
+                prompt = len(self._choices[index].request.prompt)
+                self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
+                self._first[index] = self._trace.now()
         if piece.finish is None:
             return
+        self._trace.span(REQUESTS, "further tokens", self._first.get(index, self._start), number)
         self._watches[index].end(piece.finish.value)
         del self._open[number]
         if not ended:

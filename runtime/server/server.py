@@ -12,19 +12,29 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from spark_engine.errors import OptionError
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.server.app import Endpoints, create_app
-from spark_engine.runtime.server.assets import check_drafts, read_info, read_text, spell_drafts
+from spark_engine.runtime.server.assets import (
+    check_cache,
+    check_drafts,
+    read_info,
+    read_text,
+    spell_cache,
+    spell_drafts,
+)
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
     Connection,
@@ -32,7 +42,6 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
-from spark_engine.runtime.server.ipc import AUTO
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 
@@ -57,7 +66,7 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
-        drafts: a round, at most; None: as many as the engine's table says.
+        engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
 
     host: str = "127.0.0.1"
@@ -72,7 +81,7 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
-    drafts: int | None = None
+    engine: EngineOptions = EngineOptions()
 
 
 def run(folder: Path, options: ServerOptions) -> int:
@@ -80,14 +89,15 @@ def run(folder: Path, options: ServerOptions) -> int:
 
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
-    check_drafts(options.drafts, read_info(folder).limits)
+    check_drafts(options.engine.drafts, read_info(folder).limits)
+    check_cache(options.engine.cache_bytes, folder)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
-    command = worker_command(folder, waiting, options.drafts)
+    command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     return asyncio.run(serve(command, folder, options))
 
 
-def worker_command(folder: Path, waiting: int, drafts: int | None = None) -> tuple[str, ...]:
-    """What starts the engine process, whose queue holds `waiting` requests."""
+def worker_command(folder: Path, options: EngineOptions) -> tuple[str, ...]:
+    """What starts the engine process."""
     # -P: `python -m` would look in the current folder first, and a clone's root holds a
     # `spark_engine` without the other rooms
     return (
@@ -96,8 +106,7 @@ def worker_command(folder: Path, waiting: int, drafts: int | None = None) -> tup
         "-m",
         "spark_engine.runtime.server.worker",
         str(folder),
-        str(waiting),
-        AUTO if drafts is None else str(drafts),
+        msgspec.json.encode(options).decode(),
     )
 
 
@@ -109,7 +118,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     listener = _bind(options.host, options.port)
     _warn_without_api_key(options, listener)
     tokenizer, template = read_text(folder)
-    client = EngineClient(command, options.max_queue, options.stall_s)
+    trace = trace_of(options.engine.profile, HTTP)
+    client = EngineClient(command, options.max_queue, options.stall_s, trace)
     service = None
     try:
         info = await client.start()
@@ -120,7 +130,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         endpoints = Endpoints(service)
         app = create_app(endpoints, service, options.api_key)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
-        name = names[0] + spell_drafts(options.drafts, info.limits)
+        name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)
         return await server.run_until_done(listener)
     finally:
@@ -128,6 +138,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         if service is not None:
             service.close()
         await client.close()
+        trace.save()
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:

@@ -40,6 +40,7 @@ from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.turns import Turns
 
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
@@ -69,11 +70,16 @@ class InFlight:
 
     @property
     def usage(self) -> Json:
-        """Tokens so far, and drafts where the engine makes any."""
+        """Tokens so far, and drafts where the engine makes any.
+
+        A prompt counts once, however many choices are made of it: so do its cached tokens, which
+        are the first choice's, since the others find what that one leaves.
+        """
         streams = [choice.stream for choice in self.choices]
+        cached = sum(s.cached for s in streams[:: self.body.n or 1])
         drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
         tokens = sum(s.tokens for s in streams)
-        return usage(self.prompt_tokens, tokens, drafts if self.drafting else None)
+        return usage(self.prompt_tokens, tokens, cached, drafts if self.drafting else None)
 
     @property
     def chunk_kind(self) -> str:
@@ -104,6 +110,7 @@ class Service:
         self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
         self._tokenizer = tokenizer
         self._template = template
+        self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
         self._allow_priority = allow_priority
@@ -123,7 +130,8 @@ class Service:
 
         prompt, choices, thinking = await self._read(read, deadline)
         tools, logprobs = _tools(body) or (), bool(body.logprobs)
-        parsers = (ReplyParser(thinking, tools) for _ in range(body.n or 1))
+        known = tokenizer.marks.values()
+        parsers = (ReplyParser(thinking, tools, tokens=known) for _ in range(body.n or 1))
         forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
         names = "chat.completion", "chatcmpl"
         return self._start(body, len(prompt), choices, forms, names, deadline)
@@ -288,11 +296,12 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
             stream = TextStream(self._tokenizer, own, eos, skip)
-            found.append(Choice(Request(prompt, own, body.priority or 0), stream))
+            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
         return found
 
     async def _checked(self, data: bytes, check: Callable[[bytes], T], deadline: Deadline) -> T:

@@ -17,15 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from spark_engine.errors import CapacityError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
 from spark_engine.runtime.server.assets import read_info
 from spark_engine.runtime.server.ipc import (
-    AUTO,
     Cancel,
     EngineInfo,
     Failed,
@@ -127,12 +128,14 @@ class Worker:
         self._socket.send(encode(report))
 
 
-def serve(address: str, open_engine: Callable[[], Opened]) -> int:
+def serve(
+    address: str, open_engine: Callable[[], Opened], save: Callable[[], None] = lambda: None
+) -> int:
     """Runs the process until its parent leaves or the engine fails; returns the exit code.
 
-    `address` is `ipc://` and a path in a folder of its own.
+    `address` is `ipc://` and a path in a folder of its own; `save` is called at the end.
     """
-    _leave_with_the_parent(Path(address.removeprefix("ipc://")))
+    _leave_with_the_parent(Path(address.removeprefix("ipc://")), save)
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)  # the HTTP process bounds what is on the way
@@ -152,6 +155,7 @@ def serve(address: str, open_engine: Callable[[], Opened]) -> int:
     finally:
         socket.close()
         context.term()
+        save()
     return 0
 
 
@@ -160,14 +164,14 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def _leave_with_the_parent(path: Path) -> None:
+def _leave_with_the_parent(path: Path, save: Callable[[], None]) -> None:
     """Signals meant for the group are the parent's business: it drains and then lets go of us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, args=(path,), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(path, save), daemon=True).start()
 
 
-def _watch_parent(path: Path) -> None:
+def _watch_parent(path: Path, save: Callable[[], None]) -> None:
     # a thread, because the loop may be deep in a long step when the parent dies
     with contextlib.suppress(OSError):
         while os.read(0, 1):
@@ -175,24 +179,29 @@ def _watch_parent(path: Path) -> None:
     with contextlib.suppress(OSError):  # a parent that was killed left its socket behind
         path.unlink(missing_ok=True)
         path.parent.rmdir()
+    with contextlib.suppress(Exception):
+        save()
     os._exit(0)
 
 
-def open_engine(folder: Path, options: EngineOptions) -> Opened:
+def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
-        return read_info(folder), Engine.open(folder, options, shown)
+        info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
+    sizes = engine.scheduler.sizes
+    cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    return msgspec.structs.replace(info, **cache), engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m spark_engine.runtime.server.worker ENGINE MAX_WAITING DRAFTS ADDRESS`.
+    """`python -m spark_engine.runtime.server.worker ENGINE OPTIONS ADDRESS`.
 
-    DRAFTS is a number or `auto`.
+    OPTIONS are the EngineOptions as JSON.
     """
-    folder, waiting, drafts, address = sys.argv[1:] if arguments is None else arguments
-    most = None if drafts == AUTO else int(drafts)
-    options = EngineOptions(max_waiting=int(waiting), drafts=most)
-    return serve(address, lambda: open_engine(Path(folder), options))
+    folder, given, address = sys.argv[1:] if arguments is None else arguments
+    options = msgspec.json.decode(given, type=EngineOptions)
+    trace = trace_of(options.profile, ENGINE)
+    return serve(address, lambda: open_engine(Path(folder), options, trace), trace.save)
 
 
 if __name__ == "__main__":

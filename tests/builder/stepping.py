@@ -82,7 +82,7 @@ def _prefill(engine: Engine, prompt: Array, sequence: int) -> Arrays:
     steps = _inert(bucket)
     steps["token_ids"][: len(prompt)] = prompt
     for i in range(tiles):
-        steps["slots"][i] = SLOTS[sequence]
+        steps["slots"][i] = steps["sources"][i] = SLOTS[sequence]
         steps["starts"][i] = i * bucket.tile
         steps["counts"][i] = min(bucket.tile, len(prompt) - i * bucket.tile)
     steps["emit"][tiles - 1] = 1
@@ -101,8 +101,8 @@ def _decode(rows: int, starts: list[int]) -> Arrays:
 
 def _inert(bucket: Bucket) -> Arrays:
     steps = {n: np.zeros(bucket.rows, np.int32) for n in ("starts", "counts", "emit")}
-    slots = np.full(bucket.rows, -1, np.int32)
-    return {**steps, "slots": slots, "token_ids": np.zeros(bucket.tokens, np.int32)}
+    steps |= {n: np.full(bucket.rows, -1, np.int32) for n in ("slots", "sources", "saves")}
+    return {**steps, "token_ids": np.zeros(bucket.tokens, np.int32)}
 
 
 def _wild(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from spark_engine.builder.plan.buckets import (
     cpu_rounds,
     decode_rows,
     fine_decode_rows,
+    finer_rows,
     parse_rounds,
     parse_sizes,
     rounds,
@@ -53,6 +55,35 @@ def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
     assert fine_decode_rows(most) == rows
     plan = resolve(Options(target="sm_90a", max_seqs=most, max_context=64), FACTS)
     assert tuple(size.rows for size in plan.buckets.decode) == rows
+
+
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [
+        (2, ()),
+        (4, (3,)),
+        (16, (3, 6, 12)),
+        (64, (3, 6, 12, 20, 28, 40, 56)),
+        (128, (3, 6, 12, 20, 28, 40, 56, 80, 112)),
+    ],
+)
+def test_sizes_that_a_build_may_add_lie_between_those_that_it_has(
+    most: int, rows: tuple[int, ...]
+) -> None:
+    assert finer_rows(most) == rows
+
+
+def test_finer_sizes_are_for_families_that_nobody_named_and_not_for_equal_bits() -> None:
+    wish: dict[str, Any] = {"target": "sm_90a", "max_seqs": 16, "max_context": 64}
+    both = resolve(Options(**wish), FACTS).finer
+    assert [s.rows for s in both if s.family == "decode"] == [3, 6, 12]
+    assert [s.dims["tokens"] for s in both if s.family == "prefill"] == [192, 384, 768, 1536, 3072]
+    assert {s.family for s in resolve(Options(**wish, decode=(16,)), FACTS).finer} == {"prefill"}
+    assert {s.family for s in resolve(Options(**wish, prefill=(64,)), FACTS).finer} == {"decode"}
+    assert resolve(Options(**wish, invariant=True), FACTS).finer == ()
+    assert resolve(Options(), FACTS).finer == ()
+    small = resolve(Options(target="sm_121a", max_seqs=16, max_context=64), FACTS).finer
+    assert max(s.dims["tokens"] for s in small if s.family == "prefill") == 768
 
 
 def test_sizes_bind_dims_and_name_files() -> None:

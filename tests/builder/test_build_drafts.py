@@ -201,12 +201,13 @@ def prefill(engine: Engine, prompt: np.ndarray, sequence: int) -> Arrays:
     bucket = engine.bucket("prefill")
     steps: Arrays = {n: np.zeros(bucket.rows, np.int32) for n in ("starts", "counts", "emit")}
     steps["slots"] = np.full(bucket.rows, -1, np.int32)
-    steps["next_ids"] = np.full(bucket.rows, -1, np.int32)
+    steps |= {n: np.full(bucket.rows, -1, np.int32) for n in ("next_ids", "sources", "saves")}
     steps["token_ids"] = np.zeros(bucket.tokens, np.int32)
     steps["token_ids"][: len(prompt)] = prompt
     for i in range(-(-len(prompt) // bucket.tile)):
         at = i * bucket.tile
         steps["slots"][i], steps["starts"][i] = SLOTS[sequence], at
+        steps["sources"][i] = SLOTS[sequence]
         steps["counts"][i] = min(bucket.tile, len(prompt) - at)
         last = at + bucket.tile >= len(prompt)
         steps["emit"][i] = last

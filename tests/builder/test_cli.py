@@ -25,7 +25,7 @@ from spark_engine.kernel import CARDS
 from spark_engine.models.weights.recipes import Recipe
 from tests.checkpoints import write_checkpoint
 
-FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64")
+FEW = ("--decode", "1,2", "--prefill", "64", "--max-context", "64", "--no-record")
 
 
 @pytest.fixture(scope="module")

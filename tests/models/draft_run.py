@@ -72,6 +72,7 @@ class DraftRun:
             stop = min(start + 64, end)
             steps["token_ids"][64 * i : 64 * i + stop - start] = prompt[start:stop]
             steps["slots"][i], steps["starts"][i] = self.slot, start
+            steps["sources"][i] = self.slot
             steps["counts"][i] = stop - start
             steps["next_ids"][i] = prompt[stop] if stop < len(prompt) else KNOWN
         steps["emit"][tiles - 1] = end == len(prompt)
@@ -114,5 +115,6 @@ class DraftRun:
         dims = {"rows": rows, "tokens": rows * tile_of(family)}
         specs = interface.steps(family, self.engine.limits.drafts)
         steps = {s.name: np.zeros(s.bind(dims).dims, np.int32) for s in specs}
-        steps["slots"].fill(-1)
+        for name in {"slots", "sources", "saves"} & {*steps}:
+            steps[name].fill(-1)
         return steps

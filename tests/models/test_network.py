@@ -54,7 +54,7 @@ def test_inputs_and_outputs_are_the_contract(tmp_path: Path, family: str, moe: b
     model = _made(tmp_path, moe=moe)
     network = _build(model, family)
     limits = Limits(4, 256, 16, 512)
-    shared = [*interface.steps(), *interface.tables(limits)]
+    shared = [*interface.steps(family), *interface.tables(limits)]
     states = [spec for spec, _ in network.states]
     names = {s.name for s in (*shared, *states)} | set(network.weights)
     assert {t.name for t in network.graph.inputs} == names

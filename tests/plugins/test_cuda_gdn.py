@@ -168,7 +168,9 @@ def check(op: Op, case: Case, got: tuple[Array, ...], arrays: tuple[Array, ...])
     if case.ignore is not None:
         case.ignore(want)
         case.ignore(got)
-    touched = np.unique(arrays[op.names(case.attrs, len(arrays)).index("slots")])
+    names = op.names(case.attrs, len(arrays))
+    written = [a for n, a in zip(names, arrays, strict=True) if n in ("slots", "saves")]
+    touched = np.unique(np.concatenate(written))
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         label = f"{op.name}/{case.label} output {i}"
         if i in op.aliases(case.attrs):
@@ -297,6 +299,7 @@ class TestRing:
                 pad = ((0, 64 - n), (0, 0)) if tile > 1 else ((0, 0), (0, 0))
                 size = n if tile > 1 else 1
                 rows = [np.asarray([x], np.int32) for x in (1, t, size)]
+                rows += [np.asarray([x], np.int32) for x in (1, -1)] if tile > 1 else []
                 arrays = (np.pad(c[t : t + size], pad), np.pad(ba[t : t + size], pad), *held, *rows)
                 attrs = {**launch.attrs, "tile": tile}
                 o, *states = gdn_gpu.run(gpu, op, op.cuda.tactics[-1], attrs, arrays)

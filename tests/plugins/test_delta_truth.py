@@ -39,9 +39,9 @@ class Sequence:
 
     def __init__(self, s: delta_truth.Sizes, arrays: dict[str, Array], how: str, ring: int) -> None:
         self.s, self.arrays, self.how, self.ring = s, arrays, how, ring
-        self.state = np.full((3, s.hv, s.dv, s.dk), np.nan, np.float32)
+        self.state = np.full((4, s.hv, s.dv, s.dk), np.nan, np.float32)
         width = -(-(s.hv * s.dv + s.hk * s.dk + s.hv + 1) // 16) * 16
-        self.records = np.full((3, ring or 1, width), np.nan, np.float32)
+        self.records = np.full((4, ring or 1, width), np.nan, np.float32)
 
     def go(self, start: int, count: int, chunk: bool) -> Array:
         """o [count,Hv,Dv] of the tokens from `start`."""
@@ -49,7 +49,7 @@ class Sequence:
         pad = ((0, tile - count), (0, 0))
         cut = {n: np.pad(self.arrays[n][start : start + count], pad) for n in ("c", "ba")}
         operands = {**self.arrays, **cut, "gdn_state": self.state, "gdn_ring": self.records}
-        rows = {"slots": SLOT, "starts": start, "counts": count}
+        rows = {"slots": SLOT, "starts": start, "counts": count, "sources": SLOT, "saves": -1}
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         s = self.s
         heads = {"key_heads": s.hk, "value_heads": s.hv, "key_dim": s.dk, "value_dim": s.dv}

@@ -153,7 +153,7 @@ def test_conv_windows_reach_over_the_edges_of_tiles(ask: Ask) -> None:
     state = np.full((3, 3, 1), np.nan, np.float32)
     state[1, :, 0] = (10, 20, 30)
     x = np.arange(1, 129, dtype=np.float32).reshape(128, 1) / 64
-    rows = [[1, 1], [7, 71], [64, 1]]
+    rows = [[1, 1], [7, 71], [64, 1], [1, 99], [-1, -1]]
     c, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, *rows])
     line = [10, 20, 30, *(i / 64 for i in range(1, 66))]
     want = [sum(w * line[t + j] for j, w in enumerate(TAPS[0])) for t in range(65)]
@@ -170,9 +170,9 @@ def test_conv_state_of_a_tile_shorter_than_the_window(ask: Ask) -> None:
     state = np.full((3, 3, 1), 7.0, np.float32)
     x = np.zeros((64, 1), np.float32)
     x[:2, 0] = (1, 2)
-    _, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, [0], [5], [2]])
+    _, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, [0], [5], [2], [0], [-1]])
     near(new[0, :, 0], [7, 1, 2])
-    _, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, [0], [0], [2]])
+    _, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, [0], [0], [2], [99], [-1]])
     near(new[0, :, 0], [0, 1, 2])
 
 

@@ -67,6 +67,7 @@ class Sequence:
         pad = ((0, tile - (end - start)), (0, 0))
         cut = {n: np.pad(self.given[n][start:end], pad) for n in ("c", "ba")}
         rows = {"slots": self.slot, "starts": start, "counts": end - start}
+        rows |= {"sources": self.slot, "saves": -1}
         operands = {**self.given, **cut, "gdn_state": self.state, "gdn_ring": self.records}
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         attrs: Attrs = {**PLAIN.attrs, "tile": tile, "ring": self.ring.length}

@@ -93,6 +93,7 @@ class Sequence_:
         """y of the part's accepted tokens."""
         tile = 64 if part.prompt else self.launch.tile
         row = {"slots": [SLOT, -1], "starts": [part.start, 9], "counts": [part.count, 0]}
+        row |= {"sources": row["slots"], "saves": [-1, -1]}
         steps = {n: np.asarray(x, np.int32) for n, x in row.items()}
         operands = {**self.given, **self.states, **steps}
         for name in ("qkvz", "ba"):

@@ -119,11 +119,15 @@ SMALL = [
     for op, labels in (
         (mark_tokens.OP, ("decode", "prefill", "several tiles")),
         (causal_conv.OP, ("decode", "prefill", "three tiles", "bf16")),
+        (causal_conv.OP, ("begins elsewhere and saves", "drafts, begins elsewhere and saves")),
         (gated_delta.STEP, ("rows", "three value heads per key head", "bf16")),
         (gated_delta.STEP, ("ring of 8, rows", "ring of 16, rows", "ring of 8, bf16")),
         (gated_delta.STEP, ("ring of 8, three value heads per key head",)),
         (gated_delta.CHUNK, ("tiles", "equal keys, strong decay")),
         (gated_delta.CHUNK, ("ring of 8, tiles", "ring of 8, strong decay")),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, tiles",)),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, ring of 8",)),
+        (gated_delta.CHUNK, ("begins elsewhere and saves, 3 drafts, ring of 8",)),
         (paged_attention.OP, ("page edges", "decode, eight share", "tiles, small pages")),
         (sample.OP, ("all three", "top_p, hot", "everything", "not finite")),
     )
@@ -176,6 +180,7 @@ def test_state_may_be_updated_in_place(op: Op, case: Case) -> None:
         results.append(a)
     session.run_with_iobinding(binding)
     slots = [int(s) for s in dict.fromkeys(operands["slots"]) if s >= 0]
+    slots += [int(s) for s in operands.get("saves", ()) if s >= 0]
     tile = int(case.attrs.get("tile", 1))
     for slot in slots:
         want = _belongings(op, operands, apart, slot, tile)
@@ -192,7 +197,9 @@ CUTS = ([0, 150], [0, 1, 150], [0, 37, 101, 102, 150], [0, 64, 128, 150], [0, 3,
 LENGTH, SLOT = 150, 2
 
 
-def _launch(op: Op, operands: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+def _launch(
+    op: Op, attrs: Attrs, operands: Mapping[str, Array], start: int, stop: int
+) -> dict[str, Array]:
     """The operands of one launch over tokens start…stop of a sequence of LENGTH tokens."""
     tiles = -(-(stop - start) // TILE)
     pad = tiles * TILE - (stop - start)
@@ -205,6 +212,9 @@ def _launch(op: Op, operands: Mapping[str, Array], start: int, stop: int) -> dic
     made["slots"] = np.full(tiles, SLOT, np.int32)
     made["starts"] = steps.astype(np.int32)
     made["counts"] = np.minimum(stop - steps, TILE).astype(np.int32)
+    made["sources"] = made["slots"]
+    made["saves"] = np.full(tiles, -1, np.int32)
+    made = {n: made[n] for n in op.names(attrs, len(made))}
     return made
 
 
@@ -215,7 +225,7 @@ def _in_launches(
     state = dict(operands)
     parts: list[list[Array]] = []
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        outputs = run(op, attrs, _launch(op, state, start, stop))
+        outputs = run(op, attrs, _launch(op, attrs, state, start, stop))
         state.update({name: outputs[o] for o, name in _updates(op, attrs)})
         kept = [x for o, x in enumerate(outputs) if not op.results[o].updates]
         parts.append([x[: stop - start] for x in kept])
@@ -231,9 +241,9 @@ def _sequence(op: Op) -> tuple[Attrs, dict[str, Array]]:
         return attention.attrs, named(op, attention.inputs(rng))
     if op is gated_delta.CHUNK:
         chunk = gated_delta_cases.Launch(TILE, *rows)
-        return chunk.attrs, named(op, chunk.inputs(rng))
+        return chunk.attrs, named(op, chunk.inputs(rng), chunk.attrs)
     case = op.cases[0]
-    arrays = named(op, case.inputs(rng))
+    arrays = named(op, case.inputs(rng), case.attrs)
     if "x" in arrays:
         arrays["x"] = rng.standard_normal((3 * TILE, arrays["x"].shape[1])).astype(np.float32)
     else:
@@ -263,6 +273,7 @@ def test_chunk_equals_steps() -> None:
     attrs, operands = _sequence(gated_delta.CHUNK)
     chunked, after = _in_launches(gated_delta.CHUNK, attrs, operands, [0, 70])
     state, tokens = dict(operands), _per(gated_delta.STEP, "token")
+    state = {n: a for n, a in state.items() if n not in ("sources", "saves")}
     for t in range(70):
         step = {n: state[n][t : t + 1] if n in tokens else state[n] for n in state}
         step |= {n: np.asarray([x], np.int32) for n, x in zip(

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from spark_engine.builder.build import build
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.engine.scheduler import LATENCY, THROUGHPUT
 from spark_engine.tensors import Array
 from tests.runtime.real import OPTIONS, VOCAB, load_random, random_request
 

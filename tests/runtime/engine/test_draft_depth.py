@@ -12,6 +12,7 @@ from spark_engine.interface import DECODE, verify_family
 from spark_engine.runtime.engine.draft_depth import EVERY, SHARE, DraftDepth
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.step_costs import StepCosts
 
 SLOTS, MOST = 128, 3
 ROWS = (1, 8, 128)
@@ -61,12 +62,11 @@ def request(slot: int, limit: int = 1 << 20, drafts: int = MOST) -> Sequence:
 def make(
     cost: dict[tuple[str, int], float], verify: tuple[tuple[int, ...], ...] = (ROWS,) * MOST
 ) -> DraftDepth:
-    return DraftDepth((ROWS, *verify), cost, SLOTS)
+    return DraftDepth((ROWS, *verify), StepCosts(cost), SLOTS)
 
 
 def test_an_engine_without_drafts_has_nothing_to_choose() -> None:
-    depth = DraftDepth((ROWS,), {(DECODE, 8): 5.0}, SLOTS)
-    depth.ran((DECODE, 8), 9.0)
+    depth = DraftDepth((ROWS,), StepCosts({(DECODE, 8): 5.0}), SLOTS)
     assert depth.choose([request(0)]) == 0 and depth.cost(8).tolist() == [5.0]
 
 
@@ -192,27 +192,13 @@ def test_drafts_at_hand_count_in_the_round_at_hand() -> None:
 
 def test_what_rounds_really_take_corrects_the_table() -> None:
     """By the table three drafts pay for 128 rows; their rounds take half as long again."""
-    depth = make(costs(100.0, 170.0, 190.0, 200.0))
+    known = StepCosts(costs(100.0, 170.0, 190.0, 200.0))
+    depth = DraftDepth((ROWS,) * (1 + MOST), known, SLOTS)
     rounds, took = Rounds(depth, [0.75] * 128), {0: 100.0, 1: 190.0, 2: 290.0, 3: 390.0}
     assert rounds.run(20)[-1] == 3
     for _ in range(60):
         k = rounds.step()
-        depth.ran((verify_family(k) if k else DECODE, 128), took[k])
+        known.ran((verify_family(k) if k else DECODE, 128), took[k])
     assert rounds.run(EVERY)[:-2].count(0) >= EVERY - 4
     assert 260 < depth.cost(128)[3] <= 390  # what runs no more is measured no more
     assert depth.cost(8)[3] == 200  # another bucket's
-
-
-def test_one_slow_round_does_not_turn_the_choice() -> None:
-    depth = make(costs(100.0, 110.0, 120.0, 130.0))
-    depth.ran((verify_family(3), 1), 1e6)
-    assert depth.cost(1)[3] == pytest.approx(130 * 1.25)
-    depth.ran((verify_family(3), 1), 0.0)
-    assert depth.cost(1)[3] == pytest.approx(130 * 1.25 * 0.875)
-
-
-def test_without_costs_nothing_is_timed() -> None:
-    depth = make({})
-    before = depth.cost(8).tolist()
-    depth.ran((DECODE, 8), 5.0)
-    assert depth.cost(8).tolist() == before

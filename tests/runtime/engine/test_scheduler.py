@@ -5,16 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_engine.errors import CapacityError, InternalError
+from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT, PrefillPolicy
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
-from spark_engine.runtime.engine.scheduler import (
-    LATENCY,
-    THROUGHPUT,
-    PrefillPolicy,
-    Scheduler,
-    Sizes,
-)
+from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
 
 
 def make(
@@ -93,7 +89,7 @@ def test_a_prompt_is_cut_on_its_own_grid_and_then_decodes() -> None:
 def test_several_prompts_share_a_prefill_launch() -> None:
     clients = Clients(make())
     clients.add(65), clients.add(3), clients.add(200)
-    rows = [(0, 0, 64, False), (0, 64, 1, True), (1, 0, 3, True), (2, 0, 64, False)]
+    rows = [(1, 0, 3, True), (0, 0, 64, False), (0, 64, 1, True), (2, 0, 64, False)]
     assert shape(clients.step()) == [("prefill", 4, rows)]
 
 
@@ -119,11 +115,11 @@ def test_the_bucket_is_the_smallest_that_holds_the_live_rows() -> None:
 
 
 def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
-    """First in order first, whoever's tiles fill a launch."""
+    """Whoever's tiles fill a launch."""
     costs = {("prefill", 1): 10.0, ("prefill", 4): 40.0}
     clients = Clients(make(costs=costs))
     clients.add(65), clients.add(3)
-    rows = [[(0, 0, 64, False)], [(0, 64, 1, True)], [(1, 0, 3, True)]]
+    rows = [[(1, 0, 3, True)], [(0, 0, 64, False)], [(0, 64, 1, True)]]
     assert [shape(clients.step())[-1] for _ in rows] == [("prefill", 1, row) for row in rows]
     clients = Clients(make(costs=costs | {("prefill", 4): 25.0}))
     clients.add(64 * 5), clients.add(64 * 2)
@@ -131,21 +127,44 @@ def test_prompts_are_cut_into_the_launches_that_take_least_time() -> None:
     assert [(bucket, len(row)) for _, bucket, row in found] == [(4, 4), (4, 3)]
 
 
-def test_latency_policy_paces_prefill_and_bounds_its_wait() -> None:
-    clients = Clients(make(LATENCY))
+LINEAR = {("prefill", 1): 10.0, ("prefill", 2): 15.0, ("prefill", 4): 25.0}
+
+
+@pytest.mark.parametrize(("idle", "tiles"), [(25.0, 4), (24.0, 2), (15.0, 2), (14.0, 1), (9.0, 1)])
+def test_beside_decode_latency_takes_what_twice_an_idle_step_holds_and_never_nothing(
+    idle: float, tiles: int
+) -> None:
+    clients = Clients(make(LATENCY, LINEAR | {("decode", 1): idle}, prefill=(1, 2, 4)))
     clients.add(1)
     clients.step()
-    clients.add(64 * 3)
-    prefills = [
-        [len(x.rows) for x in clients.step().batches if x.family == "prefill"] for _ in range(12)
-    ]
-    assert prefills == [[], [], [], [1]] * 3
+    clients.add(64 * 8)
+    plans = [shape(clients.step()) for _ in range(8 // tiles)]
+    assert [(p[0][0], p[1][1]) for p in plans] == [("decode", tiles)] * (8 // tiles)
 
 
-def test_latency_policy_takes_the_largest_bucket_when_nobody_decodes() -> None:
-    clients = Clients(make(LATENCY))
-    clients.add(64 * 6)
-    assert [len(clients.step().batches[0].rows) for _ in range(2)] == [4, 2]
+def test_alone_a_prompt_takes_the_largest_bucket() -> None:
+    clients = Clients(make(LATENCY, LINEAR, prefill=(1, 4)))
+    clients.add(64 * 8)
+    assert [len(clients.step().batches[0].rows) for _ in range(2)] == [4, 4]
+
+
+def test_short_prompts_pass_a_long_one_until_they_took_as_much_as_it_has_left() -> None:
+    clients = Clients(make(prefill=(2,), slots=20, pages=40, decode=(20,), max_waiting=20))
+    clients.add(64 * 5, limit=330)
+    clients.step()
+    found: list[list[int]] = []
+    for _ in range(6):
+        clients.add(64, limit=66), clients.add(64, limit=66)
+        plan = clients.step()
+        found.append([r.seq.id for b in plan.batches if b.family == "prefill" for r in b.rows])
+    assert found == [[1, 2], [3, 4], [0, 0], [0, 5], [6, 7], [8, 9]]
+
+
+def test_the_urgent_go_before_the_short() -> None:
+    clients = Clients(make(prefill=(1,)))
+    clients.add(30), clients.add(20), clients.add(60, priority=1)
+    order = [clients.step().batches[-1].seqs[0].id for _ in range(3)]
+    assert order == [2, 1, 0]
 
 
 def test_the_queue_is_priority_then_arrival_and_its_head_is_not_passed_over() -> None:

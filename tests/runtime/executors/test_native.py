@@ -100,8 +100,10 @@ def stages() -> list[str]:
     return []
 
 
-@pytest.fixture
-def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.NativeEngine]:
+@pytest.fixture(params=[True, False], ids=["graphs", "no graphs"])
+def engine(
+    gpu: FakeGpu, tmp_path: Path, stages: list[str], request: pytest.FixtureRequest
+) -> Iterator[native.NativeEngine]:
     specs = [TensorSpec("w", DType.F32, (2,)), TensorSpec("z", DType.F32, (100,))]
     arrays = [np.array([7, 8], np.float32), np.arange(100, dtype=np.float32)]
     write_weights(tmp_path / "w.safetensors", plan_weights(specs), arrays)
@@ -117,7 +119,8 @@ def engine(gpu: FakeGpu, tmp_path: Path, stages: list[str]) -> Iterator[native.N
         weights_path=tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    opened = native.NativeEngine(folder, lambda free: None, stages.append)  # type: ignore[arg-type]
+    rows: Any = lambda room: 0  # noqa: E731
+    opened = native.NativeEngine(folder, rows, stages.append, request.param)  # type: ignore[arg-type]
     yield opened
     opened.close()
     assert gpu.held == NOTHING
@@ -269,7 +272,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+        native.NativeEngine(folder, lambda room: 0, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
 
 

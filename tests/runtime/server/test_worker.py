@@ -11,7 +11,9 @@ import pytest
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import LATENCY, Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -103,28 +105,36 @@ def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
     assert batch.events == ends
 
 
-def test_the_drafts_of_the_command_line_reach_the_engine(
+def test_the_options_of_the_server_reach_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
 
-    def serve(address: str, open_engine: Callable[[], Opened]) -> int:
+    def serve(address: str, open_engine: Callable[[], Opened], save: Callable[[], None]) -> int:
         assert address == "ipc://x"
+        save()
         with pytest.raises(Closed):
             open_engine()
         return 0
 
-    def opened(folder: Path, options: EngineOptions) -> Opened:
-        found.append((folder, options.max_waiting, options.drafts))
+    def opened(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
+        assert not trace.on
+        found.append((folder, options))
         raise Closed
 
     monkeypatch.setattr(worker, "serve", serve)
     monkeypatch.setattr(worker, "open_engine", opened)
-    for drafts in (None, 0, 3):
-        command = worker_command(tmp_path, 5, drafts)
+    given = [
+        EngineOptions(),
+        EngineOptions(policy=LATENCY, max_waiting=5, drafts=0, cache_bytes=0),
+        EngineOptions(drafts=3, depth=1, seed=2**60, cache_bytes=7 << 30),
+        EngineOptions(policy=PrefillPolicy(Pace.THROUGHPUT, itl_ms=12.5), graphs=False),
+    ]
+    for options in given:
+        command = worker_command(tmp_path, options)
         at = command.index("spark_engine.runtime.server.worker")
         worker.main([*command[at + 1 :], "ipc://x"])
-    assert found == [(tmp_path, 5, drafts) for drafts in (None, 0, 3)]
+    assert found == [(tmp_path, options) for options in given]
 
 
 class Full(Idle):

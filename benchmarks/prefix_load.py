@@ -1,0 +1,139 @@
+"""What the prefix cache saves and costs: first tokens of warm and cold prompts on a real engine.
+
+`python -m benchmarks.prefix_load ENGINE [--context 16384] [--new 200] [--out FILE]` runs, in
+process and without HTTP, over random ids:
+
+    short   a prompt of `--new` tokens, nothing cached
+    cold    a conversation of `--context` tokens, nothing cached; and again without a cache, so that
+            the difference is what taking snapshots costs
+    warm    the same conversation with its answer and `--new` tokens more
+    fork    32 prompts with a beginning of 4,096 tokens in common, at once; and one of them alone
+
+Times are to the first token, the median of `--repeat` runs; "computed" counts prefilled tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+
+FORKS, COMMON, OWN = 32, 4096, 64
+ANSWER = 64  # tokens that a conversation's last turn generated
+
+
+@dataclass
+class Run:
+    """One batch of prompts: seconds to the last first token, tokens prefilled, what was said."""
+
+    seconds: float
+    computed: int
+    tokens: list[list[int]]
+
+
+def run(engine: Engine, prompts: list[tuple[int, ...]], answer: int) -> Run:
+    """All prompts at once, each to `answer` greedy tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+    before, start = int(str(engine.stats()["prefilled"])), time.perf_counter()
+    said: dict[int, list[int]] = {engine.submit(Request(p, params)): [] for p in prompts}
+    first = 0.0
+    while not engine.idle:
+        for event in engine.step():
+            if event.finish and event.message:
+                raise SystemExit(f"a request failed: {event.message}")
+            if event.token is None:
+                continue
+            if not said[event.request_id]:
+                first = time.perf_counter() - start
+            said[event.request_id].append(event.token)
+    return Run(first, int(str(engine.stats()["prefilled"])) - before, list(said.values()))
+
+
+class Prompts:
+    """Random ids; no two prompts begin alike."""
+
+    def __init__(self, vocab: int) -> None:
+        self._rng, self._vocab = np.random.default_rng(11), vocab
+
+    def draw(self, size: int) -> tuple[int, ...]:
+        """A prompt of `size` tokens."""
+        return tuple(self._rng.integers(0, self._vocab, size).tolist())
+
+
+def median(repeat: int, once: Callable[[], Run]) -> Run:
+    """The run in the middle of `repeat`, after one to warm up."""
+    once()
+    return sorted((once() for _ in range(repeat)), key=lambda r: r.seconds)[repeat // 2]
+
+
+def measure(folder: Path, context: int, new: int, repeat: int) -> dict[str, Any]:
+    """All rows, by name."""
+    engine = Engine.open(folder, EngineOptions())
+    prompts = Prompts(engine.loaded.limits.vocab - 1)
+    rows: dict[str, Run] = {}
+    rows["short"] = median(repeat, lambda: run(engine, [prompts.draw(new)], 1))
+    rows["cold"] = median(repeat, lambda: run(engine, [prompts.draw(context)], 1))
+
+    def warm() -> Run:
+        asked = prompts.draw(context)
+        answer = run(engine, [asked], ANSWER).tokens[0]
+        return run(engine, [asked + tuple(answer) + prompts.draw(new)], 1)
+
+    rows["warm"] = median(repeat, warm)
+
+    def fork() -> Run:
+        common = prompts.draw(COMMON)
+        return run(engine, [common + prompts.draw(OWN) for _ in range(FORKS)], 1)
+
+    rows["fork"] = median(repeat, fork)
+    rows["alone"] = median(repeat, lambda: run(engine, [prompts.draw(COMMON + OWN)], 1))
+    stats = engine.stats()
+    engine.close()
+    plain = Engine.open(folder, EngineOptions(cache_bytes=0))
+    rows["uncached"] = median(repeat, lambda: run(plain, [prompts.draw(context)], 1))
+    plain.close()
+    seconds = {name: round(r.seconds * 1e3, 2) for name, r in rows.items()}
+    kept = {
+        k: v for k, v in stats.items() if k.startswith(("prefix", "snapshot", "cache", "evict"))
+    }
+    return {
+        "ms": seconds,
+        "computed": {name: r.computed for name, r in rows.items()},
+        "warm_over_short": round(rows["warm"].seconds / rows["short"].seconds, 3),
+        "snapshots_cost": round(rows["cold"].seconds / rows["uncached"].seconds - 1, 4),
+        "fork_over_alone": round(rows["fork"].seconds / rows["alone"].seconds, 3),
+        "stats": kept,
+    }
+
+
+def main() -> None:
+    """Reads the command line and prints the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--context", type=int, default=16384)
+    parser.add_argument("--new", type=int, default=200)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = measure(args.engine, args.context, args.new, args.repeat)
+    for name, ms in found["ms"].items():
+        print(f"{name:9} {ms:10.2f} ms to the first token, {found['computed'][name]} computed")
+    print(f"warm {found['warm_over_short']} of short (aim 1.2)")
+    print(f"snapshots cost {100 * found['snapshots_cost']:.2f} % of a cold prefill (aim 2)")
+    print(f"32 forks take {found['fork_over_alone']} of one alone")
+    print(json.dumps(found["stats"]))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Runs a new engine once, over fixed prompts, for the record that its manifest keeps.
+
+The builder may not import the runtime, so that is started as a process, which also has the GPU's
+memory to itself. Knows how to start it; what is said is the runtime's business.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from spark_engine.engine_file import MANIFEST
+from spark_engine.manifest import Greedy, Manifest
+from spark_engine.typed import typed
+
+MODULE = "spark_engine.runtime.engine.greedy"
+NOWHERE = "it was not run, since its target is not this machine's"
+
+
+def recorded(folder: Path, manifest: Manifest) -> tuple[Manifest, tuple[str, ...]]:
+    """Runs the sealed engine in `folder` and writes its manifest anew, with the record.
+
+    Returns it and sentences for the report. An engine that cannot run here, for instance because
+    the memory is taken, is none the worse for it: its record stays empty, and a sentence says why.
+    """
+    code, out, words = _run([sys.executable, "-P", "-m", MODULE, str(folder)])
+    try:
+        said = typed(Greedy, json.loads(out))
+    except (ValueError, TypeError):
+        last = (words.strip().splitlines() or [f"exit code {code}"])[-1]
+        return manifest, (f"no record of what its buckets say: running it failed ({last})",)
+    if not said.md5:
+        return manifest, (f"no record of what its buckets say: {NOWHERE}",)
+    manifest = replace(manifest, greedy=said)
+    (folder / MANIFEST).write_bytes(manifest.encode())
+    return manifest, ()
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and error. Who is ended meanwhile ends it as well."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, words = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, out, words

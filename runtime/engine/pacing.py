@@ -1,0 +1,246 @@
+"""How much prefill a step takes while others wait for their next token, and whose comes first.
+
+Decode runs in every step; what prefill adds to the step is what everybody's next token waits for.
+So a launch is chosen by its time, not by its tokens: the build's table, corrected by what launches
+took, and for a sequence far into its context by what that adds. Knows buckets, times and positions;
+never moves a slot or a page, and no choice here changes a token.
+
+- Prefill runs in every step in which some waits, at least the smallest bucket: it never starves.
+- Shorter prompts go first, but one lets others pass only until they have taken as many tiles as
+  it has left itself: none takes more than about twice the time that it would take alone.
+- What the chosen launches are cut into is `prefill_split`'s business.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spark_engine.errors import OptionError
+from spark_engine.interface import DECODE, PREFILL
+from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.prefill_split import first_launch
+from spark_engine.runtime.engine.sequence import Sequence as Request
+from spark_engine.runtime.engine.step_costs import RUN_RANGE, RUN_WEIGHT, StepCosts
+from spark_engine.runtime.executors.memory import BucketKey
+
+KEPT = 0.9  # of prefill's best rate, which a balanced chunk must reach
+CALM = 12.0  # steps of one lone row: the longest balanced step
+STRETCH = 2.0  # idle steps: the longest step for the sake of latency
+PATIENCE = 1e6  # microseconds: who gets nothing for longer is not held back for latency's sake
+HELD = 8  # steps that a launch waits at most to become fuller
+ALONE = 100_000.0  # microseconds: the longest launch, where it need not be, while nobody decodes
+FULL = 0.75  # of a bucket's tiles that are live in a launch which says what the bucket costs
+FAR = 32_768  # positions: there half of a launch's error is laid to its context
+MOVED = 0.05  # of a bucket's cost, beyond which the split is found anew
+
+
+class Pace(enum.StrEnum):
+    """Named settings of pacing.
+
+    LATENCY: a step with prefill takes at most twice as long as one without, or carries the
+    smallest bucket, until a prompt has waited for its next launch for a second. BALANCED: the
+    smallest launch that keeps 90 % of prefill's rate, in a step of at most twelve times a lone
+    row's; of several prompts that wait each may add as much. THROUGHPUT: the largest launch, which
+    waits for a few steps where it would not be full.
+    """
+
+    LATENCY = "latency"
+    BALANCED = "balanced"
+    THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True)
+class PrefillPolicy:
+    """How prefill is paced beside decode.
+
+    Attributes:
+        pace: what decides where `itl_ms` leaves a choice.
+        itl_ms: most milliseconds of a step in which others decode, so that a token waits no longer
+            for the one before it; the smallest bucket runs even so. None: as the pace says.
+    """
+
+    pace: Pace = Pace.BALANCED
+    itl_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.itl_ms is not None and not 0 < self.itl_ms < float("inf"):
+            raise OptionError(f"--itl-ms {self.itl_ms:g}: give milliseconds above 0, e.g. 20")
+
+
+LATENCY = PrefillPolicy(Pace.LATENCY)
+BALANCED = PrefillPolicy(Pace.BALANCED)
+THROUGHPUT = PrefillPolicy(Pace.THROUGHPUT)
+
+
+class Pacing:
+    """Chooses for one engine.
+
+    `buckets`: rows (tiles) of the prefill buckets, ascending; `tile`: tokens of a row; `lone`: the
+    bucket of a decode step of one row.
+    """
+
+    def __init__(
+        self, policy: PrefillPolicy, buckets: tuple[int, ...], tile: int, costs: StepCosts,
+        lone: int = 1,
+    ) -> None:  # fmt: skip
+        self.policy, self._buckets, self._tile, self._costs = policy, buckets, tile, costs
+        self._lone: BucketKey = (DECODE, lone)
+        self._clock = 0.0  # microseconds of all steps so far
+        self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
+        self._context = 0.0  # microseconds of a token for each position before it
+        self._bases: list[float] = []  # of a launch at the beginning of a sequence; 0: not known
+        self._version = -1  # of the costs that `_bases` were made from
+        self._split_by: list[float] = []  # the bases that `_split` was found from
+        self._split: tuple[int, ...] = ()
+        self._refresh()
+
+    def tiles(self, order: Sequence[Request], beside: Batch | None) -> int:
+        """How many tiles this step prefills of the sequences in `order`, whose prompts wait.
+
+        `beside`: the round of those who decode in the same step, if any do.
+        """
+        self._refresh()
+        for seq in order:
+            seq.since = self._clock if seq.since is None else seq.since
+        waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
+        taken = self._split[min(waiting, self._most(order, beside))]
+        return 0 if self._hold(taken, len(order), beside) else taken
+
+    def order(self, behind: Iterable[Request]) -> list[Request]:
+        """Whose tiles come first: the urgent, then who was passed over long enough, then the
+        shortest."""
+        return sorted(behind, key=self._urgency)
+
+    def pass_over(self, behind: Iterable[Request], taken: Iterable[Request]) -> None:
+        """Those who are still behind let the tiles pass that were `taken` of later arrivals."""
+        ranks = []  # one a tile
+        for seq in taken:
+            ranks.append(seq.rank)
+            seq.since = None
+        for seq in behind:
+            if seq.launched < seq.prefill_end:
+                seq.passed += sum(rank > seq.rank for rank in ranks)
+
+    def took(self, batches: Sequence[Batch], microseconds: float) -> None:
+        """A step of these batches took so long from its start, or from the end of the one before.
+
+        What prefill took of it is the rest beside the decode launch, which is timed in steps of its
+        own.
+        """
+        self._clock += microseconds
+        rest = microseconds
+        for batch in batches:
+            key = batch.family, batch.bucket
+            if batch.family == PREFILL:
+                self._prefilled(batch, rest)
+            elif len(batches) == 1:
+                self._costs.ran(key, microseconds)
+            elif known := self._costs.of(key):
+                rest -= known
+            else:
+                return
+
+    def cost(self, bucket: int, context: float = 0.0) -> float:
+        """Microseconds of a full launch at this position of one sequence; 0 where not known."""
+        self._refresh()
+        base = self._bases[self._buckets.index(bucket)]
+        return base + self._context * bucket * self._tile * context if base else 0.0
+
+    # What a step may take.
+
+    def _most(self, order: Sequence[Request], beside: Batch | None) -> int:
+        """The largest bucket, in tiles, that this step should take."""
+        costs = [self.cost(b, order[0].launched) for b in self._buckets]
+        if not all(costs):
+            return self._buckets[-1]
+        best = self._buckets[-1]
+        if self.policy.pace is not Pace.THROUGHPUT:
+            best = self._brisk(costs)
+        if beside is None:
+            alone = math.inf if self.policy.pace is Pace.THROUGHPUT else ALONE
+            return max(best, self._within(alone, costs))
+        return min(best, self._within(self._limit(order, beside), costs))
+
+    def _within(self, limit: float, costs: list[float]) -> int:
+        """The largest bucket that takes no longer, or else the smallest."""
+        fitting = [b for b, c in zip(self._buckets, costs, strict=True) if c <= limit]
+        return max(fitting, default=self._buckets[0])
+
+    def _brisk(self, costs: list[float]) -> int:
+        """The smallest bucket of nearly the best rate."""
+        rates = [b / c for b, c in zip(self._buckets, costs, strict=True)]
+        pairs = zip(self._buckets, rates, strict=True)
+        return next(b for b, rate in pairs if rate >= KEPT * max(rates))
+
+    def _limit(self, order: Sequence[Request], beside: Batch) -> float:
+        """Microseconds that prefill may add to a step in which others decode."""
+        idle = self._costs.of((beside.family, beside.bucket))
+        if self.policy.itl_ms is not None:
+            return self.policy.itl_ms * 1e3 - idle
+        lone = self._costs.of(self._lone)
+        if self.policy.pace is Pace.THROUGHPUT or not (idle and lone):
+            return math.inf
+        share = CALM * lone - idle
+        if self.policy.pace is Pace.BALANCED:
+            return share * len(order)
+        late = sum(self._clock - (seq.since or 0.0) > PATIENCE for seq in order)
+        return max((STRETCH - 1) * idle, share * late)
+
+    def _hold(self, taken: int, prompts: int, beside: Batch | None) -> bool:
+        """Whether a launch for throughput's sake waits for more, and others decode meanwhile.
+
+        It does while what a fuller one would save is more than what the prompts that wait would
+        have decoded so far, and for HELD steps at most.
+        """
+        idle = self._costs.of((beside.family, beside.bucket)) if beside else 0.0
+        if self.policy != THROUGHPUT or beside is None or not idle or not all(self._bases):
+            self._held, self._lost = 0, 0.0
+            return False
+        rate = max(b / c for b, c in zip(self._buckets, self._bases, strict=True))
+        bucket = next(b for b in self._buckets if b >= taken)
+        self._held += 1
+        self._lost += idle * prompts / beside.live
+        if self._held <= HELD and self._lost < self.cost(bucket) - taken / rate:
+            return True
+        self._held, self._lost = 0, 0.0
+        return False
+
+    # What launches take.
+
+    def _prefilled(self, batch: Batch, microseconds: float) -> None:
+        """Lays what a launch took beside the estimate to its bucket and to its context."""
+        key = PREFILL, batch.bucket
+        base = self._costs.of(key)
+        if not base or batch.live < FULL * batch.bucket:
+            return
+        tokens = sum(batch.counts)
+        reach = sum(n * (at + n / 2) for at, n in zip(batch.starts, batch.counts, strict=True))
+        error = microseconds - base - self._context * reach
+        error = min(max(error, base / RUN_RANGE - base), base * RUN_RANGE - base)
+        far = (reach / (FAR * tokens)) ** 2
+        far /= 1 + far
+        self._costs.ran(key, base + error * (1 - far))
+        self._context = max(0.0, self._context + RUN_WEIGHT * error * far / reach)
+
+    def _refresh(self) -> None:
+        """Follows the costs: buckets that have not run share the correction of those that have."""
+        if self._version == self._costs.version:
+            return
+        self._version = self._costs.version
+        now, built = self._costs.of, self._costs.built
+        keys = [(PREFILL, b) for b in self._buckets]
+        shares = [now(key) / built(key) for key in keys if now(key) != built(key)]
+        share = sum(shares) / len(shares) if shares else 1.0
+        self._bases = [now(k) if now(k) != built(k) else built(k) * share for k in keys]
+        pairs = list(zip(self._bases, self._split_by, strict=False))
+        if not pairs or any(abs(now - then) > MOVED * then for now, then in pairs):
+            known = dict(zip(self._buckets, self._bases, strict=True))
+            self._split_by, self._split = self._bases, first_launch(self._buckets, known)
+
+    def _urgency(self, seq: Request) -> tuple[int, bool, int, int]:
+        left = seq.prefill_end - seq.launched
+        waited = seq.passed * self._tile >= left
+        return (-seq.request.priority, not waited, 0 if waited else left, seq.id)

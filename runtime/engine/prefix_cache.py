@@ -1,0 +1,363 @@
+"""Beginnings of prompts that were computed: their pages, and states from which to go on.
+
+A trie of full pages (`prefix_trie`). What the recurrent layers remember (a row of the states of
+unit "sequence") is kept at some positions only: at a node's end, or behind it together with the
+tokens in between and the page that begins with them. A prompt goes on from the deepest such state.
+
+Knows pages and rows by number, tokens by value, and no array: who copies what is the engine's
+business. Pages and rows are charged to one budget of bytes. What is given up first is what saves
+least: seconds (taken as tokens, since they are compared with each other only) times how likely they
+are asked for again, by byte. That likelihood falls with time without use and grows with use; since
+it falls alike for all, the order of two never changes by time alone, and a heap holds it. Pages
+that lead to no state save nothing yet and go before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node
+
+TAU = 600.0  # seconds without use after which a state is worth 1/e
+
+
+@dataclass
+class CacheCounts:
+    """What was given up since the start."""
+
+    evicted_pages: int = 0
+    evicted_snapshots: int = 0
+
+
+class PrefixCache:
+    """The trie over the engine's pages, and the rows of its states.
+
+    `rows` are numbered from 0. `budget`, `page_bytes` and `row_bytes` in bytes; `clock` in seconds.
+    """
+
+    def __init__(
+        self,
+        pages: Pool,
+        rows: Pool,
+        page_size: int,
+        page_bytes: int,
+        row_bytes: int,
+        budget: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget = budget
+        self.counts = CacheCounts()
+        self._pages, self._rows = pages, rows
+        self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
+        self._clock = clock
+        self.root = Node(b"", None, 0, -1, -1)
+        self._nodes: dict[bytes, Node] = {}
+        self._states: set[CachedState] = set()
+        self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
+        self._heap: list[tuple[float, int, CachedState]] = []  # by worth
+        self._leaves: list[tuple[float, int, Node]] = []  # bare ones, by last use
+        self._tick = count()  # in the heaps nothing but numbers is compared
+
+    # Looking up.
+
+    def match(
+        self, tokens: Sequence[int], names: Sequence[bytes], most: int, tails: bool = True
+    ) -> Hit:
+        """The deepest state at `most` or before that `tokens` go through; takes nothing.
+
+        `names` are those of the full pages of `tokens`, or of the first of them. Without `tails`
+        it lies at a page's end.
+        """
+        deepest = self._deepest(names[: most // self._size])
+        if not self._row_bytes:  # pages are all that is remembered
+            return Hit(deepest.end, self._nodes_to(deepest), None, -1, deepest.end)
+        for node in deepest.path():
+            state = node.state_for(tokens, most, self._size) if tails else node.snapshot
+            if state is not None:
+                at, nodes = state.position, self._nodes_to(node)
+                return Hit(at, nodes, state, state.page, max(deepest.end, at))
+        return Hit(0, (), None, -1, deepest.end)
+
+    def take(self, hit: Hit) -> None:
+        """Somebody begins with the hit: uses its full pages, and is to read its row (`unpin`)."""
+        now = self._clock()
+        for node in hit.nodes:
+            node.used = now
+        self._pages.share(hit.pages)
+        if hit.snapshot is not None:
+            hit.snapshot.used = now
+            hit.snapshot.hits += 1
+            hit.snapshot.pins += 1
+
+    def unpin(self, state: CachedState) -> None:
+        """Whoever was to write or read the row has launched that, or never will."""
+        state.pins -= 1
+        if not state.pins and state in self._leaving:
+            self._leaving.remove(state)
+            self._rows.give([state.row])
+
+    # Adding.
+
+    def extend(
+        self, node: Node | None, names: Sequence[bytes], pages: Sequence[int], maker: int
+    ) -> Node:
+        """Makes nodes of the full pages that `names` name, those beyond `node`, and returns the
+        deepest; fewer when the budget is used up by what is worth more."""
+        node = self.root if node is None or not node.alive else node
+        for index in range(node.end // self._size, len(names)):
+            page, child = pages[index], self._nodes.get(names[index])
+            if child is None:
+                if not self._make_room(self._page_bytes, self._page_worth()) or not node.alive:
+                    break
+                child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
+                node.children.add(child)
+                self._nodes[child.name] = child
+                self._pages.keep(page)
+            elif child.page != page and not self._pages.users(child.page):
+                self._pages.keep(page)  # one page for the same tokens is enough
+                self._pages.drop(child.page)
+                child.page, child.maker = page, maker
+            node = child
+        return node
+
+    def save(self, node: Node, tail: Sequence[int], page: int, maker: int) -> CachedState | None:
+        """A row for the state `tail` tokens behind a node, whose keys and values are in `page`.
+
+        It is pinned until it was written (`unpin`). None when there is one already, and when those
+        that are kept are worth more.
+        """
+        after, now = tuple(tail), self._clock()
+        for known in node.states:
+            if known.tail == after:
+                known.used = now
+                return None
+        if not node.alive:
+            return None
+        page = page if after else -1
+        state = CachedState(node, node.end + len(after), after, page, maker, now)
+        state.since = state.find_since()
+        own = self._page_bytes if after and not self._pages.keeps(page) else 0
+        self._attach(state)  # what it hangs on must not be given up for it
+        if not self._make_room(self._row_bytes + own, self._worth(state), row=True):
+            self._detach(state)
+            return None
+        state.row, state.pins = self._rows.take()[0], 1
+        if after:
+            self._pages.keep(page)
+        self._states.add(state)
+        self._push(state)
+        return state
+
+    # Giving up.
+
+    def reclaim(self, pages: int) -> bool:
+        """Sees to it that so many pages are free, as far as those that nobody uses suffice."""
+        while self._pages.free < pages and self._pages.spare:
+            leaf = self._pop_leaf()
+            if leaf is not None:
+                self._drop_node(leaf)
+                continue
+            end = self._cheapest_end()
+            if end is not None:
+                self._drop_state(end)
+                continue
+            # Below these are pages that somebody computed again and uses.
+            for node in [n for n in self._nodes.values() if not self._pages.users(n.page)]:
+                if node.alive:
+                    self._drop_subtree(node)
+        return self._pages.free >= pages
+
+    def released(self, node: Node | None) -> None:
+        """Somebody whose deepest node this is uses its page no more."""
+        if node is not None:
+            self._consider(node)
+
+    def forget(self, node: Node | None, maker: int) -> None:
+        """Drops all that `maker` computed on the way to `node`, and what stands on it."""
+        path = list(node.path()) if node is not None and node.alive else [self.root]
+        for state in [s for one in path for s in one.states if s.maker == maker]:
+            self._drop_state(state)
+        own = [one for one in path if one.maker == maker]
+        if own:
+            self._drop_subtree(own[-1])
+
+    def clear(self) -> None:
+        """Gives every page and row back, those that somebody uses as soon as nobody does."""
+        for child in tuple(self.root.children):
+            self._drop_subtree(child)
+        for state in tuple(self.root.tails):
+            self._drop_state(state)
+
+    # Accounts.
+
+    @property
+    def used_bytes(self) -> int:
+        """What is charged to the budget."""
+        return self._pages.kept * self._page_bytes + len(self._states) * self._row_bytes
+
+    @property
+    def snapshots(self) -> int:
+        """How many states are kept."""
+        return len(self._states)
+
+    def kept_pages(self) -> list[int]:
+        """Every page that is kept, as often as it is."""
+        tails = [s.page for s in self._states if s.tail]
+        return [*(node.page for node in self._nodes.values()), *tails]
+
+    def check(self) -> None:
+        """Raises InternalError unless the trie, the rows and the bytes are as they should be."""
+        for node in self._nodes.values():
+            up = node.parent
+            if up is None or not (node.alive and up.alive) or node not in up.children:
+                raise InternalError(f"the node that ends at {node.end} hangs on nothing")
+        hanging = {s for node in (self.root, *self._nodes.values()) for s in node.states}
+        if hanging != self._states or not all(s.alive for s in self._states):
+            raise InternalError("a cached state hangs on nothing")
+        self._rows.check([s.row for s in (*self._states, *self._leaving)])
+        if self.used_bytes > self.budget:
+            raise InternalError(f"the cache holds {self.used_bytes} bytes of {self.budget}")
+
+    # How it is done.
+
+    def _deepest(self, names: Sequence[bytes]) -> Node:
+        """A node is there only if its parent is, so the last that is there is found by halving."""
+        low, high = 0, len(names)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if names[middle - 1] in self._nodes else (low, middle - 1)
+        return self._nodes[names[low - 1]] if low else self.root
+
+    def _nodes_to(self, node: Node) -> tuple[Node, ...]:
+        return tuple(reversed([n for n in node.path() if n is not self.root]))
+
+    def _worth(self, state: CachedState) -> float:
+        """Logarithm of what a byte of it saves, at the clock's zero."""
+        tokens = state.position - state.since
+        size = self._row_bytes + tokens / self._size * self._page_bytes
+        return math.log(tokens * (1 + state.hits) / max(size, 1.0)) + state.used / TAU
+
+    def _page_worth(self) -> float:
+        """The same of a page that is made now, if a state will stand behind it."""
+        return math.log(self._size / max(self._page_bytes, 1)) + self._clock() / TAU
+
+    def _make_room(self, size: int, worth: float, row: bool = False) -> bool:
+        """Gives up what is worth less than `worth` until so many bytes, and a row, are free."""
+        while self.used_bytes + size > self.budget or (row and not self._rows.free):
+            leaf = self._pop_leaf() if self.used_bytes + size > self.budget else None
+            if leaf is not None:
+                self._drop_node(leaf)
+                continue
+            state = self._pop_state()
+            if state is None:
+                return False
+            if self._worth(state) > worth:
+                self._push(state)
+                return False
+            self._drop_state(state)
+        return True
+
+    def _pop_state(self) -> CachedState | None:
+        """The state that is worth least, of those whose row nobody is to write or read."""
+        pinned, found = [], None
+        while self._heap and found is None:
+            worth, _, state = heapq.heappop(self._heap)
+            if not state.alive:
+                continue
+            state.since = state.find_since()
+            if state.pins:
+                pinned.append(state)
+            elif self._worth(state) > worth:  # used since, or those before it are gone
+                self._push(state)
+            else:
+                found = state
+        for state in pinned:
+            self._push(state)
+        return found
+
+    def _pop_leaf(self) -> Node | None:
+        """The bare node that was used longest ago, of those whose page nobody uses."""
+        while self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if not (node.alive and node.bare) or self._pages.users(node.page):
+                continue  # it comes again when nothing hangs on it, or nobody uses it
+            if node.used <= used:
+                return node
+            self._consider(node)
+        return None
+
+    def _cheapest_end(self) -> CachedState | None:
+        """Of the states behind which nothing is kept, the one that is worth least."""
+        users = self._pages.users
+        ends = [
+            s
+            for s in self._states
+            if (s.tail and not users(s.page))
+            or not (s.node is self.root or s.node.children or users(s.node.page))
+        ]
+        return min(ends, key=self._worth, default=None)
+
+    def _consider(self, node: Node) -> None:
+        if node.alive and node.bare and node is not self.root:
+            if len(self._leaves) > 64 + 4 * len(self._nodes):
+                self._leaves.clear()  # the same ones again and again
+                for one in [n for n in self._nodes.values() if n.bare]:
+                    heapq.heappush(self._leaves, (one.used, next(self._tick), one))
+            heapq.heappush(self._leaves, (node.used, next(self._tick), node))
+
+    def _push(self, state: CachedState) -> None:
+        if len(self._heap) > 64 + 4 * len(self._states):
+            self._heap = [entry for entry in self._heap if entry[2].alive]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (self._worth(state), next(self._tick), state))
+
+    def _attach(self, state: CachedState) -> None:
+        if state.tail:
+            state.node.tails.append(state)
+        else:
+            state.node.snapshot = state
+
+    def _detach(self, state: CachedState) -> None:
+        state.alive = False
+        if state.tail:
+            state.node.tails.remove(state)
+        else:
+            state.node.snapshot = None
+        self._consider(state.node)
+
+    def _drop_state(self, state: CachedState) -> None:
+        self._detach(state)
+        self._states.remove(state)
+        if state.tail:
+            self._pages.drop(state.page)
+        if state.pins:
+            self._leaving.add(state)
+        else:
+            self._rows.give([state.row])
+        self.counts.evicted_snapshots += 1
+
+    def _drop_node(self, node: Node) -> None:
+        if node.parent is None:
+            raise InternalError("the root of the prefix cache holds no page")
+        node.alive = False
+        node.parent.children.remove(node)
+        del self._nodes[node.name]
+        self._pages.drop(node.page)
+        self.counts.evicted_pages += 1
+        self._consider(node.parent)
+
+    def _drop_subtree(self, top: Node) -> None:
+        below = [top]
+        for node in below:
+            below += node.children
+        for node in reversed(below):
+            for state in node.states:
+                self._drop_state(state)
+            self._drop_node(node)

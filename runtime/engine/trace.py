@@ -1,0 +1,190 @@
+"""What a process does and when: spans for a trace in the Chrome format, and the shares of time.
+
+Knows spans, tracks and files; knows neither a step's parts nor an engine. Times are seconds of
+`time.perf_counter`, which on Linux is one clock for all processes. `NoTrace` takes the same calls
+and does nothing: it is what runs when nobody asked for a trace.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spark_engine.runtime.executors.memory import BucketKey
+
+MOST_SPANS = 400_000  # kept; those that follow are counted only, and are in the shares still
+STEPS, DEVICE, REQUESTS = "steps", "device", "requests"  # tracks
+IDLE, BETWEEN = "idle", "between steps"
+ENGINE, HTTP = "engine", "http"  # processes
+
+
+class NoTrace:
+    """Takes what is told of a process, and keeps nothing."""
+
+    on = False
+
+    def begin(self) -> None:
+        """A step begins; what came before it, since the last one, was between steps or idle."""
+
+    def done(self, part: str, of: BucketKey | None = None, count: int = 0) -> None:
+        """The part of a step that ends now, and began where the one before it ended.
+
+        `of` is the bucket that it was for, `count` the rows with a sequence.
+        """
+
+    def end(self, idle: bool) -> None:
+        """The step has ended; `idle`: there is nothing to do until the next begins."""
+
+    def now(self) -> float:
+        """The time, for `span`; 0 where nobody keeps it."""
+        return 0.0
+
+    def span(self, track: str, name: str, start: float, of: object = None, count: int = 0) -> None:
+        """Anything else, which began at `start` and ends now."""
+
+    def ran(self, of: BucketKey, start: float, end: float) -> None:
+        """A launch, from its first kernel to its last."""
+
+    def save(self) -> None:
+        """Writes what was kept. May be called twice, and from another thread."""
+
+
+class Trace(NoTrace):
+    """Keeps what one process, `name`, is told, for the file `part`."""
+
+    on = True
+
+    def __init__(self, name: str, part: Path) -> None:
+        self._name, self._part = name, part
+        self._spans: list[tuple[str, str, float, float, object, int]] = []
+        self._left_out = 0
+        self._seconds: dict[str, float] = defaultdict(float)  # by part
+        self._steps = 0
+        self._device = 0.0  # seconds in which launches ran
+        self._last = self._first = 0.0  # end of the last part; begin of the first step
+        self._gap = IDLE
+        self._saving = threading.Lock()
+
+    def begin(self) -> None:
+        """A step begins."""
+        if not self._steps:
+            self._first = self._last = time.perf_counter()
+        self.done(self._gap)
+        self._steps += 1
+
+    def done(self, part: str, of: BucketKey | None = None, count: int = 0) -> None:
+        """The part that ends now."""
+        start, self._last = self._last, time.perf_counter()
+        self._seconds[part] += self._last - start
+        self._keep(STEPS, part, start, self._last, of, count)
+
+    def end(self, idle: bool) -> None:
+        """The step has ended."""
+        self._gap = IDLE if idle else BETWEEN
+
+    def now(self) -> float:
+        """The time."""
+        return time.perf_counter()
+
+    def span(self, track: str, name: str, start: float, of: object = None, count: int = 0) -> None:
+        """Anything that ends now."""
+        now = time.perf_counter()
+        if track != REQUESTS:  # which overlap
+            self._seconds[name] += now - start
+        self._keep(track, name, start, now, of, count)
+
+    def ran(self, of: BucketKey, start: float, end: float) -> None:
+        """A launch; launches run one after the other."""
+        self._device += end - start
+        self._keep(DEVICE, of[0], start, end, of, 0)
+
+    def shares(self) -> dict[str, Any]:
+        """Seconds by part, and how the time from the first step to the last was shared.
+
+        `busy`: launches ran; `idle`: there was nothing to do; `host`: there was, and none ran.
+        """
+        wall, idle = self._last - self._first, self._seconds.get(IDLE, 0.0)
+        seconds = {"busy": self._device, "host": max(0.0, wall - idle - self._device), "idle": idle}
+        whole = sum(seconds.values())
+        return {
+            "steps": self._steps,
+            "wall_s": wall,
+            "seconds": seconds,
+            "shares": {k: v / whole if whole else 0.0 for k, v in seconds.items()},
+            "parts_s": dict(self._seconds),
+            "spans_left_out": self._left_out,
+        }
+
+    def save(self) -> None:
+        """Writes the part, once, if there is anything."""
+        with self._saving:
+            if self._spans and not self._part.exists():
+                spans = self._spans.copy()  # the loop may go on while its process ends
+                row = {"spans": spans, **self.shares()}
+                self._part.write_bytes(msgspec.json.encode(row))
+
+    def _keep(
+        self, track: str, name: str, start: float, end: float, of: object, count: int
+    ) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append((track, name, start, end, of, count))
+        else:
+            self._left_out += 1
+
+
+def trace_of(file: str | None, name: str) -> NoTrace:
+    """What the process `name` keeps for the trace `file`; nothing where there is no file."""
+    if file is None:
+        return NoTrace()
+    part = _part(file, name)
+    part.touch()  # a folder that cannot be written is told now, and not at the end
+    part.unlink()
+    return Trace(name, part)
+
+
+def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Makes the trace `file` of the parts of the processes `names`, which go; their shares."""
+    events: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
+    for pid, name in enumerate(names, 1):
+        part = _part(file, name)
+        if part.exists():
+            row = msgspec.json.decode(part.read_bytes())
+            events += _events(pid, name, row.pop("spans"))
+            found[name] = row
+            part.unlink()
+    whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": found}
+    Path(file).write_bytes(msgspec.json.encode(whole))
+    return found
+
+
+def _part(file: str, name: str) -> Path:
+    return Path(f"{file}.{name}.part")
+
+
+def _events(pid: int, name: str, spans: list[Any]) -> list[dict[str, Any]]:
+    """In microseconds, as the format has them."""
+    tracks = {track: tid for tid, track in enumerate(dict.fromkeys(s[0] for s in spans), 1)}
+    events: list[dict[str, Any]] = [_label("process_name", name, pid, 0)]
+    events += [_label("thread_name", track, pid, tid) for track, tid in tracks.items()]
+    for track, what, start, end, of, count in spans:
+        row = {"name": what, "pid": pid, "tid": tracks[track], "ts": start * 1e6}
+        if of is not None:
+            row["args"] = {"of": "_".join(map(str, of)) if isinstance(of, list) else of}
+            row["args"]["count"] = count
+        if track == REQUESTS:  # they overlap: each is a pair of its own
+            row |= {"cat": "request", "id": of}
+            events += [{**row, "ph": "b"}, {**row, "ph": "e", "ts": end * 1e6}]
+        else:
+            events.append({**row, "ph": "X", "dur": (end - start) * 1e6})
+    return events
+
+
+def _label(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,44 @@
+"""How much memory the prefix cache may have.
+
+Knows the manifest's plan and what is free beyond it; knows no device and no cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_engine.manifest import PAGE, SEQUENCE, Manifest, bytes_of
+
+SHARE, SHARED = 2, 4  # of what is free beyond the plan: a half; a quarter where the host has it too
+MOST = 4  # and never more than a quarter of the device's memory
+SPARE = 1 << 30  # bytes left where a budget is given: cubins, graphs, the driver's own
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device's memory in bytes; `shared`: it is the host's as well."""
+
+    free: int
+    total: int
+    shared: bool = False
+
+
+def device_rows(manifest: Manifest, room: Room, wish: int | None) -> int:
+    """Snapshot rows to allocate beside the plan; `wish` is the cache's budget in bytes, if told.
+
+    Pages lie in the plan, so all of the budget may become rows; what does not fit is not taken.
+    """
+    row, beyond = bytes_of(manifest.states, SEQUENCE), room.free - manifest.memory.total
+    if not row:
+        return 0
+    share = beyond // (SHARED if room.shared else SHARE)
+    asked = min(share, room.total // MOST) if wish is None else min(wish, beyond - SPARE)
+    return max(0, asked) // row
+
+
+def budget(manifest: Manifest, rows: int, wish: int | None) -> int:
+    """Bytes of pages and snapshots that the cache may hold together: as told, or all there are."""
+    if wish is not None:
+        return wish
+    pages = manifest.limits.pages * bytes_of(manifest.states, PAGE)
+    return pages + rows * bytes_of(manifest.states, SEQUENCE)

@@ -1,0 +1,34 @@
+"""The kernels of an engine's buckets on one GPU.
+
+Knows cubins and their entries; knows no launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from spark_engine.device import Function, Gpu
+
+
+class Kernels:
+    """The kernels of all buckets. What several buckets hold is loaded once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._modules: dict[bytes, Any] = {}
+        self._found: dict[tuple[bytes, str], tuple[Function, int]] = {}
+
+    def find(self, cubin: bytes, symbol: str, shared: int) -> Function:
+        """The kernel, allowed at least `shared` bytes, and what any bucket asked before."""
+        digest = hashlib.sha256(cubin).digest()
+        if digest not in self._modules:
+            self._modules[digest] = self._gpu.module(cubin)
+        key = digest, symbol
+        if key not in self._found:
+            self._found[key] = self._gpu.function(self._modules[digest], symbol), 0
+        function, allowed = self._found[key]
+        if shared > allowed:
+            self._gpu.allow_shared(function, shared)
+            self._found[key] = function, shared
+        return function

@@ -1,0 +1,225 @@
+"""How much prefill a step takes, by what launches take, and whose comes first."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from spark_engine.errors import OptionError
+from spark_engine.interface import DECODE, PREFILL
+from spark_engine.runtime.engine.pacing import (
+    BALANCED,
+    LATENCY,
+    THROUGHPUT,
+    Pace,
+    Pacing,
+    PrefillPolicy,
+)
+from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.request import Request
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.step_costs import StepCosts
+
+TILE = 64
+BUCKETS = (1, 4, 8, 16, 64)
+# A dense model's: 6 ms of reading the weights, then 5 ms a tile; and what 1 and 64 rows take.
+COSTS = {(PREFILL, b): 6_000.0 + 5_000.0 * b for b in BUCKETS}
+COSTS |= {(DECODE, 1): 5_900.0, (DECODE, 64): 12_500.0}
+
+
+def make(policy: PrefillPolicy = BALANCED, costs: dict[tuple[str, int], float] = COSTS) -> Pacing:
+    return Pacing(policy, BUCKETS, TILE, StepCosts(costs))
+
+
+def waiting(tokens: int, at: int = 0, number: int = 0) -> Sequence:
+    seq = Sequence(number, Request((0,) * (at + tokens)), 1 << 20, frozenset(), seed=0)
+    seq.launched = at
+    return seq
+
+
+def launch(bucket: int, live: int, at: int = 0) -> Batch:
+    seq = waiting(live * TILE, at)
+    starts = [at + TILE * i for i in range(live)]
+    return Batch(PREFILL, bucket, [seq] * live, starts, [TILE] * live, [False] * live)
+
+
+def decode(rows: int = 64) -> Batch:
+    seqs = [waiting(1) for _ in range(rows)]
+    return Batch(DECODE, rows, seqs, [1] * rows, [1] * rows, [True] * rows)
+
+
+LIVE = decode()
+
+
+@pytest.mark.parametrize(
+    ("policy", "tiles"),
+    [
+        (THROUGHPUT, 64),
+        (BALANCED, 8),  # 90 % of the rate would be 16, whose step is longer than twelve lone ones
+        (LATENCY, 1),
+        (PrefillPolicy(Pace.BALANCED, 20.0), 1),
+        (PrefillPolicy(Pace.BALANCED, 12.5 + 26.0), 4),
+        (PrefillPolicy(Pace.BALANCED, 12.5 + 25.9), 1),
+        (PrefillPolicy(Pace.BALANCED, 1000.0), 16),
+        (PrefillPolicy(Pace.THROUGHPUT, 12.5 + 86.0), 16),
+        (PrefillPolicy(Pace.LATENCY, 12.5 + 46.0), 8),
+        (PrefillPolicy(Pace.LATENCY, 0.001), 1),
+    ],
+)
+def test_a_step_holds_what_the_policy_allows_beside_decode(
+    policy: PrefillPolicy, tiles: int
+) -> None:
+    assert make(policy).tiles([waiting(10_000)], LIVE) == tiles
+
+
+def test_a_balanced_launch_keeps_nine_tenths_of_the_rate_and_no_more() -> None:
+    costs = {(PREFILL, b): 2_000.0 + 1_000.0 * b for b in BUCKETS}
+    assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 16
+    costs[PREFILL, 8] = 9_000.0
+    assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 8
+
+
+def test_every_prompt_that_waits_may_add_to_a_balanced_step() -> None:
+    """Of 58.3 ms that one may add, 46 are eight tiles; sixteen take 86."""
+    for prompts, tiles in ((1, 8), (2, 16), (9, 16)):
+        order = [waiting(10_000, number=n) for n in range(prompts)]
+        assert make().tiles(order, LIVE) == tiles
+
+
+def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
+    pacing, order = make(LATENCY), [waiting(10_000, number=n) for n in range(3)]
+    for _ in range(40):
+        assert pacing.tiles(order, LIVE) == 1
+        pacing.pass_over(order, order[:1])
+        pacing.took([LIVE, launch(1, 1)], 24_000.0)
+    pacing.took([LIVE], 12_000.0), pacing.took([LIVE], 28_000.0)
+    assert pacing.tiles(order, LIVE) == 1  # 1 s to the microsecond
+    pacing.took([], 1.0)
+    assert pacing.tiles(order, LIVE) == 16  # two have waited, the first has not
+    pacing.pass_over(order, order)
+    assert pacing.tiles(order, LIVE) == 1
+
+
+def test_throughput_waits_for_a_fuller_launch_and_not_for_long() -> None:
+    """One tile costs 11 ms where a 64th of the largest launch would cost 5.1: 5.9 ms are saved. A
+    prompt that waits costs 0.2 ms a step, which is 64 rows' 12.5."""
+    pacing = make(THROUGHPUT)
+    for _ in range(2):
+        assert [pacing.tiles([waiting(1)], LIVE) for _ in range(9)] == [0] * 8 + [1]
+    crowd = [waiting(1, number=n) for n in range(4)]  # 26 ms for 20.4, at 0.8 a step
+    assert [pacing.tiles(crowd, LIVE) for _ in range(9)] == [0] * 7 + [4] + [0]
+    assert pacing.tiles([waiting(1)], None) == 1  # nobody else has anything of it
+    assert pacing.tiles([waiting(10_000)], LIVE) == 64
+
+
+def test_while_nobody_decodes_a_launch_is_short_where_that_costs_no_rate() -> None:
+    assert make().tiles([waiting(10_000)], None) == 16
+    assert make(THROUGHPUT).tiles([waiting(10_000)], None) == 64
+    quick = {key: cost / 10 for key, cost in COSTS.items()}
+    assert make(costs=quick).tiles([waiting(10_000)], None) == 64
+    slow = {key: cost * 10 for key, cost in COSTS.items()}
+    assert make(costs=slow).tiles([waiting(10_000)], None) == 16
+
+
+def test_what_waits_is_split_into_the_launches_that_take_least() -> None:
+    """Of five tiles four go, and one is left, which is not padded to eight."""
+    pacing = make(PrefillPolicy(Pace.THROUGHPUT, 1000.0))
+    assert pacing.tiles([waiting(5 * TILE)], LIVE) == 4
+    assert pacing.tiles([waiting(4 * TILE), waiting(1)], LIVE) == 4
+    assert pacing.tiles([waiting(1)], LIVE) == 1
+
+
+def test_far_into_a_context_a_launch_is_smaller() -> None:
+    """There attention takes as long again: a step of 65 ms holds half the tiles."""
+    pacing = make(PrefillPolicy(Pace.THROUGHPUT, 65.0))
+    assert pacing.tiles([waiting(10_000, 120_000)], LIVE) == 8
+    for _ in range(200):
+        pacing.took([launch(8, 8, 120_000)], 92_000.0)
+        pacing.took([launch(8, 8)], 46_000.0)
+    assert pacing.cost(8, 120_000) == pytest.approx(92_000, rel=0.02)
+    assert pacing.cost(8) == pytest.approx(46_000, rel=0.02)
+    assert pacing.tiles([waiting(10_000, 120_000)], LIVE) == 4
+    assert pacing.tiles([waiting(10_000)], LIVE) == 8
+
+
+def test_launches_that_take_longer_than_the_build_said_become_smaller() -> None:
+    """Those that were not run are thought to be as much slower."""
+    pacing = make(PrefillPolicy(Pace.THROUGHPUT, 12.5 + 50.0))
+    assert pacing.tiles([waiting(10_000)], LIVE) == 8
+    for _ in range(40):
+        pacing.took([decode(), launch(8, 8)], 12_500.0 + 69_000.0)
+    assert pacing.cost(8) == pytest.approx(69_000, rel=0.02)
+    assert pacing.cost(4) == pytest.approx(39_000, rel=0.02)
+    assert pacing.tiles([waiting(10_000)], LIVE) == 4
+
+
+def test_what_prefill_took_is_the_rest_of_the_step() -> None:
+    costs = StepCosts(COSTS)
+    pacing = Pacing(BALANCED, BUCKETS, TILE, costs)
+    for _ in range(40):
+        pacing.took([decode()], 10_000.0)
+    assert costs.of((DECODE, 64)) == pytest.approx(10_000, rel=0.01)
+    for _ in range(40):
+        pacing.took([decode(), launch(4, 4)], 40_000.0)
+    assert costs.of((PREFILL, 4)) == pytest.approx(30_000, rel=0.01)
+    assert costs.of((DECODE, 64)) == pytest.approx(10_000, rel=0.01)
+
+
+def test_a_launch_that_is_mostly_padding_says_nothing_of_its_bucket() -> None:
+    pacing = make()
+    for live, cost in ((11, 86_000.0), (12, 86_000.0 - 0.25 * 43_000.0)):
+        pacing.took([launch(16, live)], 40_000.0)
+        assert pacing.cost(16) == pytest.approx(cost, rel=1e-2)
+
+
+def test_without_a_table_all_that_waits_is_taken() -> None:
+    pacing = make(PrefillPolicy(Pace.LATENCY, 1.0), {})
+    for _ in range(2):
+        assert pacing.tiles([waiting(10_000)], LIVE) == 64
+        assert pacing.tiles([waiting(100)], None) == 2
+        pacing.took([launch(64, 64)], 320_000.0)
+        pacing.took([decode()], 10_000.0)
+
+
+def test_the_shortest_goes_first_and_who_waited_long_enough_before_it() -> None:
+    pacing = make()
+    long, short = waiting(300, number=0), waiting(100, number=1)
+    assert pacing.order([long, short]) == [short, long]
+    long.passed = 4
+    assert pacing.order([long, short]) == [short, long]
+    long.passed = 5
+    assert pacing.order([long, short]) == [long, short]
+
+
+def test_only_later_arrivals_pass() -> None:
+    pacing, seqs = make(), [waiting(300, number=n) for n in range(3)]
+    pacing.pass_over(seqs, [seqs[1], seqs[1], seqs[2]])
+    assert [s.passed for s in seqs] == [3, 1, 0]
+
+
+def test_nobody_waits_for_more_than_twice_what_is_its_own() -> None:
+    """Against an endless stream of short prompts, in launches of one tile."""
+    pacing, long = Pacing(BALANCED, (1,), TILE, StepCosts({})), waiting(64 * 20)
+    steps = 0
+    while long.launched < long.prefill_end:
+        steps += 1
+        behind = [long, waiting(TILE, number=steps)]
+        first = pacing.order(behind)[0]
+        first.launched += TILE
+        pacing.pass_over(behind, [first])
+    assert steps == 40
+
+
+@pytest.mark.parametrize("itl", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_bound_that_is_none_is_refused(itl: float) -> None:
+    with pytest.raises(OptionError, match="--itl-ms .*: give milliseconds above 0"):
+        PrefillPolicy(itl_ms=itl)
+
+
+def test_a_tighter_bound_never_takes_more() -> None:
+    chosen = [
+        make(PrefillPolicy(Pace.THROUGHPUT, float(ms))).tiles([waiting(10_000)], LIVE)
+        for ms in range(1, 400)
+    ]
+    assert all(a <= b for a, b in pairwise(chosen)) and set(chosen) == set(BUCKETS)

@@ -1,0 +1,366 @@
+"""The prefix cache against a model that looks at every state it keeps, page by page and row by row.
+
+Pages and rows hold tokens here: what was written, or poison once they were free.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefix_cache import TAU, PrefixCache
+from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, Node, page_names
+
+PAGE, PAGE_BYTES, ROW_BYTES = 4, 10, 25
+
+
+@dataclass
+class Running:
+    """A sequence: its tokens, the pages it uses, and its deepest node."""
+
+    number: int
+    tokens: list[int]
+    pages: list[int]
+    node: Node | None
+    pinned: list[CachedState] = field(default_factory=list)
+
+
+class World:
+    """A cache, what its pages and rows hold, and who runs."""
+
+    def __init__(self, pages: int, rows: int, budget: int) -> None:
+        self.pages, self.rows = Pool("page", pages), Pool("snapshot", rows)
+        self.now = 0.0
+        sizes = PAGE, PAGE_BYTES, ROW_BYTES, budget
+        self.cache = PrefixCache(self.pages, self.rows, *sizes, clock=lambda: self.now)
+        self.held: dict[int, list[int]] = {}  # tokens by page
+        self.state: dict[int, tuple[int, ...]] = {}  # tokens by row
+        self.prefix: dict[bytes, tuple[int, ...]] = {b"": ()}  # tokens up to a node's end
+        self.running: list[Running] = []
+        self._next = 0
+
+    def names(self, tokens: list[int]) -> list[bytes]:
+        names = page_names(tokens, PAGE)
+        for i, name in enumerate(names):
+            self.prefix[name] = tuple(tokens[: (i + 1) * PAGE])
+        return names
+
+    def match(self, tokens: list[int]) -> Hit:
+        return self.cache.match(tokens, self.names(tokens), len(tokens) - 1)
+
+    def begin(self, tokens: list[int]) -> Running | None:
+        """One that begins with what there is, if its pages are to be had."""
+        hit = self.match(tokens)
+        self.cache.take(hit)
+        tail = [hit.tail_page] if hit.tail_page >= 0 else []
+        self.pages.share(tail)
+        own = -(-len(tokens) // PAGE) - len(hit.nodes)
+        if not self.cache.reclaim(own):
+            self.pages.give([*hit.pages, *tail])
+            if hit.snapshot:
+                self.cache.unpin(hit.snapshot)
+            self.cache.released(hit.nodes[-1] if hit.nodes else None)
+            self.poison()
+            return None
+        pages = [*hit.pages, *self.pages.take(own)]
+        if hit.snapshot:
+            assert self.state[hit.snapshot.row] == tuple(tokens[: hit.position])
+            if tail:
+                kept = hit.position % PAGE
+                self.held[pages[len(hit.nodes)]] = self.held[tail[0]][:kept]
+            self.pages.give(tail)
+            self.cache.unpin(hit.snapshot)
+        for position in range(hit.position, len(tokens)):
+            page = self.held.setdefault(pages[position // PAGE], [])
+            del page[position % PAGE :]
+            page.append(tokens[position])
+        seq = Running(self._next, tokens, pages, hit.nodes[-1] if hit.nodes else None)
+        self._next += 1
+        self.running.append(seq)
+        self.poison()
+        return seq
+
+    def extend(self, seq: Running, length: int) -> None:
+        names = self.names(seq.tokens)[: length // PAGE]
+        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.number)
+        self.poison()
+
+    def save(self, seq: Running, position: int) -> CachedState | None:
+        """At a position behind its deepest node, at most a page."""
+        assert seq.node is not None
+        tail = seq.tokens[seq.node.end : position]
+        page = seq.pages[seq.node.end // PAGE] if tail else -1
+        state = self.cache.save(seq.node, tail, page, seq.number)
+        self.poison()
+        if state:
+            self.state[state.row] = tuple(seq.tokens[:position])
+            seq.pinned.append(state)
+        return state
+
+    def unpin(self, seq: Running) -> None:
+        while seq.pinned:
+            self.cache.unpin(seq.pinned.pop())
+        self.poison()
+
+    def end(self, seq: Running) -> None:
+        self.unpin(seq)
+        self.running.remove(seq)
+        self.pages.give(seq.pages)
+        self.cache.released(seq.node)
+        self.poison()
+
+    def poison(self) -> None:
+        for page in self.pages._free:
+            self.held[page] = [-1] * PAGE
+        for row in self.rows._free:
+            self.state[row] = (-1,)
+
+    def check(self) -> None:
+        self.cache.check()
+        users = [page for seq in self.running for page in seq.pages]
+        self.pages.check(users, self.cache.kept_pages())
+        for name, node in self.cache._nodes.items():
+            assert tuple(self.held[node.page]) == self.prefix[name][-PAGE:]
+            assert node.end == len(self.prefix[name])
+        for state in self.cache._states:
+            assert self.state[state.row] == (*self.prefix[state.node.name], *state.tail)
+            assert not state.tail or self.held[state.page][: len(state.tail)] == [*state.tail]
+        for seq in self.running:
+            held = [t for page in seq.pages for t in self.held[page]]
+            assert held[: len(seq.tokens)] == seq.tokens
+
+    def deepest(self, tokens: list[int]) -> tuple[int, int]:
+        """(position, kv_position) of the best hit, found by looking at everything."""
+        most = len(tokens) - 1
+        states = [
+            s.position
+            for s in self.cache._states
+            if s.position <= most
+            and (*self.prefix[s.node.name], *s.tail) == tuple(tokens[: s.position])
+        ]
+        nodes = [
+            n.end
+            for name, n in self.cache._nodes.items()
+            if n.end <= most and self.prefix[name] == tuple(tokens[: n.end])
+        ]
+        position = max(states, default=0)
+        return position, max([position, *nodes])
+
+
+def play(world: World, rng: random.Random, steps: int) -> None:
+    for _ in range(steps):
+        world.now += rng.choice((0, 1, 1, TAU))
+        tokens = [rng.randrange(2) for _ in range(rng.choice((3, 4, 5, 9, 16, 21)))]
+        if rng.random() < 0.7 and world.running:
+            shared = rng.choice(world.running).tokens
+            tokens = shared[: rng.randrange(len(shared) + 1)] + tokens[: rng.randrange(1, 9)]
+        hit = world.match(tokens)
+        assert (hit.position, hit.kv_position) == world.deepest(tokens)
+        what, seq = rng.randrange(8), rng.choice(world.running) if world.running else None
+        if what < 3 or seq is None:
+            world.begin(tokens)
+        elif what < 5:
+            world.extend(seq, rng.randrange(len(seq.tokens) + 1))
+            most = min(len(seq.tokens), seq.node.end + PAGE - 1) if seq.node else 0
+            if seq.node and most:
+                world.save(seq, max(1, rng.randrange(seq.node.end, most + 1)))
+        elif what < 6:
+            world.unpin(seq)
+        elif what < 7 and rng.random() < 0.2:
+            world.cache.forget(seq.node, seq.number)
+            world.poison()
+        else:
+            world.end(seq)
+        world.check()
+
+
+@settings(
+    max_examples=3 * settings().max_examples,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.integers(3, 30),
+    rows=st.integers(0, 7),
+    budget=st.sampled_from((0, 60, 150, 1 << 20)),
+)
+def test_what_is_found_is_what_was_written(seed: int, pages: int, rows: int, budget: int) -> None:
+    world = World(pages, rows, budget)
+    play(world, random.Random(seed), 40)
+    while world.running:
+        world.end(world.running[0])
+        world.check()
+    assert world.pages.free + world.pages.spare == pages, "whoever needs a page can have it"
+    assert world.cache.reclaim(pages) and world.cache.snapshots == len(world.cache.root.tails)
+    world.cache.clear()
+    world.check()
+    assert (world.pages.free, world.rows.free, world.cache.used_bytes) == (pages, rows, 0)
+
+
+def story(world: World, tokens: list[int], *positions: int) -> Running:
+    """One that was computed, with states at these positions; it still runs."""
+    seq = world.begin(tokens)
+    assert seq
+    for position in sorted(positions):
+        world.extend(seq, position)
+        assert world.save(seq, position)
+        world.unpin(seq)
+    world.extend(seq, len(tokens))
+    return seq
+
+
+def test_the_deepest_state_before_the_last_token_is_found() -> None:
+    world = World(20, 9, 1 << 20)
+    tokens = [*range(14)]
+    world.end(story(world, tokens, 4, 8, 10))
+    found = world.match([*tokens, 99])
+    assert (found.position, found.kv_position, len(found.nodes)) == (10, 12, 2)
+    assert found.tail_page == world.match(tokens).tail_page >= 0
+    found = world.match([*tokens[:9], 99])
+    assert (found.position, found.kv_position, found.tail_page) == (8, 8, -1)
+    assert world.match(tokens[:8]).position == 4, "one token is computed"
+    found = world.match([*tokens[:12], 99])
+    assert (found.position, found.kv_position) == (10, 12)
+    assert world.match([99, *tokens[1:]]).position == 0
+    found = world.match([*tokens[:4], 99, *tokens[5:]])
+    assert (found.position, found.kv_position) == (4, 4), "the page before was another"
+
+
+def test_one_page_is_kept_for_the_same_tokens_that_two_computed() -> None:
+    world = World(20, 9, 1 << 20)
+    first, second = story(world, [*range(9)]), story(world, [*range(9)])
+    assert world.pages.kept == 2 and set(first.pages).isdisjoint(second.pages)
+    world.end(first)
+    assert (world.pages.free, world.pages.spare) == (20 - 3 - 2, 2)
+    world.extend(second, 0)
+    second.node = None
+    world.extend(second, 8)
+    world.check()
+    assert (world.pages.free, world.pages.spare) == (20 - 3, 0), "the one that runs brings its own"
+
+
+def test_the_least_worth_goes_first() -> None:
+    """A state that saves more, one that was used, and one that is newer stay longer."""
+    world = World(60, 3, 1 << 20)
+    short, long, used = ([n, *range(20)] for n in (101, 102, 103))
+    world.end(story(world, short, 4))
+    world.end(story(world, long, 16))
+    world.end(story(world, used, 4))
+    begun = world.begin([*used[:4], 99])
+    assert begun and world.match(used).snapshot.hits == 1  # type: ignore[union-attr]
+    world.end(begun)
+    order = []
+    for n in range(2):
+        world.now += 60
+        world.end(story(world, [110 + n, *range(12)], 12))
+        left = [t[0] for t in (short, long, used) if world.match(t).position]
+        order.append(left)
+    assert order == [[102, 103], [102]]
+    assert world.cache.counts.evicted_snapshots == 2
+    world.now += 100 * TAU
+    world.end(story(world, short, 4))
+    assert world.match(short).position == 4, "time alone makes the old ones worth less"
+
+
+def test_a_state_worth_less_than_all_others_is_not_kept() -> None:
+    world = World(60, 1, 1 << 20)
+    world.end(story(world, [*range(40)], 40))
+    seq = story(world, [50, 51, 52, 53, 54])
+    world.extend(seq, 4)
+    assert world.save(seq, 4) is None and world.match([*range(41)]).position == 40
+
+
+def test_a_row_that_is_still_to_be_read_is_not_given_to_another() -> None:
+    world = World(12, 1, 1 << 20)
+    seq = story(world, [*range(9)], 8)
+    hit = world.match([*range(10)])
+    assert hit.snapshot
+    world.cache.take(hit)
+    world.now += 100 * TAU
+    other = story(world, [*range(50, 60)])
+    world.extend(other, 8)
+    assert world.save(other, 8) is None
+    world.end(seq), world.end(other)
+    world.cache.clear()
+    assert world.rows.free == 0, "given up, and still to be read"
+    world.cache.unpin(hit.snapshot)
+    assert world.rows.free == 1
+    world.pages.give(hit.pages)
+    assert world.pages.free == 12
+
+
+def test_pages_that_a_running_sequence_needs_are_given_up() -> None:
+    world = World(6, 4, 1 << 20)
+    world.end(story(world, [*range(16)], 8, 16))
+    assert (world.pages.free, world.pages.spare) == (2, 4)
+    kept = world.begin([*range(8), 99])
+    assert kept and kept.pages[:2] == [n.page for n in world.match([*range(9)]).nodes]
+    assert world.begin([7] * 16) is None, "the two that are used stay"
+    seq = world.begin([7] * 12)
+    assert seq and world.pages.free == 0 and world.match([*range(17)]).position == 8
+    world.check()
+
+
+def test_what_one_that_went_wrong_computed_is_dropped() -> None:
+    world = World(30, 9, 1 << 20)
+    world.end(story(world, [*range(13)], 4))
+    wrong = story(world, [*range(13)], 12)
+    mine = [*range(4), *range(60, 70)]
+    bad = story(world, mine, 8)
+    after = story(world, [*mine, 1, 2], 12)
+    assert wrong.node and world.match([*mine, 1, 2, 3]).position == 12
+    world.cache.forget(wrong.node, wrong.number)
+    world.cache.forget(bad.node, bad.number)
+    world.check()
+    hit = world.match([*range(14)])
+    assert (hit.position, hit.kv_position) == (4, 4), "it brought pages of its own behind that"
+    assert world.match([*mine, 1, 2, 3]).kv_position == 4, "and what stands on its pages"
+    for seq in (wrong, bad, after):
+        world.end(seq)
+    world.check()
+
+
+def test_the_budget_of_bytes_is_for_pages_and_rows() -> None:
+    world = World(60, 9, 3 * PAGE_BYTES + ROW_BYTES)
+    seq = world.begin([*range(30)])
+    assert seq
+    world.extend(seq, 12)
+    assert world.save(seq, 12) and world.cache.used_bytes == world.cache.budget
+    world.extend(seq, 30)
+    assert seq.node and seq.node.end == 12, "what nobody can give up is not taken"
+    world.end(seq)
+    world.now += 100 * TAU
+    world.end(story(world, [*range(50, 60)], 8))
+    assert world.match([*range(30)]).position == 0 and world.cache.used_bytes <= world.cache.budget
+
+
+def test_names_say_the_whole_beginning() -> None:
+    tokens = [*range(12)]
+    names = page_names(tokens, PAGE)
+    assert len(names) == 3 and names == page_names([*tokens, 5], PAGE)
+    assert page_names([*tokens, 1, 2, 3, 4], PAGE, names)[:3] == names
+    assert page_names([9, *tokens[1:]], PAGE)[1] != names[1]
+    assert page_names([1 << 20, *tokens[1:]], PAGE)[0] != names[0]
+
+
+def test_check_finds_what_hangs_on_nothing() -> None:
+    world = World(20, 9, 1 << 20)
+    seq = story(world, [*range(13)], 8)
+    state = world.match([*range(13)]).snapshot
+    assert state and seq.node
+    state.node.snapshot = None
+    with pytest.raises(InternalError, match="hangs on nothing"):
+        world.cache.check()
+    state.node.snapshot = state
+    seq.node.parent.children.clear()  # type: ignore[union-attr]
+    with pytest.raises(InternalError, match="hangs on nothing"):
+        world.cache.check()

@@ -1,0 +1,147 @@
+"""A trace: parts that cover their steps, launches on the device, one file of two processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_engine.interface import Limits
+from spark_engine.runtime import profile
+from spark_engine.runtime.engine import trace
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.engine.trace import ENGINE, HTTP, REQUESTS, NoTrace, Trace, trace_of
+from tests.runtime.fake import VOCAB, build_fake
+
+LIMITS = Limits(4, 128, 32, VOCAB, page_size=16, bias_slots=8, top_logprobs=5)
+PARTS = ["schedule", "prepare", "fill", "launch", "wait", "finish"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(trace, "time", made)
+    return made
+
+
+def _read(file: Path) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(file.read_text())
+    return row
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_part_of_every_step_is_there(depth: int, tmp_path: Path) -> None:
+    told = Trace(ENGINE, tmp_path / "t.engine.part")
+    engine = Engine(build_fake(LIMITS, (1, 2, 4), (1, 2)), EngineOptions(depth=depth), told)
+    params = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
+    for _ in range(2):
+        for length in (3, 100):
+            engine.submit(Request(tuple(i % VOCAB for i in range(length)), params))
+        while not engine.idle:
+            engine.step()
+    told.save()
+    shares = trace.merge(str(tmp_path / "t"), (ENGINE, HTTP))[ENGINE]
+    events = _read(tmp_path / "t")["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    tracks = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    steps = [e for e in spans if e["tid"] == tracks["steps"]]
+    assert {e["name"] for e in steps} == {*PARTS, "idle", "between steps"}
+    counted = [e["name"] for e in steps]
+    assert counted.count("schedule") == shares["steps"] == counted.count("finish")
+    assert counted.count("idle") == 2, "at the start, and between two batches of requests"
+    for one, next_one in zip(steps, steps[1:], strict=False):  # no hole, no overlap
+        assert next_one["ts"] == pytest.approx(one["ts"] + one["dur"], abs=0.01)
+    assert sum(shares["parts_s"].values()) == pytest.approx(shares["wall_s"])
+    launches = [e for e in steps if e["name"] == "launch"]
+    ran = [e for e in spans if e["tid"] == tracks["device"]]
+    launched = sum(engine.stats()["buckets"].values())  # type: ignore[attr-defined]
+    assert len(ran) == len(launches) == counted.count("wait") == launched
+    assert [e["args"]["of"] for e in ran] == [e["args"]["of"] for e in launches]
+    assert {e["args"]["of"] for e in ran} <= {"decode_1", "decode_2", "prefill_1", "prefill_2"}
+    assert shares["shares"]["busy"] > 0 and sum(shares["shares"].values()) == pytest.approx(1)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_shares_by_hand(clock: Clock, tmp_path: Path) -> None:
+    told = Trace(ENGINE, tmp_path / "p")
+    clock.now = 10.0
+    told.begin()
+    clock.now = 11.0
+    told.done("schedule")
+    told.ran(("decode", 1), 11.0, 13.0)
+    clock.now = 14.0
+    told.done("finish")
+    told.end(idle=True)
+    clock.now = 17.0
+    told.begin()
+    clock.now = 18.0
+    told.done("schedule")
+    told.end(idle=False)
+    clock.now = 20.0
+    told.begin()
+    shares = told.shares()
+    assert shares["parts_s"] == {"idle": 3, "schedule": 2, "finish": 3, "between steps": 2}
+    assert shares["wall_s"] == 10 and shares["steps"] == 3
+    assert shares["shares"] == pytest.approx({"busy": 0.2, "host": 0.5, "idle": 0.3})
+
+
+def test_spans_are_bounded_and_shares_are_not(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trace, "MOST_SPANS", 2)
+    told = trace_of(str(tmp_path / "t"), ENGINE)
+    for _ in range(4):
+        told.begin()
+        clock.now += 1
+        told.done("schedule")
+    told.save()
+    words = profile.finish(str(tmp_path / "t"))
+    assert "4 steps in 4.00 s" in words and "the last 6 spans" in words
+    assert "schedule 1000.000" in words and "idle 0.0" in words
+    kept = [e for e in _read(tmp_path / "t")["traceEvents"] if e["ph"] == "X"]
+    assert len(kept) == 2
+
+
+def test_two_processes_make_one_file(clock: Clock, tmp_path: Path) -> None:
+    file = str(tmp_path / "t.json")
+    http, engine = trace_of(file, HTTP), trace_of(file, ENGINE)
+    for number, start, end in ((7, 1.0, 4.0), (8, 2.0, 3.0)):
+        clock.now = end
+        http.span(REQUESTS, "to the first token", start, number, 90)
+    http.span("loop", "send", 2.5)
+    clock.now = 5.0
+    engine.begin()
+    for told in (http, engine, engine):  # a second save changes nothing
+        told.save()
+    words = profile.finish(file)
+    assert "1 steps" in words and "of HTTP for a step: send 500.000" in words
+    events = _read(Path(file))["traceEvents"]
+    names = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    assert set(names) == {ENGINE, HTTP}
+    pairs = [(e["id"], e["ph"], e["ts"]) for e in events if e.get("cat") == "request"]
+    assert pairs == [(7, "b", 1e6), (7, "e", 4e6), (8, "b", 2e6), (8, "e", 3e6)]
+    assert all(e["pid"] == names[HTTP] for e in events if e.get("cat") == "request")
+
+
+def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
+    told = trace_of(None, ENGINE)
+    assert type(told) is NoTrace and not told.on and told.now() == 0.0
+    told.begin()
+    told.save()
+    trace_of(str(tmp_path / "t"), HTTP).save()
+    assert list(tmp_path.iterdir()) == [], "nor where nothing was done"
+    with pytest.raises(OSError):
+        trace_of(str(tmp_path / "none" / "t"), HTTP)
