@@ -1,8 +1,8 @@
 """The checklist's rows on serving: what each asks for, what was measured, and how.
 
 Knows the rows, and where in a result file a row's figures stand. The files are those that the
-named commands write with `--out`, one for each model: `results/NAME_27b.json` and `..._35b.json`. A
-row without its file says so; a row that tests hold names them.
+named commands write, one for each model: `results/NAME_27b.json` and `..._35b.json`, NAME being
+that of COMMANDS. A row without its file says so; a row that tests hold names them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ RESULTS = Path(__file__).parent / "results"
 MODELS = {"27b": "27B", "35b": "35B"}
 MISSING = "not measured"
 Found = Mapping[str, Any]  # of one file
-STEPS, LOADS, PREFIX = "steps", "loads", "prefix"
+STEPS, LOADS, PREFIX, REPEAT = "steps", "loads", "prefix", "repeat"
 COMMANDS = {
-    STEPS: "python -m benchmarks.served_steps ENGINE",
+    STEPS: "python -m benchmarks.step_shares ENGINE --rows 1,4,8,32,64,128",
+    REPEAT: "spark-check ENGINE --repeat 4 --json",
     LOADS: "python -m benchmarks.served_load ENGINE",
     PREFIX: "python -m benchmarks.prefix_load ENGINE",
 }
-HOST = ("schedule", "prepare", "fill", "launch", "finish", "between steps")
+WIDEST = 128  # rows, of what is told of one width; or the most there are
 
 
 @dataclass(frozen=True)
@@ -52,40 +53,54 @@ class SeedRow:
         return "; ".join([*found, *filter(None, [self.held])]), f"`{command}`"
 
 
+def _widest(found: Found) -> Mapping[str, Any]:
+    """The row with graphs of WIDEST rows, or of most."""
+    rows = [row for row in found["rows"] if row["graphs"]]
+    return max(rows, key=lambda row: (row["rows"] <= WIDEST, row["rows"]))
+
+
+def _step(found: Found, graphs: bool) -> dict[int, float]:
+    """Milliseconds of a step by width."""
+    return {row["rows"]: row["step_ms"] for row in found["rows"] if row["graphs"] is graphs}
+
+
 def _graphs(found: Found) -> str:
-    ours, apart = found["graphs_ms"], found.get("launches_ms", {})
-    pairs = (f"{ours[n]:.2f} / {apart[n]:.2f}" for n in ours if n in apart)
-    widths = ", ".join(n for n in ours if n in apart)
-    return f"{', '.join(pairs)} ms a step with / without at {widths}"
+    ours, apart = _step(found, True), _step(found, False)
+    both = [n for n in ours if n in apart]
+    pairs = ", ".join(f"{ours[n]:.2f} / {apart[n]:.2f}" for n in both)
+    return f"{pairs} ms a step with / without at {', '.join(map(str, both))}"
 
 
 def _signals(found: Found) -> str:
-    busy, host = found["shares"]["busy"], found["shares"]["host"]
-    return f"at {found['width']} launches run {busy:.1%} of the time, the host alone {host:.1%}"
+    row = _widest(found)
+    busy, host = row["busy"], row["host"]
+    return f"at {row['rows']} launches run {busy:.1%} of the time, the host alone {host:.1%}"
 
 
 def _host(found: Found) -> str:
-    parts = found["parts_ms"]
-    return f"{sum(parts[name] for name in HOST):.2f} ms a step at {found['width']}"
+    row = _widest(found)
+    return f"{row['host_us'] / 1e3:.2f} ms a step at {row['rows']}"
 
 
 def _fill(found: Found) -> str:
-    parts = found["parts_ms"]
-    return f"{parts['fill']:.3f} ms, {parts['fill'] / sum(parts.values()):.1%} of a step"
+    row = _widest(found)
+    fill = row["parts_us"].get("fill", 0.0) / 1e3
+    return f"{fill:.3f} ms, {fill / row['step_ms']:.1%} of a step"
 
 
 def _split(found: Found) -> str:
-    return ", ".join(f"{name} {ms:.3f}" for name, ms in found["parts_ms"].items()) + " ms"
+    row = _widest(found)
+    parts = (f"{name} {us:.0f}" for name, us in row["parts_us"].items() if name != "idle")
+    return f"at {row['rows']}: {', '.join(parts)} us"
 
 
 def _four_and_eight(found: Found) -> str:
-    four, eight = found["graphs_ms"]["4"], found["graphs_ms"]["8"]
-    return f"{eight:.2f} ms of 8 rows, {eight / four:.2f} times that of 4"
+    step = _step(found, True)
+    return f"{step[8]:.2f} ms of 8 rows, {step[8] / step[4]:.2f} times that of 4"
 
 
 def _parted(found: Found) -> str:
-    row = found["repeat"]
-    runs, texts = row["runs"], row["texts"]
+    runs, texts = found["runs"], found["texts"]
     parted = sum(texts - run["same"] for run in runs)
     agreed = min(run["agreement"] for run in runs)
     return f"{parted} of {texts * len(runs)} texts part, agreement {agreed:.3f} and more"
@@ -159,9 +174,7 @@ ROWS = (
         36, "an md5 of greedy outputs for each engine and bucket, in its manifest",
         command="spark-check ENGINE --level record", held="made by every build, held by tests",
     ),
-    SeedRow(
-        37, "how often a plain build parts from itself (`spark-check --repeat 4`)", STEPS, _parted,
-    ),
+    SeedRow(37, "how often a plain build parts from itself", REPEAT, _parted),
     SeedRow(42, "a step of 8 rows <= 1.10 times one of 4", STEPS, _four_and_eight),
     SeedRow(46, "first token of an arrival beside 64 <= its chunks + 2 steps", LOADS, _arrivals),
     SeedRow(

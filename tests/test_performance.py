@@ -93,23 +93,23 @@ def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert bare[31] == "held by generated traces"
     run = {"same": 15, "agreement": 0.9}
-    steps = {"graphs_ms": {"4": 2.0, "8": 2.1}, "launches_ms": {"8": 3.0}, "width": 8}
-    steps |= {"parts_ms": dict.fromkeys(seed_rows.HOST, 0.1) | {"wait": 1.4}}
-    steps |= {"shares": {"busy": 0.9, "host": 0.1}, "repeat": {"texts": 16, "runs": [run, run]}}
+    parts = {"schedule": 60.0, "fill": 100.0, "wait": 1500.0, "idle": 9.0}
+    wide = {"busy": 0.9, "host": 0.1, "host_us": 600.0, "parts_us": parts}
+    widths = ((4, 2.0, True), (8, 2.1, True), (8, 3.0, False))
+    steps = {"rows": [{"rows": n, "step_ms": ms, "graphs": g, **wide} for n, ms, g in widths]}
     row = {"idle": 0.01, "gaps": [0.02] * 99 + [0.05], "beyond": 1.5}
     loads = {"apart": 95.0, "lockstep": 100.0, "bursts": [200.0, 190.0]}
     mixed = {"rate": 1000.0, "gaps": [0.01, 0.02, 0.03]}
     loads |= {f"mixed, {name}": mixed for name in ("balanced", "throughput")}
     loads |= {f"beside, {n}": {"long": row, "short 0": row} for n in ("balanced", "latency")}
-    for name, found in (
-        ("steps", steps),
-        ("loads", loads),
-        ("prefix", {"computed": {"fork": 6144}}),
-    ):
+    files: dict[str, object] = {"steps": steps, "loads": loads}
+    files |= {"prefix": {"computed": {"fork": 6144}}, "repeat": {"texts": 16, "runs": [run, run]}}
+    for name, found in files.items():
         (tmp_path / f"{name}_35b.json").write_text(json.dumps(found))
     told = {row[0]: row[2] for row in seed_rows.seed_rows()}
     assert told[8] == "35B: 2.10 / 3.00 ms a step with / without at 8"
-    assert told[22] == "35B: 0.60 ms a step at 8" and told[24] == "35B: 0.100 ms, 5.0% of a step"
+    assert told[22] == "35B: 0.60 ms a step at 8" and told[24] == "35B: 0.100 ms, 4.8% of a step"
+    assert told[35] == "35B: at 8: schedule 60, fill 100, wait 1500 us"
     assert told[37] == "35B: 2 of 32 texts part, agreement 0.900 and more"
     assert told[42] == "35B: 2.10 ms of 8 rows, 1.05 times that of 4"
     assert told[20] == "35B: 95 tokens/s, 95.0% of lockstep"

@@ -7,6 +7,7 @@ buckets are compiled together, since buckets share most of them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,8 +61,10 @@ class NativeBackend(Backend):
             with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
                 chooser = Chooser(self._ops, self._target, timer)
                 self._decided = self._decide(graphs, chooser)
+                start = time.perf_counter()
                 added = [size for g in graphs for size in self._add_finer(g, chooser)]
-            self.notes = (*timer.notes, *_finer_note(added, len(self._plan.finer)))
+                taken = time.perf_counter() - start
+            self.notes = (*timer.notes, *_finer_note(added, len(self._plan.finer), taken))
         else:
             self._decided = self._decide(graphs, Chooser(self._ops, self._target))
         program.check(self._decided.values(), self._target)
@@ -143,13 +146,15 @@ class NativeBackend(Backend):
         return False
 
 
-def _finer_note(added: Sequence[Size], tried: int) -> tuple[str, ...]:
-    if not tried:
+def _finer_note(added: Sequence[Size], asked: int, seconds: float) -> tuple[str, ...]:
+    """A sentence for the report: what was added, and what finding it took."""
+    if not asked:
         return ()
-    names = ", ".join(size.file.removesuffix(".engine") for size in added) or "none"
+    names = ", ".join(size.file.removesuffix(".engine") for size in added)
+    found = f"{names} of {asked} finer buckets save" if added else f"none of {asked} saves"
     return (
-        f"of {tried} finer buckets {names} save a tenth of a launch and were added; --decode and "
-        "--prefill name others",
+        f"{found} a tenth of a launch, which took {seconds:.1f} s to find; --decode and --prefill "
+        "name buckets instead",
     )
 
 

@@ -36,9 +36,9 @@ TILE = 64  # tokens of a prefill row
 KEYS = 32  # tokens of a prefill tile of keys
 PAIR = 2  # heads of a block of `paged_pairs`
 PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
-# Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
-# consumer's and a producer's thread: three groups of 128 have 504 for each lane.
-HELD = {True: (3, 216, 72), False: (6, 232, 40)}
+# Of `paged_pairs`: pieces of a query in registers, and registers of a consumer's and a producer's
+# thread: three groups of 128 have 504 for each lane.
+HELD = (6, 232, 40)
 
 
 def refuse_prefill(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -78,17 +78,18 @@ def plan_prefill(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return behind_append(attrs, specs, target, attend)
 
 
-def plan_pairs(attrs: Attrs, specs: Specs, target: Target, ahead: int = 1) -> Plan:
+def plan_pairs(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """`paged_append` over tokens, then `paged_pairs` over rows and pairs of heads."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
-    held, most, rest = HELD[s.storage is DType.U8]
-    numbers = {"HELD": held, "MOST": most, "REST": rest, "AHEAD": ahead}
+    held, most, rest = HELD
+    codes = 2 * s.dim * PAIR_KEYS if s.storage is DType.U8 else 0
+    numbers = {"HELD": held, "MOST": most, "REST": rest}
     attend = Launch(
         "paged_pairs",
         (rows, s.heads // PAIR, 1),
         (128 * (PAIR + 1), 1, 1),
         attend_arguments(specs),
-        shared=2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
+        shared=2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS) + codes,
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
         pdl=True,
         source="attention/paged_pairs.cu",

@@ -3,162 +3,19 @@
 //
 // A block has the 64 queries of one tile of two heads of a group, a warpgroup each, which read the
 // same keys and values in tiles of 64 tokens, two of each in shared memory. A third warpgroup fills
-// them: bf16 pages by cp.async; e4m3 codes through registers, where they become f16 (a code is
-// exact in it).
-// A consumer asks for the products of the next tile's keys before it weighs this tile's values, so
-// that its softmax runs beside them. Tiles begin at multiples of 64: a query's bits do not depend
-// on where its tile of queries begins (benchmarks/log/paged_pairs.md).
+// them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
+// its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
+// bits do not depend on where its tile of queries begins.
+// Figures: log/paged_pairs.md.
 // Macros besides those of paged_kv.cuh: HELD (of a query's 16 pieces of 16 dimensions, those in
-// registers), MOST, REST (registers of a consumer's and a producer's thread), AHEAD (0: a tile's
-// values come before the next one's keys).
-#include "attention/paged_kv.cuh"
+// registers), MOST, REST (registers of a consumer's and a producer's thread).
+#include "attention/paged_rings.cuh"
 #include "common/wgmma16.cuh"
 
-constexpr int QUERIES = 64, KEYS = 64, GROUP = 128, CONSUMERS = 2, STAGES = 2;
-constexpr int THREADS = (CONSUMERS + 1) * GROUP;
-constexpr int PANEL = KEYS * 128, PANELS = D / 64;  // 64 dimensions of a tile
-constexpr int HALF_TILE = PANELS * PANEL;           // keys or values of a tile
-constexpr int STEPS = D / 16;
-constexpr int PART = 32;  // tokens that a producer has in registers
-static_assert(D == 256 && PAGE % KEYS == 0 && GQA_GROUP % CONSUMERS == 0, "unsupported sizes");
-
-// Of all blocks: queries, then STAGES tiles of keys, then of values.
+constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STEPS = D / 16;
+static_assert(GQA_GROUP % CONSUMERS == 0, "both heads of a block have one kv head");
+// Shared memory: the queries of two heads, then the rings of paged_rings.cuh.
 constexpr int KEYS_AT = CONSUMERS * HALF_TILE, VALUES_AT = KEYS_AT + STAGES * HALF_TILE;
-
-struct Barriers {
-  u64 full[2][STAGES], empty[2][STAGES];  // of keys, of values
-};
-
-// Where a tile of queries reads from: one sequence, one kv head.
-struct Source {
-  const u8 *keys, *values;
-  const int* pages;
-  int head, end, tiles;
-
-  DEVICE int page(int tile) const { return tile < tiles ? pages[tile * KEYS / PAGE] : 0; }
-};
-
-// --- Producer --------------------------------------------------------------------------------
-
-// One half of a tile into shared memory. `which`: 0 keys, 1 values.
-struct Producer {
-  const Source& s;
-  u32 tiles;  // of shared memory
-  Barriers& b;
-  int warp, lane;
-
-  DEVICE const u8* half(int which, int page, int tile) const {
-    return (which ? s.values : s.keys) + page_offset(page, s.head, tile * KEYS);
-  }
-  DEVICE u32 place(int which, int tile) const {
-    return tiles + (which * STAGES + tile % STAGES) * HALF_TILE;
-  }
-  DEVICE void wait_empty(int which, int tile) const {
-    if (tile >= STAGES) barrier_wait(&b.empty[which][tile % STAGES], (tile / STAGES + 1) & 1);
-  }
-  DEVICE void announce(int which, int tile) const {
-    fence_async();  // wgmma reads through the async proxy
-    barrier_arrive(&b.full[which][tile % STAGES]);
-  }
-};
-
-// The address, opaque: what is added to it stands in the instructions.
-DEVICE const u8* kept(const u8* from) {
-  asm volatile("" : "+l"(from));
-  return from;
-}
-
-// bf16: a warp copies a row at once. A half is announced when the one after it is under way.
-DEVICE void copy_half(const Producer& p, int which, int tile, int page) {
-  p.wait_empty(which, tile);
-  const u8* from = kept(p.half(which, page, tile) + p.warp * ROW + p.lane * 16);
-  const u32 to = p.place(which, tile) + (p.lane >> 3) * PANEL + p.warp * 128;
-  const u32 even = to + (((p.lane & 7) ^ p.warp) << 4);
-  const u32 odd = to + (((p.lane & 7) ^ (p.warp + 4)) << 4);
-  const int left = p.s.end - tile * KEYS;
-  if (left >= KEYS) {
-#pragma unroll
-    for (int n = 0; n < KEYS / 4; n++) {
-      copy_async((n & 1 ? odd : even) + n * 512, from + n * 4 * ROW);
-    }
-  } else {
-#pragma unroll 1
-    for (int n = 0; n < KEYS / 4; n++) {
-      const bool there = 4 * n + p.warp < left;
-      copy_async((n & 1 ? odd : even) + n * 512, from + (there ? n * 4 * ROW : 0), there ? 16 : 0);
-    }
-  }
-  commit_copies();
-}
-
-DEVICE void produce_copies(const Producer& p) {
-  int page = p.s.page(0);
-#pragma unroll 1
-  for (int i = 0; i < p.s.tiles; i++) {
-    const int next = p.s.page(i + 1);
-    copy_half(p, 0, i, page);
-    if (i > 0) wait_copies<1>(), p.announce(1, i - 1);
-    copy_half(p, 1, i, page);
-    wait_copies<1>(), p.announce(0, i);
-    page = next;
-  }
-  wait_copies<0>(), p.announce(1, p.s.tiles - 1);
-}
-
-// e4m3: two warps do the keys and two the values, in parts of 32 tokens, the next part under way
-// while one is converted. A lane has 16 codes of every fourth row; eight lanes lie in eight bank
-// groups: four neighbouring chunks of two rows.
-struct Codes {
-  uint4 raw[PART / 4];
-
-  DEVICE void load(int n, const u8* from, int left) {
-    raw[n] = load_if16(4 * n < left, from + n * 4 * ROW);
-  }
-};
-
-// Converts a part, and asks for the one after it, row by row; `left`: rows of that from the lane's
-// first one on. Dimensions come in the order of `slot_of`.
-DEVICE void convert_part(Codes& codes, u32 first, u32 second, const u8* next, int left) {
-#pragma unroll
-  for (int n = 0; n < PART / 4; n++) {
-    const uint4 c = codes.raw[n];
-    u32 low[4], high[4];
-    widen(c.x, low[0], high[0]), widen(c.y, low[1], high[1]);
-    widen(c.z, low[2], high[2]), widen(c.w, low[3], high[3]);
-    codes.load(n, next, left);
-    const u32 turned = n & 1 ? 64 : 0;  // rows 4 to 7 of eight
-    store_shared16((first ^ turned) + n * 512, low[0], low[1], low[2], low[3]);
-    store_shared16((second ^ turned) + n * 512, high[0], high[1], high[2], high[3]);
-  }
-}
-
-DEVICE void produce_codes(const Producer& p) {
-  const int which = p.warp >> 1, row = (p.warp & 1) * 2 + (p.lane >> 2 & 1);
-  const int chunk = (p.lane & 3) * 2, panel = p.lane >> 3;
-  const int column = row * ROW + panel * 64 + (p.lane & 3) * 16;
-  Codes codes;
-  const u8* from = p.half(which, p.s.page(0), 0) + column;
-#pragma unroll
-  for (int n = 0; n < PART / 4; n++) codes.load(n, from, p.s.end - row);
-#pragma unroll 1
-  for (int i = 0; i < p.s.tiles; i++) {
-    const int page = p.s.page(i + 1);
-    const u32 to = p.place(which, i) + panel * PANEL + row * 128;
-    const u32 first = to + ((chunk ^ row) << 4), second = to + (((chunk + 1) ^ row) << 4);
-    p.wait_empty(which, i);
-#pragma unroll
-    for (int part = 0; part < KEYS / PART; part++) {
-      const bool last = part + 1 == KEYS / PART;
-      from = kept(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
-      const int left = p.s.end - i * KEYS - (part + 1) * PART;
-      const u32 down = part * PART * 128;
-      convert_part(codes, first + down, second + down, from, left - row);
-    }
-    p.announce(which, i);
-  }
-}
-
-// --- Consumers -------------------------------------------------------------------------------
 
 struct Consumer {
   u32 queries, keys, values;  // uniform: this head's queries, the first tile of each ring
@@ -266,27 +123,15 @@ DEVICE void settle(Consumer& x) {
 // From tile - 1, whose weights are ready, to tile.
 template <bool MASKED>
 DEVICE void advance(Consumer& x, int tile) {
-  if (AHEAD) {
-    ask_scores(x, tile);
-    ask_sums(x, tile - 1);
-    wgmma_wait<1>();
-    keep_order(x.s);
-    release(x, 0, tile);
-    soften<MASKED>(x, tile);
-    wgmma_wait<0>();
-    keep_order(x.o);
-    release(x, 1, tile - 1);
-  } else {
-    ask_sums(x, tile - 1);
-    ask_scores(x, tile);
-    wgmma_wait<1>();
-    release(x, 1, tile - 1);
-    wgmma_wait<0>();
-    keep_order(x.s);
-    keep_order(x.o);
-    release(x, 0, tile);
-    soften<MASKED>(x, tile);
-  }
+  ask_sums(x, tile - 1);
+  ask_scores(x, tile);
+  wgmma_wait<1>();
+  release(x, 1, tile - 1);
+  wgmma_wait<0>();
+  keep_order(x.s);
+  keep_order(x.o);
+  release(x, 0, tile);
+  soften<MASKED>(x, tile);
   settle(x);
 }
 
@@ -313,7 +158,8 @@ DEVICE void load_queries(Consumer& x, const u16* from, int count, int group) {
 #pragma unroll 4
   for (int at = threadIdx.x % GROUP; at < QUERIES * (D / 8); at += GROUP) {
     const int r = at / (D / 8), c = at % (D / 8);
-    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8),
+    const int turned = KV_FP8 ? c / 8 & 1 : 0;  // as `convert` has it
+    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8 ^ turned),
                from + (i64)r * HEADS * D + c * 8, r < count ? 16 : 0);
   }
   commit_copies();
@@ -332,7 +178,8 @@ DEVICE void store_row(u16* o, const Consumer& x, int j, float scale, int t) {
   if constexpr (KV_FP8) {
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {  // four dimensions in neighbouring tiles
-      const float *e = &x.o[2 * c][2 * j], *f = &x.o[2 * c + 1][2 * j];
+      const int turned = c / 4 & 1;     // as `convert` has it
+      const float *e = &x.o[2 * c + turned][2 * j], *f = &x.o[2 * c + 1 - turned][2 * j];
       *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) =
           make_uint2(pack_bf16(e[0] * scale, e[1] * scale), pack_bf16(f[0] * scale, f[1] * scale));
     }
@@ -381,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);
       barrier_init(&barriers.empty[0][0] + i, CONSUMERS * 4);
     }
+    barrier_init(&barriers.codes[0], 1), barrier_init(&barriers.codes[1], 1);
     barrier_init_fence();
   }
   __syncthreads();

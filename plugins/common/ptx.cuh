@@ -68,16 +68,6 @@ DEVICE u32 load_if(bool there, const u32* p) {
   return v;
 }
 
-DEVICE uint4 load_if16(bool there, const void* p) {
-  uint4 v;
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; "
-      "mov.u32 %3, 0; @p ld.global.v4.u32 {%0,%1,%2,%3}, [%5]; }"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "r"((u32)there), "l"(p));
-  return v;
-}
-
 // ---- shared memory -----------------------------------------------------------------------------
 template <class Address>
 DEVICE uint4 load_shared16(Address from) {
@@ -105,6 +95,12 @@ template <class Address>
 DEVICE void copy_async(Address to, const void* from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes)
+               : "memory");
+}
+// Four bytes, at any multiple of four.
+template <class Address>
+DEVICE void copy_async4(Address to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
 }
 // 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum

@@ -14,7 +14,6 @@ from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
 BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
-BAND_ROWS = 2048  # activation rows that multiprocessors share in L2 while they go through weights
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
 
@@ -217,7 +216,14 @@ def plan_large(
     tile = choose_large(problem, form, target)
     if tile is None:
         return None
-    return plan(tile, problem, form, target, inputs, dtype, BAND_ROWS // tile.block_m)
+    return plan(tile, problem, form, target, inputs, dtype, band_of(tile, form, target))
+
+
+def band_of(tile: StreamKConfig, form: Format, target: Target) -> int:
+    """Tiles along m of a band, a power of two: so many that the tiles of one round, as many as
+    multiprocessors, fetch the least together."""
+    weights, rows = tile.block_n * form.weight_bits / 8, tile.block_m * form.x_bytes
+    return int(2 ** round(math.log2(target.sms * weights / rows) / 2))
 
 
 def blocks_for(line: int, form: Format, target: Target) -> int:

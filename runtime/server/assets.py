@@ -54,7 +54,7 @@ def check_cache(asked: int | None, folder: Path) -> None:
         return
     manifest = read_manifest(folder)
     row, page = (bytes_of(manifest.states, unit) for unit in (SEQUENCE, PAGE))
-    given = f"--cache-gib is {asked / GIB:g}"
+    given = f"--cache-gib is {asked / GIB:.3g}"
     if row and manifest.executor != NATIVE and not manifest.limits.snapshots:
         words = "this engine was built without room for states: build it again with --cache-gib"
         raise OptionError(f"{given}; {words}")

@@ -296,7 +296,11 @@ def test_a_build_that_times_adds_the_sizes_that_pay(
     monkeypatch.setattr(NativeBackend, "_times", lambda self, wish: True)
     monkeypatch.setattr(gpu_timer, "GpuTimer", type("Timer", (ByRows,), {"free": free}))
     sizes = {"decode": None, "prefill": None, "max_seqs": 8}
-    manifest = read_manifest(built(folder, sizes=sizes))
+    wish = Options(target="sm_90a", **{**SIZES, **sizes})
+    write_checkpoint(folder / "checkpoint", config_kwargs=HEADS)
+    report = build(folder / "checkpoint", folder / "sm_90a", wish, lambda text: None)
+    manifest, said = report.manifest, " ".join(report.notes)
+    assert ("decode_b6 of 7 finer buckets save a tenth of a launch" in said) is added
     rows = {f: {b.rows for b in manifest.buckets if b.family == f} for f in ("decode", "prefill")}
     assert rows["decode"] >= {1, 2, 4, 8} and rows["prefill"] >= {1, 2, 4, 8, 16, 32, 64}
     assert (6 in rows["decode"]) is added

@@ -45,8 +45,7 @@ LENGTHS = (
     5000,
 )
 B16, F8 = DType.BF16, DType.F8E4M3
-# Bytes: of paged_prefill on sm_121a over bf16 two registers, of paged_pairs' producer one.
-SPARED = {"paged_prefill": 16, "paged_pairs": 16}
+SPARED = {"paged_prefill": 16}  # bytes; sm_121a, bf16: two registers
 SERVED = {"27B": (24, 4), "35B": (16, 2), "two": (2, 1), "three": (6, 2), "alone": (2, 2)}
 
 

@@ -159,6 +159,13 @@ def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngin
     assert (buffers["logits"] == 1.5).all()
 
 
+def test_graphs_are_replayed_where_they_are_wanted(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    executor.launch(memory.buffers("decode", ROWS, 0))()
+    calls: list[str] = engine.gpu.calls  # type: ignore[attr-defined]
+    assert engine.graphs is ("replay" in calls) is ("capture" in calls)
+
+
 def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
     engine.gpu.fill(engine.states.addresses["last_tokens"], 0, 4 * (SLOTS + 1))
