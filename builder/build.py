@@ -232,7 +232,9 @@ def emit_buckets(
 ) -> list[Bucket]:
     """Writes one `.engine` file per bucket."""
     buckets: list[Bucket] = []
-    wanted = [(graph, size) for graph in graphs.values() for size in plan.buckets.of(graph.family)]
+    chosen = backend.sizes
+    sizes = {f: chosen[f] if f in chosen else plan.buckets.of(f) for f in graphs}
+    wanted = [(graph, size) for family, graph in graphs.items() for size in sizes[family]]
     for graph, size in wanted:
         advance(len(buckets), len(wanted))
         made = backend.emit(graph, size, layout.entries)

@@ -7,6 +7,7 @@ kernels of ours has nothing to pack, to choose or to compile, and is asked to em
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from spark_engine.builder.graph.family import FamilyGraph
@@ -39,6 +40,7 @@ class Backend:
         timed: tactics are timed, so that those that compete are compiled before one is chosen.
         tactics: rows of the manifest, once they are chosen.
         notes: sentences for the report.
+        sizes: the buckets of a family that were chosen by their cost, where they were.
     """
 
     executor: str
@@ -46,6 +48,7 @@ class Backend:
     timed = False
     tactics: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
+    sizes: Mapping[str, tuple[Size, ...]] = MappingProxyType({})
 
     def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Compiles every kernel of the tactics that compete."""

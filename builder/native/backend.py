@@ -7,6 +7,7 @@ buckets are compiled together, since buckets share most of them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.native.tactics import Chooser, report
+from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.device_buffers import Buffers
@@ -48,7 +50,7 @@ class NativeBackend(Backend):
 
     def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Tactics that compete can be timed only when they are compiled."""
-        sizes = [(g.graph, self._sizes(g)) for g in graphs]
+        sizes = [(g.graph, (*self._sizes(g), *self._finer(g))) for g in graphs]
         self._compile(nvrtc.jobs_of(Chooser(self._ops, self._target).rivals(sizes)), advance)
 
     def choose(self, graphs: Sequence[FamilyGraph]) -> None:
@@ -57,8 +59,12 @@ class NativeBackend(Backend):
             from spark_engine.builder.native.gpu_timer import GpuTimer
 
             with GpuTimer(self._target, self._cache, self._cache.parent / TIMINGS) as timer:
-                self._decided = self._decide(graphs, Chooser(self._ops, self._target, timer))
-            self.notes = timer.notes
+                chooser = Chooser(self._ops, self._target, timer)
+                self._decided = self._decide(graphs, chooser)
+                start = time.perf_counter()
+                added = [size for g in graphs for size in self._add_finer(g, chooser)]
+                taken = time.perf_counter() - start
+            self.notes = (*timer.notes, *_finer_note(added, len(self._plan.finer), taken))
         else:
             self._decided = self._decide(graphs, Chooser(self._ops, self._target))
         program.check(self._decided.values(), self._target)
@@ -82,6 +88,26 @@ class NativeBackend(Backend):
 
     def _sizes(self, graph: FamilyGraph) -> tuple[Size, ...]:
         return self._plan.buckets.of(graph.family)
+
+    def _finer(self, graph: FamilyGraph) -> tuple[Size, ...]:
+        return tuple(size for size in self._plan.finer if size.family == graph.family)
+
+    def _add_finer(self, graph: FamilyGraph, chooser: Chooser) -> tuple[Size, ...]:
+        """Decides the sizes between the plan's that pay, and returns them."""
+        family, base, found = graph.family, self._sizes(graph), dict[Size, program.Decided]()
+
+        def cost(rows: int) -> float:
+            size = Size(family, rows)
+            if size not in self._decided:
+                found[size] = program.decide(graph.graph, size, chooser)
+            return (self._decided.get(size) or found[size]).seconds
+
+        rows, finer = [s.rows for s in base], [s.rows for s in self._finer(graph)]
+        kept = choose(rows, finer, cost, splits=family == PREFILL)
+        self.sizes = {**self.sizes, family: tuple(Size(family, r) for r in kept)}
+        added = tuple(size for size in found if size.rows in kept)
+        self._decided |= {size: found[size] for size in added}
+        return added
 
     def _compile(self, jobs: Sequence[nvrtc.Job], advance: Advance) -> program.Cubins:
         return program.compile_jobs(jobs, self._target, self._cache, self._workers, advance)
@@ -118,6 +144,18 @@ class NativeBackend(Backend):
                 f"({self._target.card.name}) is asked for, and this machine has {here}"
             )
         return False
+
+
+def _finer_note(added: Sequence[Size], asked: int, seconds: float) -> tuple[str, ...]:
+    """A sentence for the report: what was added, and what finding it took."""
+    if not asked:
+        return ()
+    names = ", ".join(size.file.removesuffix(".engine") for size in added)
+    found = f"{names} of {asked} finer buckets save" if added else f"none of {asked} saves"
+    return (
+        f"{found} a tenth of a launch, which took {seconds:.1f} s to find; --decode and --prefill "
+        "name buckets instead",
+    )
 
 
 BACKEND = NativeBackend

@@ -20,6 +20,7 @@ from spark_engine.interface import (
 )
 
 DEFAULT_PREFILL = (64, 256)
+FINER_PREFILL = (192, 384, 768, 1536, 3072)  # tokens; where their cost says so
 # Of rounds with so many rows at most, further numbers of drafts are compiled than `TWOFOLD`: below
 # that a step's time is that of reading the weights, and how many tokens it has hardly matters.
 FEW_ROWS = 16
@@ -141,6 +142,14 @@ def fine_decode_rows(max_seqs: int) -> tuple[int, ...]:
     """
     between = [3 << i for i in range(3, max_seqs.bit_length()) if 3 << i < max_seqs]
     return tuple(sorted({*decode_rows(max_seqs), *between}))
+
+
+def finer_rows(max_seqs: int) -> tuple[int, ...]:
+    """Sizes that a build may add to `fine_decode_rows` where their cost says so: 3, 6, 12, and from
+    16 on each quarter of the way from a power of two to the next."""
+    quarters = [q << i for i in range(2, max_seqs.bit_length()) for q in (5, 6, 7)]
+    wanted = {3, 6, 12, *quarters} - set(fine_decode_rows(max_seqs))
+    return tuple(r for r in sorted(wanted) if r < max_seqs)
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:

@@ -11,17 +11,20 @@ from dataclasses import asdict, dataclass, replace
 from spark_engine import hints, kernel
 from spark_engine.builder.plan import budget
 from spark_engine.builder.plan.buckets import (
+    FINER_PREFILL,
     Buckets,
     Rounds,
+    Size,
     bucket_sizes,
     cpu_rounds,
     decode_rows,
     fine_decode_rows,
+    finer_rows,
 )
 from spark_engine.builder.plan.budget import Needs
 from spark_engine.builder.plan.drafts import DEFAULT, HeadFacts, Vocab, Wish, decide
 from spark_engine.errors import OptionError
-from spark_engine.interface import Limits, Precision
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, Limits, Precision
 from spark_engine.kernel import Target
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
@@ -130,7 +133,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided before a graph is built. `notes` are sentences for the report."""
+    """Everything decided before a graph is built. `notes` are sentences for the report; `finer` are
+    sizes that a build which times tactics may add, where their cost says so."""
 
     target: str
     limits: Limits
@@ -143,6 +147,7 @@ class Plan:
     invariant: bool = False
     gpu: Target | None = None
     draft: DraftOptions | None = None  # of the draft head; None: there is none
+    finer: tuple[Size, ...] = ()
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
@@ -164,12 +169,13 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     cache = _cache(options.cache_gib)
     room = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    snapshots = 0 if gpu else budget.cpu_snapshots(needs, cache)
+    snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
     limits = replace(limits, **more)
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
+        _finer(options, limits, gpu),
     )  # fmt: skip
 
 
@@ -241,6 +247,19 @@ def _buckets(options: Options, limits: Limits, gpu: Target | None) -> Buckets:
         rows = decode_rows(most) if decode is None else (*decode, most)
         verify = cpu_rounds(rows, limits.drafts)
     return bucket_sizes(decode, prefill, limits, verify)
+
+
+def _finer(options: Options, limits: Limits, gpu: Target | None) -> tuple[Size, ...]:
+    """Of the families whose sizes nobody named. None where all buckets must agree on their bits."""
+    if gpu is None or options.invariant:
+        return ()
+    most = max(budget.prefill(gpu))
+    rows = finer_rows(limits.max_seqs) if options.decode is None else ()
+    tokens = [t for t in FINER_PREFILL if t < most] if options.prefill is None else []
+    return (
+        *(Size(DECODE, r) for r in rows),
+        *(Size(PREFILL, t // PREFILL_TILE) for t in tokens),
+    )
 
 
 def _ring(wish: int | None, facts: ModelFacts, gpu: bool, drafts: int) -> int:

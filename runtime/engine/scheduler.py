@@ -3,7 +3,8 @@
 Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
 a token but to know that one was added. The rules:
 
-- Order is priority, then arrival. The head of the queue is not passed over for want of room.
+- Order is priority, then arrival. The head of the queue is not passed over for want of room; who
+  prefills first, and how much beside decode, is `pacing`'s business, within bounds.
 - A request is admitted when a slot is free and pages for all it knows plus one decode row.
 - Every running sequence that can decode does so in every step, whatever prefill there is: all in
   one round of k drafts, or of none, where a row may have fewer.
@@ -14,7 +15,7 @@ a token but to know that one was added. The rules:
   Drafts take a page early where one is free, and are fewer where none is.
 - Pages that the prefix cache alone keeps are as good as free, and go first.
 - A request that waits to go on from one that is being prefilled lets others pass (`reuse`).
-- So the first in order always moves, and nothing can go round in circles.
+- So the first in order moves every few steps, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
 """

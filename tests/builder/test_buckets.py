@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from spark_engine.builder.plan.buckets import (
     cpu_rounds,
     decode_rows,
     fine_decode_rows,
+    finer_rows,
     parse_rounds,
     parse_sizes,
     rounds,
@@ -53,6 +55,35 @@ def test_a_gpus_decode_rows(most: int, rows: tuple[int, ...]) -> None:
     assert fine_decode_rows(most) == rows
     plan = resolve(Options(target="sm_90a", max_seqs=most, max_context=64), FACTS)
     assert tuple(size.rows for size in plan.buckets.decode) == rows
+
+
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [
+        (2, ()),
+        (4, (3,)),
+        (16, (3, 6, 12)),
+        (64, (3, 6, 12, 20, 28, 40, 56)),
+        (128, (3, 6, 12, 20, 28, 40, 56, 80, 112)),
+    ],
+)
+def test_sizes_that_a_build_may_add_lie_between_those_that_it_has(
+    most: int, rows: tuple[int, ...]
+) -> None:
+    assert finer_rows(most) == rows
+
+
+def test_finer_sizes_are_for_families_that_nobody_named_and_not_for_equal_bits() -> None:
+    wish: dict[str, Any] = {"target": "sm_90a", "max_seqs": 16, "max_context": 64}
+    both = resolve(Options(**wish), FACTS).finer
+    assert [s.rows for s in both if s.family == "decode"] == [3, 6, 12]
+    assert [s.dims["tokens"] for s in both if s.family == "prefill"] == [192, 384, 768, 1536, 3072]
+    assert {s.family for s in resolve(Options(**wish, decode=(16,)), FACTS).finer} == {"prefill"}
+    assert {s.family for s in resolve(Options(**wish, prefill=(64,)), FACTS).finer} == {"decode"}
+    assert resolve(Options(**wish, invariant=True), FACTS).finer == ()
+    assert resolve(Options(), FACTS).finer == ()
+    small = resolve(Options(target="sm_121a", max_seqs=16, max_context=64), FACTS).finer
+    assert max(s.dims["tokens"] for s in small if s.family == "prefill") == 768
 
 
 def test_sizes_bind_dims_and_name_files() -> None:
@@ -192,10 +223,44 @@ def test_a_gpus_memory_is_shared_out() -> None:
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
-    assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
+    left = 128 * (37748736 * 4 + 1474560 * 2)  # for a snapshot of each sequence
+    assert 0.89 * H200.card.memory < total + left <= 0.9 * H200.card.memory
     assert "fit the memory of the target" in plan.notes[1]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16
+
+
+def test_snapshots_take_their_part_of_a_gpus_memory() -> None:
+    """Rows that the runtime allocates: left free of pages, and not among the limits."""
+    page = 64 * DENSE.kv_token_width
+    none, some, usual = (
+        resolve(Options(target="sm_90a", cache_gib=n), DENSE).limits for n in (0, 2.5, None)
+    )
+    assert {limits.snapshots for limits in (none, some, usual)} == {0}
+    assert abs((none.pages - some.pages) * page - 2.5 * GIB) <= page
+    one = 37748736 * 4 + 1474560 * 2
+    assert abs((none.pages - usual.pages) * page - 128 * one) <= page
+    crowded = [Options(target="sm_90a", max_seqs=400, cache_gib=n) for n in (0, None)]
+    pages = [resolve(options, DENSE).limits.pages for options in crowded]
+    assert abs(pages[1] - 3 / 4 * pages[0]) <= 2, "a quarter of what there is at most"
+
+
+@pytest.mark.parametrize(
+    ("seqs", "gib", "rows"),
+    [(1, None, 16), (8, None, 32), (32, None, 67), (8, 0, 0), (8, 0.5, 33), (8, 80, 4096)],
+)
+def test_snapshots_of_the_cpu(seqs: int, gib: float | None, rows: int) -> None:
+    """Four for each sequence in up to 1 GiB, or as many as the budget holds: 16 MB each here."""
+    small = replace(DENSE, state_width=4_000_000, conv_width=0)
+    options = Options(target="cpu", max_seqs=seqs, cache_gib=gib)
+    assert resolve(options, small).limits.snapshots == rows
+    assert resolve(options, FACTS).limits.snapshots == 0, "nothing is recurrent"
+
+
+@pytest.mark.parametrize("gib", [-1, float("nan"), float("inf"), 1 << 20])
+def test_a_budget_that_is_none_is_refused(gib: float) -> None:
+    with pytest.raises(OptionError, match="--cache-gib .*GiB for the prefix cache, 0 for none"):
+        resolve(Options(cache_gib=gib), DENSE)
 
 
 def test_budgets_are_the_cards() -> None:
@@ -237,7 +302,8 @@ def test_rings_behind_recurrent_states() -> None:
     assert resolve(Options(target="sm_90a", gdn_ring=0), facts).limits.gdn_ring == 0
     assert resolve(Options(gdn_ring=16), facts).limits.gdn_ring == 16
     assert resolve(Options(target="sm_121a"), FACTS).limits.gdn_ring == 0
-    told, without = (resolve(Options(target="sm_90a", gdn_ring=n), facts) for n in (8, 0))
+    wish = Options(target="sm_90a", cache_gib=0)
+    told, without = (resolve(replace(wish, gdn_ring=n), facts) for n in (8, 0))
     page = 64 * facts.kv_token_width  # FP8
     taken = (without.limits.pages - told.limits.pages) * page
     assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page

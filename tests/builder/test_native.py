@@ -16,12 +16,13 @@ from spark_engine import device  # noqa: E402
 from spark_engine.builder import build as straight_line  # noqa: E402
 from spark_engine.builder.build import CUBINS, build  # noqa: E402
 from spark_engine.builder.fingerprint import timed_on  # noqa: E402
-from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.builder.native import gpu_timer, nvrtc  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
+from spark_engine.builder.native.tactics import Work  # noqa: E402
 from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.engine_file import open_folder, read_manifest  # noqa: E402
 from spark_engine.errors import GraphError, OptionError  # noqa: E402
-from spark_engine.kernel import CARDS, H200  # noqa: E402
+from spark_engine.kernel import CARDS, H200, Plan, Tactic  # noqa: E402
 from spark_engine.plugins import registry  # noqa: E402
 from spark_engine.runtime.executors.program import Program  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -264,3 +265,45 @@ def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
     monkeypatch.setattr(straight_line, "pack_all", lambda graphs: None)
     with pytest.raises(GraphError, match="graph, stage packed, layouts: .* which is not packed"):
         built(folder)
+
+
+class ByRows:
+    """Stands for a GPU on which a launch takes a second and one for each of its first operand's
+    rows beyond `free`."""
+
+    free, notes = 0, ()
+
+    def __init__(self, *_: object) -> None:
+        self.asked = 0
+
+    def __enter__(self) -> ByRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was opened."""
+
+    def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float:
+        self.asked += 1
+        dims = work.ins[0].dims
+        return 1.0 + max((dims[0] if dims else 1) - self.free, 0)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(("free", "added"), [(0, True), (1 << 20, False)])
+def test_a_build_that_times_adds_the_sizes_that_pay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, added: bool
+) -> None:
+    monkeypatch.setattr(NativeBackend, "_times", lambda self, wish: True)
+    monkeypatch.setattr(gpu_timer, "GpuTimer", type("Timer", (ByRows,), {"free": free}))
+    sizes = {"decode": None, "prefill": None, "max_seqs": 8}
+    wish = Options(target="sm_90a", **{**SIZES, **sizes})
+    write_checkpoint(folder / "checkpoint", config_kwargs=HEADS)
+    report = build(folder / "checkpoint", folder / "sm_90a", wish, lambda text: None)
+    manifest, said = report.manifest, " ".join(report.notes)
+    assert ("decode_b6 of 7 finer buckets save a tenth of a launch" in said) is added
+    rows = {f: {b.rows for b in manifest.buckets if b.family == f} for f in ("decode", "prefill")}
+    assert rows["decode"] >= {1, 2, 4, 8} and rows["prefill"] >= {1, 2, 4, 8, 16, 32, 64}
+    assert (6 in rows["decode"]) is added
+    assert all((folder / "sm_90a" / b.file).is_file() for b in manifest.buckets)
+    tuned = {row["bucket"] for row in manifest.tactics}
+    assert tuned == {b.file for b in manifest.buckets}

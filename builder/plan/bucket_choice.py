@@ -1,0 +1,53 @@
+"""Which finer buckets pay: those that save a tenth of a launch, by what launches cost.
+
+Knows sizes and their costs; knows no graph and no GPU. What lies between two buckets runs in the
+larger, or, where work can be split, in several launches; a size between them pays if it would take
+a tenth less. Before its cost is known it is guessed to lie between those of its neighbours, so that
+only sizes that promise something are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+PAYS = 0.1  # of the cost of the launches that a size replaces
+
+
+def choose(
+    base: Sequence[int], finer: Sequence[int], cost: Callable[[int], float], splits: bool
+) -> tuple[int, ...]:
+    """The sizes of `base` and those of `finer` that pay, ascending.
+
+    `cost` is asked for a launch of a size once, and only for those that are kept or may be; with
+    `splits` work of a size can be cut into launches of smaller ones.
+    """
+    kept = {size: cost(size) for size in sorted(base)}
+    gaps = list(pairwise(kept))
+    while gaps:
+        low, high = gaps.pop(0)
+        slope = (kept[high] - kept[low]) / (high - low)
+        guess = {s: kept[low] + slope * (s - low) for s in finer if low < s < high}
+        gains = {s: _without(s, kept, splits) / c for s, c in guess.items()}
+        best = max(gains, key=lambda size: gains[size], default=0)
+        if not best or gains[best] < 1 + PAYS:
+            continue
+        found = cost(best)
+        if _without(best, kept, splits) >= found * (1 + PAYS):
+            kept[best] = found
+            gaps += [(low, best), (best, high)]
+    for size in sorted(set(finer) & kept.keys()):  # one that came later may do its work
+        others = {s: c for s, c in kept.items() if s != size}
+        if _without(size, others, splits) < kept[size] * (1 + PAYS):
+            kept = others
+    return tuple(sorted(kept))
+
+
+def _without(size: int, kept: Mapping[int, float], splits: bool) -> float:
+    """What work of this size costs in the buckets that there are."""
+    if not splits:
+        return kept[min(s for s in kept if s >= size)]
+    least = [0.0]
+    for n in range(1, size + 1):
+        least.append(min(c + least[max(n - s, 0)] for s, c in kept.items()))
+    return least[size]
