@@ -11,7 +11,7 @@ ORACLE_PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-ROOMS := builder check models plugins runtime
+ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
 .PHONY: run test lint types mutants abuse newcomer soak clean

@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-ROOMS = ("builder", "check", "models", "plugins", "runtime")
+ROOMS = ("bench", "builder", "check", "models", "plugins", "runtime")
 FOUND = find_packages(include=[pattern for room in ROOMS for pattern in (room, f"{room}.*")])
 
 setup(packages=["spark_engine", *(f"spark_engine.{name}" for name in FOUND)])

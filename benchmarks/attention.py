@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.attention decode|fused|prefill|round TOKENS
 Decode and fused (with the gate and FP8 copies, as a step has it) print microseconds and the share
 of the byte floor by tactic; round the same for one token a row and for TOKENS; prefill microseconds
-and TFLOP/s of the causal products alone. Caches hold zeros: only time is read.
+of the attention alone and TFLOP/s of its causal products, by tactic. Caches of decode hold zeros:
+only time is read. Prefill's hold random values: products of zeros run at a higher clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ LAUNCHES = (4, 64)  # of a graph, at least and at most
 DECODE = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (32, 1024), (32, 8192), (128, 1024))
 FUSED = ((1, 1024), (8, 1060), (32, 1060), (128, 1024), (128, 1060))
 ROUND = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (1, 32768), (8, 32768), (1, 131072))
-PREFILL = ((1, 8192), (8, 1024), (1, 32768))
+PREFILL = (  # sequences, tokens before, tokens of each
+    (1, 0, 256),
+    (1, 0, 1024),
+    (8, 0, 1024),
+    (1, 0, 8192),
+    (1, 12288, 4096),
+    (1, 61440, 4096),
+    (1, 122880, 8192),
+)
 
 
 def operands(
@@ -94,21 +103,41 @@ def rotating(node: Prepared, order: Array, launches: int) -> Iterator[Callable[[
         yield lambda a=address: node.launch({("input", 8): a})
 
 
-def prefill(gpu: Gpu, model: str, sequences: int, length: int, kv: DType) -> None:
-    """`sequences` prompts of `length` tokens, each in one launch."""
-    rows = [(s, t, min(64, length - t)) for s in range(sequences) for t in range(0, length, 64)]
+def prefill(gpu: Gpu, model: str, sequences: int, start: int, length: int, kv: DType) -> None:
+    """`length` tokens of each of `sequences` prompts behind `start` others, in one launch."""
+    rows = [
+        (s, start + t, min(64, length - t)) for s in range(sequences) for t in range(0, length, 64)
+    ]
     slots, starts, counts = (np.asarray(x, np.int32) for x in zip(*rows, strict=True))
-    attrs, arrays = operands(64, model, kv, sequences, length, (slots, starts, counts))
-    flops = 4 * DIM * MODELS[model][0] * sequences * length * length / 2
+    attrs, arrays = operands(64, model, kv, sequences, start + length, (slots, starts, counts))
+    arrays = noisy(arrays)
+    flops = 4 * DIM * MODELS[model][0] * sequences * length * (start + (length + 1) / 2)
+    line = f"prefill {model} {kv.value} {sequences} x {length} behind {start}:"
     for tactic in OP.cuda.tactics:
         if tactic.refuse(attrs, specs_of(OP, arrays), H200):
             continue
         node = Prepared(gpu, OP, tactic, attrs, arrays)
-        seconds = timed(gpu, [node.launch] * 4)
-        parts = [f"{name} {timed(gpu, [run] * 4) * 1e6:.0f}" for name, run in node.alone()]
-        label = f"prefill {model} {kv.value} {sequences} x {length} {tactic.name}"
-        print(f"{label}: {seconds * 1e6:.0f} us, {flops / seconds / 1e12:.0f} TFLOP/s;", *parts)
+        node.launch()
+        _, (_, attend) = node.alone()
+        seconds = timed(gpu, [attend] * 4)
+        line += f"  {tactic.name} {seconds * 1e6:.0f} us, {flops / seconds / 1e12:.0f} TFLOP/s;"
         node.free()
+    print(line, flush=True)
+
+
+def noisy(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The operands with random activations and pages; e4m3 codes are finite ones."""
+    rng = np.random.default_rng(0)
+
+    def like(array: Array) -> Array:
+        one = rng.standard_normal((1, *array.shape[1:]), np.float32)
+        if array.dtype == np.uint8:
+            made: Array = rng.integers(0, 256, one.shape, np.uint8) & np.uint8(0xBF)
+        else:
+            made = one.astype(array.dtype)
+        return np.repeat(made, len(array), 0)
+
+    return (like(arrays[0]), *arrays[1:5], like(arrays[5]), like(arrays[6]), *arrays[7:])
 
 
 def main(what: str, *tokens: str) -> None:
@@ -129,9 +158,9 @@ def main(what: str, *tokens: str) -> None:
                     decode(gpu, model, rows, context, DType.F8E4M3, fused=True, tile=tile)
     else:
         for model in MODELS:
-            for sequences, length in PREFILL:
-                prefill(gpu, model, sequences, length, DType.F8E4M3)
-        prefill(gpu, "35B", 8, 1024, DType.BF16)
+            for kv in (DType.F8E4M3, DType.BF16):
+                for shape in PREFILL:
+                    prefill(gpu, model, *shape, kv)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Times the gated delta net's kernels by graph replays over states larger than the L2 cache.
 
-Usage: python -m benchmarks.gdn decode|rings|prefill|conv|accuracy
+Usage: python -m benchmarks.gdn decode|rings|rounds|prefill|saves|conv|accuracy
 Prints microseconds beside the byte floor, or errors. The floor reads and writes all of the state,
 as vLLM's row does; a replay ring's own (one part in L written, and the records) stands beside it.
+`rounds`: of four tokens behind a ring of 8, with no accepted token's fold left to make and with
+three. `saves`: prefills that save their state every so many tokens.
 """
 
 from __future__ import annotations
@@ -53,12 +55,19 @@ def decode(
     state: DType,
     tactics: Sequence[Tactic],
     ring: int = 0,
+    tile: int = 1,
+    drafts: int = 0,
+    behind: bool = False,
 ) -> None:
-    """Times decode rows at position START, all tokens since then in the ring if there is one."""
+    """Times decode rows at position START, all tokens since then in the ring if there is one.
+
+    A round finds its own header from the launch before, which leaves nothing to fold; `behind`: it
+    does not, and folds as many accepted tokens as there can be.
+    """
     keys, values = MODELS[model]
     launch = gated_delta_cases.Launch(
-        1, (0,) * rows, (START,) * rows, (1,) * rows, keys, values, 128, 128, DType.BF16, state,
-        units=1, ring=ring,
+        tile, (0,) * rows, (START,) * rows, (tile,) * rows, keys, values, 128, 128, DType.BF16,
+        state, units=1, ring=ring, drafts=drafts,
     )  # fmt: skip
     if op is gated_delta.STEP:
         attrs, arrays = launch.attrs, list(launch.inputs(np.random.default_rng(0)))
@@ -71,6 +80,7 @@ def decode(
     stored = rows * values * 128 * 128 * state.itemsize
     floor = 2 * stored / H200.bandwidth
     line = f"{op.name:17s} {model} B={rows:<3d} {state.value:4s} floor {floor * 1e6:6.1f}"
+    line += f", {tile} tokens{' behind' if behind else ''}" if drafts else ""
     if ring:
         own = stored * (1 + 1 / ring) + rows * ring_bytes(ring, keys, values, 128, 128)
         line += f", ring of {ring:2d} {own / H200.bandwidth * 1e6:6.1f}"
@@ -80,40 +90,49 @@ def decode(
         if refused:
             continue
         node = Prepared(gpu, op, tactic, attrs, arrays)
+        if behind:
+            ring_out = [r.updates for r in op.made(attrs)].index("gdn_ring")
+            node.outputs[ring_out] = node.put(arrays[names.index("gdn_ring")])
         seconds = timed(gpu, rotating(gpu, node, names.index("slots"), rows))
         line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
         node.free()
     print(line, flush=True)
 
 
-def prefill(gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...], ring: int = 0) -> None:
+def prefill(
+    gpu: Gpu, op: Op, model: str, lengths: tuple[int, ...], ring: int = 0, every: int = 0
+) -> None:
+    """`every`: tokens after which a sequence's state is saved."""
     keys, values = MODELS[model]
     rows = [(s, t, min(64, n - t)) for s, n in enumerate(lengths) for t in range(0, n, 64)]
     slots, starts, counts = zip(*rows, strict=True)
+    ended = [every > 0 and (t + n) % every == 0 for t, n in zip(starts, counts, strict=True)]
+    saves = np.where(ended, len(lengths) - 1 + np.cumsum(ended), -1).astype(np.int32)
+    units = len(lengths) + sum(ended)
     one = gated_delta_cases.Launch(
-        64, (0,), (0,), (64,), keys, values, 128, 128, DType.BF16, units=len(lengths)
+        64, (0,), (0,), (64,), keys, values, 128, 128, DType.BF16, units=units
     )
     c, ba, *weights = one.inputs(np.random.default_rng(0))
     c, ba = (np.resize(a, (len(rows) * 64, a.shape[1])) for a in (c, ba))
     steps = [np.asarray(a, np.int32) for a in (slots, starts, counts, slots)]
-    steps.append(np.full(len(rows), -1, np.int32))
+    steps.append(saves)
     arrays: tuple[Array, ...] = (c, ba, *weights[:3], *steps)
     attrs = one.attrs
     if op is causal_conv.OP:
         channels = 2 * keys * 128 + values * 128
         x = np.zeros((len(rows) * 64, channels + values * 128), DType.BF16.numpy)
         x[:, :channels] = arrays[0]
-        history = np.zeros((len(lengths) + 1, 3, channels), DType.BF16.numpy)
+        history = np.zeros((units + 1, 3, channels), DType.BF16.numpy)
         arrays = (x, np.ones((channels, 4), np.float32), history, *arrays[5:])
         attrs = {"tile": 64}
     if ring:
         made = replace(one, ring=ring)
-        attrs, rings = made.attrs, (len(lengths) + 1, ring, made.layout.width)
+        attrs, rings = made.attrs, (units + 1, ring, made.layout.width)
         arrays = (*arrays[:5], np.zeros(rings, np.float32), *arrays[5:])
     for tactic in op.cuda.tactics:
         node = Prepared(gpu, op, tactic, attrs, arrays)
         seconds = timed(gpu, [node.launch] * 5)
-        label = f"{op.name} {model} {len(lengths)} x {lengths[0]}"
+        label = f"{op.name} {model} {len(lengths)} x {lengths[0]}, {sum(ended)} saves"
         parts = [f"{name} {timed(gpu, [run] * 5) * 1e6:.0f}" for name, run in node.alone()]
         print(f"{label} {tactic.name}: {seconds * 1e6:.0f} us", *parts, flush=True)
         node.free()
@@ -147,6 +166,23 @@ def rings(gpu: Gpu, ring: int) -> None:
         decode(gpu, op, "27B", rows, DType.BF16, tactics, ring)
 
 
+def rounds(gpu: Gpu, all_rows: tuple[int, ...] = (1, 32, 128)) -> None:
+    """Rounds of four tokens."""
+    op = gdn_decode.OP
+    for model in MODELS:
+        for behind in (False, True):
+            for rows in all_rows:
+                decode(gpu, op, model, rows, DType.F32, op.cuda.tactics, 8, 4, 3, behind)
+
+
+def saving(gpu: Gpu) -> None:
+    """Prefills of 8,192 tokens that save twice, eight times and not at all."""
+    for model in MODELS:
+        for every in (0, 4096, 1024):
+            prefill(gpu, gated_delta.CHUNK, model, (8192,), 8, every)
+            prefill(gpu, causal_conv.OP, model, (8192,), 0, every)
+
+
 def far(got: Array, want: Array) -> float:
     """‖got − want‖ / ‖want‖."""
     a, b = got.astype(np.float64), want.astype(np.float64)
@@ -168,6 +204,10 @@ def main(what: str) -> None:
     elif what == "rings":
         for ring in (8, 16):
             rings(gpu, ring)
+    elif what == "rounds":
+        rounds(gpu)
+    elif what == "saves":
+        saving(gpu)
     elif what == "prefill":
         for model in MODELS:
             for ring in (0, 8):

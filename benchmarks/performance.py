@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seed_rows import seed_rows
+
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "docs" / "performance.md", HERE.parent / "README.md")
 DEFAULT = HERE / "results" / "default_h200.json"  # engines as `spark-build` without options makes
@@ -252,7 +254,19 @@ def _join(batches: Iterable[int]) -> str:
     return " / ".join(map(str, batches))
 
 
-TABLES = {"decode": decode, "drafts": drafts, "other": other, "split": split, "short": short}
+def seeds() -> str:
+    """The checklist's rows on serving."""
+    return table(["row", "asked for", "H200", "command"], seed_rows())
+
+
+TABLES = {
+    "decode": decode,
+    "drafts": drafts,
+    "other": other,
+    "split": split,
+    "short": short,
+    "seeds": seeds,
+}
 
 
 def filled(text: str) -> str:

@@ -21,12 +21,14 @@ from spark_engine.interface import MOST_DRAFTS
 from spark_engine.progress import Progress
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import BALANCED, Pace, PrefillPolicy
 from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.protocol import Body
 from spark_engine.runtime.server.server import ServerOptions, run
 from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
 
+GIB, MOST_GIB = 1 << 30, 1 << 20
 MODES = {"prompt", "prompt_ids", "chat", "serve"}
 ANSWER = {  # options of one answer; those that are no mode and not here are the server's
     *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop"),
@@ -64,6 +66,26 @@ BOTH = {"engine", "drafts", "no_graphs", "profile"}  # of an answer and of the s
     help="Write a trace of every step to this file (Chrome's format), and the GPU's share of time.",
 )
 @click.option("--no-graphs", is_flag=True, help="Queue launches one by one, to compare (slower).")
+@click.option(
+    "--policy",
+    type=click.Choice([pace.value for pace in Pace]),
+    default=BALANCED.pace.value,
+    show_default=True,
+    help="What prefill beside decode is for: short waits of everybody's tokens, or many tokens.",
+)
+@click.option(
+    "--itl-ms",
+    type=float,
+    metavar="T",
+    help="Milliseconds that a prefill may hold a token up; by default as --policy says.",
+)
+@click.option(
+    "--cache-gib",
+    type=float,
+    metavar="G",
+    help="GiB of the prefix cache, pages and states; by default from the memory that is free.",
+)
+@click.option("--no-cache", is_flag=True, help="Compute every prompt from its beginning.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key", envvar="SPARK_API_KEY", help="Ask clients for this key.")
@@ -145,11 +167,24 @@ def _serve(folder: Path, options: dict[str, object]) -> int:
 
 
 def _engine_options(options: dict[str, object]) -> EngineOptions:
+    pace, itl_ms = Pace(str(options["policy"])), options["itl_ms"]
     return EngineOptions(
+        policy=PrefillPolicy(pace, itl_ms),  # type: ignore[arg-type]
+        cache_bytes=_cache_bytes(options["cache_gib"], bool(options["no_cache"])),  # type: ignore[arg-type]
         drafts=options["drafts"],  # type: ignore[arg-type]
         graphs=not options["no_graphs"],
         profile=options["profile"],  # type: ignore[arg-type]
     )
+
+
+def _cache_bytes(gib: float | None, none: bool) -> int | None:
+    if gib is None:
+        return 0 if none else None
+    if none:
+        raise OptionError("--cache-gib and --no-cache contradict each other: give one of them")
+    if not 0 <= gib <= MOST_GIB:
+        raise OptionError(f"--cache-gib is {gib:g}; give GiB from 0 (no cache) on, e.g. 8")
+    return int(gib * GIB)
 
 
 def _answer(folder: Path, options: dict[str, object]) -> int:
@@ -230,7 +265,7 @@ def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
         if parser is None:
             show([Delta(Kind.CONTENT, piece.text)])
             continue
-        show(parser.push(piece.text))
+        show(parser.push(piece.text, piece.marks))
         if piece.finish is not None:
             show(parser.flush())
     click.echo()

@@ -55,7 +55,7 @@ class Answer:
             "top_logprobs": [[list(t) for t in e.top] for e in self.events] if asked else None,
             "finish_reason": FINISH[self.finish] if self.finish else None,
             "seed": self.seed,
-            "usage": usage(len(self.prompt), len(self.events), self.drafts),
+            "usage": usage(len(self.prompt), len(self.events), 0, self.drafts),
             "drafts": self._drafts_to_json(),
             "timings": {
                 "load_s": self.load_s,

@@ -57,7 +57,9 @@ def copy_all(stream: Any, copies: Sequence[tuple[int, int, int]]) -> None:
     as one call: a snapshot is hundreds of copies."""
     if not copies:
         return
-    to, source, sizes = (list(column) for column in zip(*copies, strict=True))
+    to = [driver.CUdeviceptr(copy[0]) for copy in copies]
+    source = [driver.CUdeviceptr(copy[1]) for copy in copies]
+    sizes = [copy[2] for copy in copies]
     how = driver.CUmemcpyAttributes()
     how.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     value(driver.cuMemcpyBatchAsync(to, source, sizes, len(sizes), [how], [0], 1, stream))

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("spark_engine", "plugins", "models", "builder", "runtime", "check")
+ROOMS = ("spark_engine", "plugins", "models", "builder", "runtime", "check", "bench")
 
 
 def files(*patterns: str, tracked_only: bool = False) -> list[Path]:

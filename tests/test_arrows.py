@@ -21,6 +21,7 @@ ARROWS = {
     "builder": {"spark_engine", "plugins", "models"},
     "runtime": {"spark_engine"},
     "check": {"spark_engine", "plugins", "models", "builder", "runtime"},
+    "bench": {"spark_engine", "runtime"},
 }
 # Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
 _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts"}
@@ -70,6 +71,7 @@ NEVER = {
     "builder": {"torch", "transformers", "polygraphy"},
     "runtime": {"torch", "transformers", "onnx", "onnx_graphsurgeon", "polygraphy"},
     "check": {"torch", "transformers"},
+    "bench": {"torch", "transformers", "onnx", "onnx_graphsurgeon", "polygraphy"},
 }
 # Heavy libraries live in one file each, so that the rest imports without them.
 ONE_FILE = {
@@ -84,6 +86,8 @@ ONE_FILE = {
         "spark_engine/cuda_driver.py",
         "builder/native/nvrtc.py",
     },
+    "aiohttp": {"bench/client.py"},
+    "matplotlib": {"bench/plot.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
 

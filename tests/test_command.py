@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from spark_engine import hints, progress
+from spark_engine.bench import cli as bench_cli
 from spark_engine.builder import cli as build_cli
 from spark_engine.builder import inspect
 from spark_engine.check import cli as check_cli
@@ -23,6 +24,7 @@ from spark_engine.progress import Progress
 from spark_engine.runtime import cli as run_cli
 
 COMMANDS = {
+    "spark-bench": bench_cli.main,
     "spark-build": build_cli.main,
     "spark-run": run_cli.main,
     "spark-check": check_cli.main,
@@ -78,8 +80,9 @@ def test_sigterm_unwinds_and_exits_with_143() -> None:
 def test_every_command_says_its_version_and_ends_as_the_others(name: str, tmp_path: Path) -> None:
     shown = CliRunner().invoke(COMMANDS[name], ["--version"])
     assert shown.exit_code == 0 and shown.stdout.startswith(f"{name}, version ")
+    before = ["serve"] if name == "spark-bench" else []
     words = ["--serve"] if name == "spark-run" else []
-    done = CliRunner().invoke(COMMANDS[name], [str(tmp_path / "none"), *words])
+    done = CliRunner().invoke(COMMANDS[name], [*before, str(tmp_path / "none"), *words])
     assert done.exit_code == 2, done.output
     assert done.stderr.splitlines()[-1].startswith(f"{name}: ") and str(tmp_path) in done.stderr
 

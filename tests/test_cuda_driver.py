@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
+from cuda.bindings import driver as real  # noqa: E402
+
 from spark_engine import cuda_driver, device  # noqa: E402
 from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
@@ -73,6 +75,22 @@ def test_an_engine_opens_on_an_integrated_gpu_whose_memory_is_page_cache(
     use(monkeypatch, FakeDriver(MUCH, INTEGRATED=1), available=1000)
     with pytest.raises(CapacityError, match="0.00 GiB are free"):
         module.load(tmp_path)
+
+
+def test_copies_within_a_device_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the binding's own types, which it does not make of numbers."""
+    driver = FakeDriver()
+    use(monkeypatch, driver)
+    gpu = device.Gpu()
+    gpu.copy_all([])
+    gpu.copy_all([(1 << 40, 2, 3), (4, 5, 6)])
+    (call,) = [asked for asked in driver.asked if asked[0].startswith("cuMemcpy")]
+    name, to, source, sizes, count, how, first, kinds, stream = call
+    assert (name, sizes, count, first, kinds) == ("cuMemcpyBatchAsync", [3, 6], 2, [0], 1)
+    assert [int(p) for p in to] == [1 << 40, 4] and [int(p) for p in source] == [2, 5]
+    assert {type(p) for p in (*to, *source)} == {real.CUdeviceptr} and stream is gpu.stream
+    order = real.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    assert [h.srcAccessOrder for h in how] == [order]
 
 
 @pytest.mark.parametrize("integrated", [0, 1])

@@ -172,6 +172,47 @@ def test_snapshots_come_back_from_other_places(gpu: Any, monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 @on_gpu[1]
+def test_rows_pages_and_counts_are_copied_on_the_device(gpu: Any) -> None:
+    """Behind what is queued, many at once, and no other byte."""
+    counts = StateInfo(TensorSpec("token_counts", DType.I32, (5, 1000)), "slot")
+    layers = [
+        StateInfo(TensorSpec(f"layers.{i}.gdn_state", DType.F32, (5, 300, 10 + i)), "sequence")
+        for i in range(200)
+    ]
+    page = StateInfo(TensorSpec("layers.1.k_pages", DType.BF16, (40, 4, 64, 128)), "page")
+    resources = DeviceResources(gpu)
+    states = device_memory.DeviceStates(resources, (counts, *layers, page), 9)
+    rng = np.random.default_rng(1)
+    wanted = {}
+    for info in (counts, *layers, page):
+        rows = info.spec.dims[0] + (9 if info.unit == "sequence" else 0)
+        wanted[info.spec.name] = rng.integers(0, 256, (rows, info.row_bytes), np.uint8)
+        gpu.upload(states.addresses[info.spec.name], wanted[info.spec.name])
+    states.copy_rows([(2, 13), (0, 5), (7, 1)])
+    states.copy_rows([(13, 6)])  # reads what the call before wrote
+    states.copy_pages([(39, 0), (4, 5)])
+    for slot in (3, 0, 1, 2, 3, 0, 1):
+        states.set_counts(slot, [slot, 999], [7] * slot)
+    states.set_counts(1, [])
+    for info in layers:
+        wanted[info.spec.name][[13, 5, 1, 6]] = wanted[info.spec.name][[2, 0, 7, 2]]
+    wanted[page.spec.name][[0, 5]] = wanted[page.spec.name][[39, 4]]
+    for slot in range(4):
+        row = np.zeros(1000, np.int32)
+        if slot != 1:
+            row[[slot, 999]] = 1
+            row[7] = 2 * slot
+        wanted[counts.spec.name][slot] = row.view(np.uint8)
+    for info in (counts, *layers, page):
+        found = np.empty_like(wanted[info.spec.name])
+        gpu.download(found, states.addresses[info.spec.name])
+        gpu.wait()
+        np.testing.assert_array_equal(found, wanted[info.spec.name], info.spec.name)
+    resources.close()
+
+
+@pytest.mark.gpu
+@on_gpu[1]
 def test_too_much_memory_is_the_machines_limit_and_no_bug(gpu: Any) -> None:
     with pytest.raises(CapacityError, match="OUT_OF_MEMORY.*--max-context"):
         gpu.allocate(1 << 45)

@@ -21,7 +21,7 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
-TOOLS = ("spark-build", "spark-run", "spark-check", "spark-inspect")
+TOOLS = ("spark-bench", "spark-build", "spark-run", "spark-check", "spark-inspect")
 TRACKED = files(*ROOMS, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine

@@ -12,7 +12,7 @@ from tests.house import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import performance  # noqa: E402
+from benchmarks import performance, seed_rows  # noqa: E402
 
 
 @pytest.mark.parametrize("page", performance.PAGES, ids=lambda page: page.name)
@@ -80,3 +80,41 @@ def test_a_kept_token_takes_the_round_over_what_is_expected_to_be_kept() -> None
     assert performance._expected({"k": 3, "mean_ms": 2.82}) == pytest.approx(1.0)
     assert performance._expected({"k": "auto", "chosen": 1, "mean_ms": 3.6}) == pytest.approx(2.0)
     assert performance._expected({"k": "auto", "chosen": 0, "mean_ms": 3.6}) == 3.6
+
+
+def test_rows_of_the_checklist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_rows, "RESULTS", tmp_path)
+    wanted = (8, 19, 20, 22, 23, 24, 28, 29, 30, 31, 32, 35, 36, 37, 42, 46, 52, 58)
+    assert tuple(row.number for row in seed_rows.ROWS) == wanted
+    assert all(row[3] != "``" for row in seed_rows.seed_rows()), "each has its command"
+    bare = {row[0]: row[2] for row in seed_rows.seed_rows()}
+    assert (
+        bare[8] == "not measured" and bare[19] == "not measured; graphs are made at the start alone"
+    )
+    assert bare[31] == "held by generated traces"
+    run = {"same": 15, "agreement": 0.9}
+    parts = {"schedule": 60.0, "fill": 100.0, "wait": 1500.0, "idle": 9.0}
+    wide = {"busy": 0.9, "host": 0.1, "host_us": 600.0, "parts_us": parts}
+    widths = ((4, 2.0, True), (8, 2.1, True), (8, 3.0, False))
+    steps = {"rows": [{"rows": n, "step_ms": ms, "graphs": g, **wide} for n, ms, g in widths]}
+    row = {"idle": 0.01, "gaps": [0.02] * 99 + [0.05], "beyond": 1.5}
+    loads = {"apart": 95.0, "lockstep": 100.0, "bursts": [200.0, 190.0]}
+    mixed = {"rate": 1000.0, "gaps": [0.01, 0.02, 0.03]}
+    loads |= {f"mixed, {name}": mixed for name in ("balanced", "throughput")}
+    loads |= {f"beside, {n}": {"long": row, "short 0": row} for n in ("balanced", "latency")}
+    files: dict[str, object] = {"steps": steps, "loads": loads}
+    files |= {"prefix": {"computed": {"fork": 6144}}, "repeat": {"texts": 16, "runs": [run, run]}}
+    for name, found in files.items():
+        (tmp_path / f"{name}_35b.json").write_text(json.dumps(found))
+    told = {row[0]: row[2] for row in seed_rows.seed_rows()}
+    assert told[8] == "35B: 2.10 / 3.00 ms a step with / without at 8"
+    assert told[22] == "35B: 0.60 ms a step at 8" and told[24] == "35B: 0.100 ms, 4.8% of a step"
+    assert told[35] == "35B: at 8: schedule 60, fill 100, wait 1500 us"
+    assert told[37] == "35B: 2 of 32 texts part, agreement 0.900 and more"
+    assert told[42] == "35B: 2.10 ms of 8 rows, 1.05 times that of 4"
+    assert told[20] == "35B: 95 tokens/s, 95.0% of lockstep"
+    assert told[29] == "35B: 6,144 tokens computed"
+    assert "balanced 50.0 ms p99, 5.0 idle steps" in str(told[30])
+    assert told[46] == "35B: 1.5 steps beyond its chunks', the worst of 1"
+    (tmp_path / "steps_27b.json").write_text(json.dumps(steps))
+    assert str(dict(r[::2] for r in seed_rows.seed_rows())[42]).startswith("27B: 2.10 ms")

@@ -28,6 +28,7 @@ from spark_engine.builder.plan.options import Plan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
+from spark_engine.manifest import SEQUENCE, StateInfo, bytes_of, snapshot_rows
 from spark_engine.op import DOMAIN, Attrs
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
@@ -66,7 +67,7 @@ class OrtBackend(Backend):
         inner = chained(graph, self._ops)
         payload = encode(graph.graph, size, weights, self._ops, [*inner])
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
-        passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload)
+        passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload) + snapshot_bytes(graph)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
         made = header(graph, size, self.executor, self._target)
         made = replace(made, aliases={**made.aliases, **inner})
@@ -173,6 +174,12 @@ def passing_bytes(graph: FamilyGraph) -> int:
             times += EXPERTS * (len(spec.shape) == 3)
             found[spec.name] = times * AS_F32.get(spec.dtype, 0) * spec.nbytes
     return int(sum(found.values()))
+
+
+def snapshot_bytes(graph: FamilyGraph) -> int:
+    """Bytes of the rows of snapshots, which an executor copies when it tries states in place."""
+    infos = [StateInfo(*state) for state in graph.states]
+    return snapshot_rows(infos) * bytes_of(infos, SEQUENCE)
 
 
 def _node(node: gs.Node, size: Size, ops: Ops, functions: Functions) -> onnx.NodeProto:

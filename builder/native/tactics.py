@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
 CONTEXT = 1024  # tokens that a decode row has behind it, and a prefilled sequence's length
-# Of four steps three have CONTEXT tokens behind each row and one as many as fit: most sequences
-# are short, and a long one's step weighs more by its time alone.
+PREFILLS = (16_384, 65_536)  # longer ones, of which a launch prefills the end
+# Of four steps three have CONTEXT tokens behind each row and one as many as fit, of 16 prefills
+# twelve are of CONTEXT and one of the longest: most sequences are short, and a long one's launch
+# weighs more by its time alone.
 SHARES = (3, 1)
+PREFILL_SHARES = (12, 3, 1)
 OTHER_BITS = "its bits are not those of every bucket; an invariant build leaves it out"
 
 
@@ -51,18 +54,32 @@ class Work:
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Those to be timed at: CONTEXT, and of what decodes over pages the longest that the page
-        table holds and the pool has for every row at once, where that is twice as long."""
+        """Those to be timed at: CONTEXT; of what decodes over pages also the longest that the page
+        table holds and the pool has for every row at once, where that is twice as long; of what
+        prefills, those of PREFILLS that fit and are no shorter than the launch."""
         given = self.op.given(self.attrs) if self.op is not None else ()
         paged = [s.dims for o, s in zip(given, self.ins, strict=False) if o.unit == "page"]
-        tile = int(self.attrs.get("tile", 1))
-        if not paged or tile > 1 + MOST_DRAFTS:
+        if not paged:
             return (CONTEXT,)
         named = {o.name: s.dims for o, s in zip(given, self.ins, strict=False)}
         pool, _, size, _ = paged[0]
-        held = (pool - 1) // named["slots"][0]  # pages of each row; one is for scratch
-        room = min(named["page_table"][1], held) * size
+        longest, rows = named["page_table"][1] * size, named["slots"][0]
+        tile = int(self.attrs.get("tile", 1))
+        if self.prefills:
+            room = min(longest, (pool - 1) * size)
+            return (CONTEXT, *(c for c in PREFILLS if rows * tile <= c <= room))
+        room = min(longest, (pool - 1) // rows * size)  # every row's pages; one is for scratch
         return (CONTEXT, room - tile) if room >= 2 * CONTEXT else (CONTEXT,)  # new tokens fit in
+
+    @property
+    def prefills(self) -> bool:
+        """Whether rows are tiles of prompts."""
+        return int(self.attrs.get("tile", 1)) > 1 + MOST_DRAFTS
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """How often each of `contexts` is met."""
+        return (PREFILL_SHARES if self.prefills else SHARES)[: len(self.contexts)]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -82,8 +99,8 @@ class Choice:
         tactic, plan: the chosen one; None where every tactic refuses.
         seconds: by which it was chosen.
         refused: reasons by tactic name.
-        candidates: seconds by name, of those that do not refuse; weighted by SHARES where they
-            are measured at two contexts.
+        candidates: seconds by name, of those that do not refuse; weighted by their shares
+            where they are measured at several contexts.
         timed: the seconds are measured, not predicted.
         at: measured seconds by context and name, where there are several contexts.
     """
@@ -145,7 +162,7 @@ def _seconds(
         measured[context] = found
     if not measured:
         return {t.name: t.cost(work.attrs, work.ins, target) for t, _ in plans}, {}
-    shares = SHARES[: len(measured)]
+    shares = work.shares[: len(measured)]
     names = [tactic.name for tactic, _ in plans]
     totals = {
         name: sum(

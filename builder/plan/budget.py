@@ -21,7 +21,9 @@ MAX_SEQS = 128
 MAX_CONTEXT = 32_768  # tokens
 PREFILL = (64, 128, 256, 512, 1024)  # tokens
 CACHE = 4  # snapshots are left a quarter of the rest, and no more than one for each sequence
-CPU_CACHE, CPU_SNAPSHOTS = 1 << 30, 256  # bytes and rows of snapshots that the CPU's engines have
+# Snapshots of the CPU's engines: rows at least, for each sequence, and their bytes at most. Few,
+# because opening a bucket copies them all once.
+CPU_FEW, CPU_EACH, CPU_CACHE = 16, 4, 1 << 30
 MOST_SNAPSHOTS = 4096  # rows that are ever allocated for them
 LARGE_PREFILL = (
     *PREFILL,
@@ -62,11 +64,13 @@ def pages(target: Target, needs: Needs, seqs: int, cache: int | None = None) -> 
     return max(0, (left - kept) // max(1, needs.page) - 1)
 
 
-def cpu_snapshots(needs: Needs, cache: int | None = None) -> int:
+def cpu_snapshots(needs: Needs, seqs: int, cache: int | None = None) -> int:
     """Snapshot rows of the CPU's engines, in `cache` bytes if it is told."""
-    if cache is None:
-        return min(CPU_SNAPSHOTS, CPU_CACHE // needs.snapshot) if needs.snapshot else 0
-    return min(MOST_SNAPSHOTS, cache // needs.snapshot) if needs.snapshot else 0
+    if not needs.snapshot:
+        return 0
+    if cache is not None:
+        return min(MOST_SNAPSHOTS, cache // needs.snapshot)
+    return min(max(CPU_FEW, CPU_EACH * seqs), CPU_CACHE // needs.snapshot)
 
 
 def prefill(target: Target) -> tuple[int, ...]:

@@ -169,7 +169,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     cache = _cache(options.cache_gib)
     room = budget.pages(gpu, needs, seqs, cache) if gpu else KV_BUDGET // max(1, needs.page)
     pages, note = _pages(options.kv_tokens, limits, room, gpu is not None)
-    snapshots = 0 if gpu else budget.cpu_snapshots(needs, cache)
+    snapshots = 0 if gpu else budget.cpu_snapshots(needs, seqs, cache)
     more = {"pages": pages, "gdn_ring": ring, "drafts": drafts.drafts, "snapshots": snapshots}
     limits = replace(limits, **more)
     return Plan(

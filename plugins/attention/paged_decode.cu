@@ -11,7 +11,7 @@
 // Figures: 128 rows of 1k, 27B, e4m3 pages, H200: 78.3 us behind a full launch (floor 62;
 // log/paged_decode.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
-// has about), BLOCKS (of a multiprocessor), SHARED (bytes).
+// has about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
 #include "attention/paged_walk.cuh"
 
 DEVICE int length_of(int slot, int start, int count) {

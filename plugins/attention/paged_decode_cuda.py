@@ -32,11 +32,22 @@ from spark_engine.tensors import DType
 DIMS = (32, 64, 128, 256)
 COLUMNS = 8  # heads of a group, padded
 FAN = 8  # parts that are merged at once
-MOST_CHUNKS = FAN * FAN  # of one row
-# (tokens that a chunk has about, warps of a block over e4m3 pages), a tactic each: where rows times
-# kv heads times chunks are as many as blocks are resident, nothing waits for a second round.
-SHAPES = ((128, 8), (256, 8), (512, 12), (1024, 12), (1024, 6), (1024, 3))
-SMALL = ((128, 4), (256, 4), (512, 4), (1024, 4))  # for less shared memory than Hopper has
+# (tokens that a chunk has about, warps of a block over e4m3 pages, chunks of a row at most), a
+# tactic each: where rows times kv heads times chunks are as many as blocks are resident, nothing
+# waits for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones.
+ALONE = FAN * FAN
+SHAPES = (
+    (128, 8, ALONE),
+    (256, 8, ALONE),
+    (128, 8, FAN),
+    (256, 8, FAN),
+    (512, 12, FAN),
+    (1024, 12, FAN),
+    (1024, 6, FAN),
+    (1024, 3, FAN),
+)
+# For less shared memory than Hopper has.
+SMALL = ((128, 4, ALONE), (256, 4, ALONE), (512, 4, FAN), (1024, 4, FAN))
 RESIDENT = 12  # warps of a multiprocessor, at most: 170 registers each
 TYPICAL = 1024  # tokens of a row that costs are predicted for
 COPIES = 2  # quantised copies that one launch writes at most
@@ -149,18 +160,21 @@ def _shape(s: Sizes, most: int) -> tuple[int, int, int]:
     return warps, stages, warps * arena + rest + 80
 
 
-def plan_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int) -> Plan:
+def plan_decode(
+    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, parts: int
+) -> Plan:
     """As many blocks as are resident; partial sums of every chunk, counters of each kv head."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     warps, stages, shared = _shape(s, most)
     each = shared + ROW * rows + 1024  # a block takes 1 KiB beside what it asks for, an SM has it
     blocks = min(RESIDENT // most, (target.shared_bytes + 1024) // each)
     longest = specs[7].dims[1] * s.page
-    items = rows * s.kv_heads * min(MOST_CHUNKS, -(-longest // chunk))
+    items = rows * s.kv_heads * min(parts, -(-longest // chunk))
     numbers = {
         "WARPS": warps,
         "STAGES": stages,
         "CHUNK": chunk,
+        "MOST_CHUNKS": parts,
         "BLOCKS": blocks,
         "SHARED": shared,
     }
@@ -227,16 +241,17 @@ def cost_decode(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: in
     return max(way, read + 5.5e-6 * max(1.0, rows * s.kv_heads * chunks / resident)) + merges
 
 
-def name_of(chunk: int, most: int) -> str:
+def name_of(chunk: int, most: int, parts: int) -> str:
     """What decides how a row's sums are cut and come together."""
-    return f"chunks_{chunk}_{most}"
+    return f"chunks_{chunk}_{most}" if parts == ALONE else f"{parts}_chunks_{chunk}_{most}"
 
 
-def _tactic(chunk: int, most: int) -> Tactic:
+def _tactic(chunk: int, most: int, parts: int) -> Tactic:
     refuse = partial(refuse_decode, most=most)
-    plan = partial(plan_decode, chunk=chunk, most=most)
+    plan = partial(plan_decode, chunk=chunk, most=most, parts=parts)
     cost = partial(cost_decode, chunk=chunk, most=most)
-    return Tactic(name_of(chunk, most), "attention/paged_decode.cu", refuse, plan, cost)
+    name = name_of(chunk, most, parts)
+    return Tactic(name, "attention/paged_decode.cu", refuse, plan, cost)
 
 
-DECODE = tuple(_tactic(*pair) for pair in (*SHAPES, *SMALL))
+DECODE = tuple(_tactic(*shape) for shape in (*SHAPES, *SMALL))

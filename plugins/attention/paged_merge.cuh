@@ -23,7 +23,8 @@ constexpr int RING = STAGES * 2 * TILE;  // bytes of one warp's ring
 constexpr int PITCH = D + 8;             // elements of a query row: rows in distinct banks
 constexpr int WIDE = D + 4;              // floats of an accumulator row, likewise
 constexpr int COLUMNS = 8;               // heads of a GQA group, padded to n8
-constexpr int FAN = 8, MOST_CHUNKS = FAN * FAN;
+constexpr int FAN = 8;
+static_assert(MOST_CHUNKS <= FAN * FAN, "groups of FAN chunks are merged by one more merge");
 constexpr int QUADS = GQA_GROUP * (D / 4);  // pieces of four dimensions of a group's heads
 constexpr int THREADS = 32 * WARPS, MERGED = WARPS > 4 && TOKENS == 1 ? 2 : 1;  // pieces at once
 constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;

@@ -13,10 +13,10 @@ from functools import partial
 from spark_engine.kernel import Attrs, Cuda, Launch, Plan, Scratch, Specs, Tactic, Target
 from spark_engine.plugins.attention.paged_attention_nodes import ROUND, Sizes
 from spark_engine.plugins.attention.paged_decode_cuda import (
+    ALONE,
     COLUMNS,
     DECODE,
     FAN,
-    MOST_CHUNKS,
     RESIDENT,
     ROW,
     SHAPES,
@@ -37,8 +37,8 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
 LISTED = 12 << 10  # bytes that a block keeps free for its list of runs
 SHARING = (1, 2, 3, 4)  # queries that read one copy of a row's tiles, a warp each
 OWN = (
-    (256, 3),
-    (512, 3),
+    (256, 3, ALONE),
+    (512, 3, ALONE),
 )  # chunks that only rounds have: more work items for rings that are shared
 
 
@@ -57,7 +57,7 @@ def refuse(
         return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
     if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries - 1)):
         return f"{s.tile} queries by {queries} read no less than by {queries - 1}"
-    if (chunk, most) in OWN and queries == 1:
+    if (chunk, most, ALONE) in OWN and queries == 1:
         return "single queries have enough work items in other tactics"
     warps = walkers_of(s, most) * queries
     if queries > 1 and warps > most_warps(s, target):
@@ -102,15 +102,17 @@ def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
     return next((f for f in forms if f.shared <= room), made(alone, 1))
 
 
-def plan(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, queries: int) -> Plan:
+def plan(
+    attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, parts: int, queries: int
+) -> Plan:
     """As many blocks as are resident; partial sums of every chunk of every query."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     shape = _shape(s, target, most, queries)
     walkers, shared = shape.walkers, shape.shared
     listed, runs = _listed(s, specs, queries), runs_of(s.tile, queries)
     blocks = _resident(target, most, walkers * queries, queries, shared + listed)
-    parts = min(MOST_CHUNKS, -(-specs[7].dims[1] * s.page // chunk))
-    items = rows * runs * s.kv_heads * parts
+    places = min(parts, -(-specs[7].dims[1] * s.page // chunk))
+    items = rows * runs * s.kv_heads * places
     numbers = {
         "TOKENS": s.tile,
         "QUERIES": queries,
@@ -119,6 +121,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, quer
         "STAGES": shape.stages,
         "AT_ONCE": shape.at_once,
         "CHUNK": chunk,
+        "MOST_CHUNKS": parts,
         "BLOCKS": blocks,
         "SHARED": shared,
     }
@@ -135,7 +138,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, quer
         ),
         pdl=True,
     )
-    sums = rows * s.tile * s.kv_heads * parts * s.group
+    sums = rows * s.tile * s.kv_heads * places * s.group
     counters = rows * runs * s.kv_heads * (FAN + 1)
     scratch = (Scratch(sums * s.dim * 4), Scratch(sums * 16), Scratch(counters * 4, zeroed=True))
     return Plan((launch,), scratch)
@@ -163,17 +166,17 @@ def cost(attrs: Attrs, specs: Specs, target: Target, chunk: int, most: int, quer
     return max(way, read + 6.5e-6 * max(1.0, rounds)) + merges
 
 
-def _tactic(chunk: int, most: int, queries: int) -> Tactic:
-    key = name_of(chunk, most)
+def _tactic(chunk: int, most: int, parts: int, queries: int) -> Tactic:
+    key = name_of(chunk, most, parts)
     return Tactic(
         f"{key.replace('chunks', 'round')}_by_{queries}",
         "attention/paged_round.cu",
         partial(refuse, chunk=chunk, most=most, queries=queries),
-        partial(plan, chunk=chunk, most=most, queries=queries),
+        partial(plan, chunk=chunk, most=most, parts=parts, queries=queries),
         partial(cost, chunk=chunk, most=most, queries=queries),
         lambda attrs, specs, target: key,
     )
 
 
-ROUNDS = tuple(_tactic(*pair, n) for pair in (*SHAPES, *OWN, *SMALL) for n in SHARING)
+ROUNDS = tuple(_tactic(*shape, n) for shape in (*SHAPES, *OWN, *SMALL) for n in SHARING)
 FUSED = Cuda(tactics=(*DECODE, *ROUNDS))

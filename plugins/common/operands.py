@@ -23,7 +23,9 @@ def _starts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:
     if launch.round:
         start = max(0, min(launch.context, launch.room - launch.tile))
         return np.full(launch.rows, start, np.int32)
-    return np.asarray(np.arange(launch.rows) % launch.per_sequence * launch.tile, np.int32)
+    behind = max(0, launch.per_sequence - launch.rows)  # tiles of earlier launches
+    tiles = behind + np.arange(launch.rows) % launch.per_sequence
+    return np.asarray(tiles * launch.tile, np.int32)
 
 
 def _counts(launch: TimedLaunch, dims: Dims, rng: Rng) -> Array:

@@ -68,7 +68,7 @@ DEVICE u32 load_if(bool there, const u32* p) {
   return v;
 }
 
-// ---- loads from shared memory ------------------------------------------------------------------
+// ---- shared memory -----------------------------------------------------------------------------
 template <class Address>
 DEVICE uint4 load_shared16(Address from) {
   uint4 v;
@@ -85,12 +85,22 @@ DEVICE uint2 load_shared8(Address from) {
                : "r"(shared_address(from)));
   return v;
 }
+DEVICE void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 
 // ---- cp.async: 16 bytes a thread; `bytes` < 16 fills the rest with zeros, 0 reads nothing ------
 template <class Address>
 DEVICE void copy_async(Address to, const void* from, u32 bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes)
+               : "memory");
+}
+// Four bytes, at any multiple of four.
+template <class Address>
+DEVICE void copy_async4(Address to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
 }
 // 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum

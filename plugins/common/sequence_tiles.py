@@ -114,8 +114,8 @@ def final_slots(f: Text, rows: Rows, count: int) -> str:
 
 def store_tiles(f: Text, rows: Rows, count: int, state: str, new: str, out: str) -> None:
     """`state` with every tile's `new` [rows, …] where a sequence ends and where a tile saves."""
-    ended = f("ScatterND", state, over(f, final_slots(f, rows, count), [1]), new)
-    f("ScatterND", ended, over(f, rows.saves, [1]), new, out=out)
+    where = over(f, f("Concat", final_slots(f, rows, count), rows.saves, axis=0), [1])
+    f("ScatterND", state, where, f("Concat", new, new, axis=0), out=out)
 
 
 def over(f: Text, flags: str, axes: list[int]) -> str:

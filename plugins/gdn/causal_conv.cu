@@ -2,8 +2,8 @@
 //
 // Grid (channels / 512, tiles, segments): a thread owns four neighbouring channels of SEGMENT
 // tokens of a tile and slides over them; what lies before a tile comes from the tile before it in
-// x, or from the state's row `sources` (prefill). The state may be updated in place: only a
-// sequence's first tile reads it, and that tile's thread writes the new one, from the sequence's last
+// x, or from the state's row `sources` (prefill). The state may be updated in place: only the first
+// tile of a sequence reads it, and that tile's thread writes the new one, from the sequence's last
 // tile in x; a tile that saves writes its own. DRAFTS: the state is a ring by position, of which a
 // round writes its own columns only.
 // Macros: TILE, TAPS, DRAFTS, SEGMENT, ALIGNED (rows of x start at a multiple of four columns).
@@ -39,6 +39,39 @@ DEVICE void keep_last(act* state, const act* tokens, int x_width, int start, int
     *(act4*)(state + (u32)(start + t) % KEPT * channels) = columns(tokens + (i64)t * x_width);
 }
 
+// Where a tile begins: its tokens in x, the columns before them, and the state that has them if no
+// tile before it does.
+struct Begin {
+  const act *tokens, *state;
+  int x_width, channels, start;
+  bool goes_on;
+  act4 old[TAPS - 1];
+};
+// The state behind `end` of the tokens from the tile's first on.
+DEVICE void leave(act* kept, const Begin& b, int end) {
+#if DRAFTS
+#pragma unroll 1
+  for (int t = end - KEPT; t < end; t++) {
+    const int place = (u32)(b.start + t + KEPT) % KEPT;
+    act4 column{};
+    if (b.goes_on || t >= 0) column = columns(b.tokens + (i64)t * b.x_width);
+    else if (b.start > 0) column = *(const act4*)(b.state + (i64)place * b.channels);
+    *(act4*)(kept + (i64)place * b.channels) = column;
+  }
+#else
+#pragma unroll
+  for (int j = 0; j < TAPS - 1; j++) {
+    const int t = end - (TAPS - 1) + j;
+    act4 column{};
+    if (t >= 0) column = columns(b.tokens + (i64)t * b.x_width);
+#pragma unroll
+    for (int i = 0; i < TAPS - 1; i++)
+      if (t == i - (TAPS - 1)) column = b.old[i];
+    *(act4*)(kept + (i64)j * b.channels) = column;
+  }
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
     causal_conv(const act* x, int x_width, int channels, const float* weight, const act* state_in,
                 act* state_out, const int* slots, const int* starts, const int* counts,
@@ -55,11 +88,12 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   const int source = PREFILL && !goes_on && !fresh ? sources[row] : slot;
   auto at = [&](int state) { return (i64)state * KEPT * channels + channel; };
 
-  act4 old[TAPS - 1];  // the columns before the tile
+  Begin begin{tokens, state_in + at(source), x_width, channels, starts[row], goes_on};
+  act4(&old)[TAPS - 1] = begin.old;
 #pragma unroll
   for (int j = 0; j < TAPS - 1; j++) {
     if (goes_on) old[j] = columns(tokens + (i64)(j - TAPS + 1) * x_width);
-    else old[j] = fresh ? act4{} : column_before(state_in + at(source), starts[row], j, channels);
+    else old[j] = fresh ? act4{} : column_before(begin.state, starts[row], j, channels);
   }
   act4 window[TAPS];
 #pragma unroll
@@ -98,37 +132,12 @@ extern "C" __global__ void __launch_bounds__(128, TILE == 1 ? 10 : 1)
   }
 
   if (first > 0 || slot < 0) return;
-  // The state behind `end` of the tokens from this tile's first on.
-  auto leave = [&](act* kept, int end) {
-#if DRAFTS
-#pragma unroll 1
-    for (int t = end - KEPT; t < end; t++) {
-      const int place = (u32)(starts[row] + t + KEPT) % KEPT;
-      act4 column{};
-      if (goes_on || t >= 0) column = columns(tokens + (i64)t * x_width);
-      else if (starts[row] + t >= 0)
-        column = *(const act4*)(state_in + at(source) + (i64)place * channels);
-      *(act4*)(kept + (i64)place * channels) = column;
-    }
-#else
-#pragma unroll
-    for (int j = 0; j < TAPS - 1; j++) {
-      const int t = end - (TAPS - 1) + j;
-      act4 column{};
-      if (t >= 0) column = columns(tokens + (i64)t * x_width);
-#pragma unroll
-      for (int i = 0; i < TAPS - 1; i++)
-        if (t == i - (TAPS - 1)) column = old[i];
-      *(act4*)(kept + (i64)j * channels) = column;
-    }
-#endif
-  };
-  if (PREFILL && saves[row] >= 0) leave(state_out + at(saves[row]), count);
+  if (PREFILL && saves[row] >= 0) leave(state_out + at(saves[row]), begin, count);
   if (goes_on) return;
   int last = row;
   while (TILE > 1 && last + 1 < rows && slots[last + 1] == slot) last++;
   const int end = (last - row) * TILE + counts[last];  // tokens of the sequence in this launch
   if (DRAFTS && !PREFILL)
     keep_last(state_out + at(slot), tokens, x_width, starts[row], end, channels);
-  else leave(state_out + at(slot), end);
+  else leave(state_out + at(slot), begin, end);
 }

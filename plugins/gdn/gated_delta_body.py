@@ -146,8 +146,9 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         _chunk_fragment(f, h, rows, specs, round_ring_nodes.before(f, held, rows.starts))
         end = f("Add", rows.starts, rows.counts)
         last = f("Squeeze", round_ring_nodes.header(f, held, end, end), [1])
-        ended = _tell(f, ring, final_slots(f, rows, n), n, "gdn_ring", last)
-        _tell(f, ring, rows.saves, n, ended, last, "ring_out")
+        both = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+        where = f("Concat", over(f, both, [1]), np.full((2 * n, 1), ring.records), axis=1)
+        f("ScatterND", "gdn_ring", where, f("Concat", last, last, axis=0), out="ring_out")
     else:
         lag = replay_ring_nodes.catch_up(f, ring, rows, "gdn_state", "gdn_ring")
         _chunk_fragment(f, h, rows, specs, lag.state)
@@ -155,15 +156,9 @@ def chunk_fragment(f: Text, attrs: Attrs, specs: tuple[TensorSpec, ...]) -> None
         # Never the old one; but the ring, which may be the output's memory, is read before this.
         inert = f("Less", rows.starts, 0)
         end = f("Where", inert, replay_ring_nodes.base_of(f, ring, lag.records), end)
-        slots, ended = final_slots(f, rows, n), f.fresh()
-        replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", end, ended)
-        replay_ring_nodes.store_base(f, ring, rows.saves, ended, end, "ring_out")
-
-
-def _tell(f: Text, ring: Ring, slots: str, n: int, records: str, header: str, out: str = "") -> str:
-    """`records` with every tile's `header` [rows, width] at `slots`."""
-    where = f("Concat", over(f, slots, [1]), np.full((n, 1), ring.records), axis=1)
-    return f("ScatterND", records, where, header, out=out)
+        slots = f("Concat", final_slots(f, rows, n), rows.saves, axis=0)
+        both = f("Concat", end, end, axis=0)
+        replay_ring_nodes.store_base(f, ring, slots, "gdn_ring", both, "ring_out")
 
 
 def _chunk_fragment(

@@ -31,7 +31,11 @@ from spark_engine.tensors import DType
 
 SOURCE, ROUND = "gdn/gdn_decode.cu", "gdn/gdn_round.cu"
 COPIES = 2  # quantised copies that one launch writes at most
-ROUND_BLOCKS = {8: 2, 4: 4}  # by warps: of a multiprocessor, so that a round has 128 registers
+ROUND_BLOCKS = {
+    16: 1,
+    8: 2,
+    4: 4,
+}  # by warps: of a multiprocessor, so that a round has 128 registers
 RESERVED = 1024  # bytes of shared memory that a block takes beside its own
 
 
@@ -101,8 +105,8 @@ class Problem:
         """Bytes of `Round`."""
         ahead, values = self.drafts + self.tile, heads * self.value_dim
         floats = (ages + ahead) * (values + self.key_dim + heads) + ahead * heads * self.ring
-        token = 2 * self.key_dim + values * (3 if self.fused else 2)
-        floats += self.tile * (token + 2 * heads * ages + heads + 1)
+        token = 2 * self.key_dim + values * (2 if self.fused else 1)
+        floats += self.tile * (token + 2 * heads * (-(-ages // 4) * 4 + 4))
         return self._staged(shape) + 4 * floats + 256
 
 
@@ -140,6 +144,9 @@ def refuse(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> str | No
         return f"{p.value_dim} value rows do not fold in groups of {FOLD_ROWS}"
     if shape.grouped and p.repeat == 1:
         return "a key head has one value head: nothing to group"
+    blocks = p.rows * p.key_heads * p.repeat // p.heads(shape)
+    if shape.warps > 8 and blocks > target.sms:
+        return f"{blocks} blocks of {shape.warps} warps are more than {target.sms} multiprocessors"
     if p.heads(shape) > shape.warps:
         return f"{p.repeat} value heads a key head are more than {shape.warps} warps"
     if p.shared(shape) > target.shared_bytes:
@@ -286,6 +293,7 @@ CUDA = Cuda(
         _tactic("staged", Shape(8, 3, stages=2)),
         _tactic("registers", Shape(8, 2)),
         _tactic("small registers", Shape(4, 4)),
+        _tactic("many registers", Shape(16, 1)),
         _tactic("grouped", Shape(4, 4, grouped=True, stages=2)),
         _tactic("wide grouped", Shape(8, 3, grouped=True, stages=1)),
     )

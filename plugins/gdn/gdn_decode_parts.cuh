@@ -79,13 +79,15 @@ DEVICE void load_weights(Quad& q, const float* weight) {
   }
 }
 DEVICE void convolve(float* c, const Quad& q) {
+  float made[4];
 #pragma unroll
   for (int e = 0; e < 4; e++) {
     float y = 0.f;
 #pragma unroll
     for (int j = 0; j < TAPS; j++) y = fmaf(q.w[e][j], widen(q.taps[j].v[e]), y);
-    c[e] = rounded(silu(y));
+    made[e] = rounded(silu(y));
   }
+  *(float4*)c = {made[0], made[1], made[2], made[3]};
 }
 DEVICE void shift(const Quad& q, act* next) {
 #pragma unroll
@@ -93,17 +95,18 @@ DEVICE void shift(const Quad& q, act* next) {
 }
 #endif
 
-// 2U sums over LANES lanes at once: afterwards v[0] is the sum of value number (lane's bits,
-// high to low); halves are exchanged, so each step halves the values.
-DEVICE float transposed_sum(float (&v)[2 * ACCESSES], int lane) {
-  int n = 2 * ACCESSES;
+// N sums over the lanes up to FROM apart at once: afterwards v[0] is the sum of value number
+// (lane's bits, high to low); halves are exchanged, so each step halves the values.
+template <int N = 2 * ACCESSES, int FROM = LANES / 2>
+DEVICE float transposed_sum(float (&v)[N], int lane) {
+  int n = N;
 #pragma unroll
-  for (int off = LANES / 2; off; off /= 2) {
+  for (int off = FROM; off; off /= 2) {
     if (n > 1) {
       n /= 2;
       bool upper = lane & off;
 #pragma unroll
-      for (int i = 0; i < ACCESSES; i++)
+      for (int i = 0; i < N / 2; i++)
         if (i < n) {
           float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
           v[i] = keep + __shfl_xor_sync(~0u, send, off);

@@ -12,58 +12,82 @@
 #include "gdn/gdn_round.cuh"
 #include "common/quad_quant.cuh"
 
-// The delta rule of token j, the i-th position from `done`, on a chunk whose rows lag `lag` tokens.
-DEVICE void delta_rule(Round& s, const uint4 (&raw)[ACCESSES], int first, int i, int j, int lag,
-                       int lane) {
-  const int at = lane % LANES * EPL, mine = first / VD;
-  const float *key = &s.keys[MAX_LAG + i][at], *query = &s.c[j][at];
-  float k[EPL], q[EPL], v[2 * ACCESSES];
-#pragma unroll
-  for (int e = 0; e < EPL; e++) k[e] = key[e], q[e] = query[e];
+// Where a lane stands in shared memory while it goes over a chunk, position after position.
+struct Cursor {
+  const float *mine, *other;  // its part of a token's key and query; of the query and key in the
+                              // upper half of a row's lanes
+  const Products* products;   // of the key; of the query in the upper half
+  float* value;               // the value of its row, then the result
+  float* delta;               // of its row
+  const float* decay;
+};
+DEVICE Cursor cursor(Round& s, int first, int lane) {
+  const int in = lane % LANES, upper = in / (LANES / 2), head = first / VD;
+  // Of its sums a lane gets that of row u, by the key or, in the upper half, by the query.
+  const int u = in * 2 * ACCESSES / LANES % ACCESSES;
+  const int row = first + u * ACCESS_ROWS + lane / LANES;
+  const float* q = &s.c[0][in * EPL];
+  return {upper ? q : q + KD,    upper ? q + KD : q,      &s.products[0][head][upper],
+          &s.c[0][2 * KD + row], &s.deltas[MAX_LAG][row], &s.decay[0][head][0]};
+}
+// sum += x y if lag > n: ptxas would make a product and a move of what C++ says.
+DEVICE void add_if(int lag, int n, float x, float y, float& sum) {
+  asm("{.reg .pred p; setp.gt.s32 p, %3, %4; @p fma.rn.f32 %0, %1, %2, %0;}"
+      : "+f"(sum)
+      : "f"(x), "f"(y), "r"(lag), "r"(n));
+}
+// The delta rule of a token on a chunk whose rows lag `lag` tokens.
+DEVICE void delta_rule(const Cursor& at, const uint4 (&raw)[ACCESSES], int lag, int lane) {
+  float one[EPL], two[EPL], a[ACCESSES], b[ACCESSES];
+  take(one, at.mine), take(two, at.other);
 #pragma unroll
   for (int u = 0; u < ACCESSES; u++) {
-    float x[EPL], a = 0.f, b = 0.f;
+    float x[EPL];
+    a[u] = b[u] = 0.f;
     unpack(x, raw[u]);
 #pragma unroll
-    for (int e = 0; e < EPL; e++) a = fmaf(x[e], k[e], a), b = fmaf(x[e], q[e], b);
-    v[u] = a, v[ACCESSES + u] = b;
+    for (int e = 0; e < EPL; e++) a[u] = fmaf(x[e], one[e], a[u]), b[u] = fmaf(x[e], two[e], b[u]);
   }
-  float sum = transposed_sum(v, lane) * s.decay[i][mine][lag];
-  // Lanes whose value number is below ACCESSES hold a of row u; the lowest bits may be copies.
-  const int sub = lane / LANES, in = lane % LANES;
-  const int u = (in * 2 * ACCESSES / LANES) % ACCESSES, row = first + u * ACCESS_ROWS + sub;
-  const float* key_dots = s.key_dots[j][mine][in / (LANES / 2)];
 #pragma unroll
-  for (int n = 0; n < MAX_LAG; n++)
-    if (n < lag) sum = fmaf(key_dots[n], s.deltas[MAX_LAG + i - 1 - n][row], sum);
-  const float other = __shfl_xor_sync(~0u, sum, LANES / 2);  // b where this lane has a
-  const float delta = s.beta[j][mine] * (s.c[j][2 * KD + row] - sum);
-  if (in < LANES / 2 && in % (LANES / (2 * ACCESSES)) == 0)
-    s.o[j][row] = fmaf(delta, s.dots[j], other), s.deltas[MAX_LAG + i][row] = delta;
+  for (int u = 0; u < ACCESSES; u++) a[u] += __shfl_xor_sync(~0u, b[u], LANES / 2);
+  float sum = transposed_sum<ACCESSES, LANES / 4>(a, lane) * at.decay[lag];
+  float by_age[AGES];
+  take(by_age, at.products->by_age);
+#pragma unroll
+  for (int n = 0; n < MAX_LAG; n++) add_if(lag, n, by_age[n], at.delta[-(n + 1) * ROWS], sum);
+  const float other = __shfl_xor_sync(~0u, sum, LANES / 2);
+  const int in = lane % LANES;
+  if (in < LANES / 2 && in % (LANES / (2 * ACCESSES)) == 0) {
+    const float delta = at.products->beta * (*at.value - sum);
+    *at.value = fmaf(delta, at.products->dot, other), *at.delta = delta;
+  }
   __syncwarp();
 }
 // The chunk after the i-th position from `done`.
-DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], int first, int i, int lag, int lane) {
-  const int at = lane % LANES * EPL, mine = first / VD, row = first + lane / LANES;
+DEVICE void fold(const Round& s, uint4 (&raw)[ACCESSES], const float* decay, int first, int i,
+                 int lag, int lane) {
+  const float* keys = &s.keys[MAX_LAG + i][lane % LANES * EPL];
+  const float* deltas = &s.deltas[MAX_LAG + i][first + lane / LANES];
   float x[ACCESSES][EPL];
-  const float decay = s.decay[i][mine][lag];
 #pragma unroll
   for (int r = 0; r < ACCESSES; r++) {
     unpack(x[r], raw[r]);
 #pragma unroll
-    for (int e = 0; e < EPL; e++) x[r][e] *= decay;
+    for (int e = 0; e < EPL; e++) x[r][e] *= decay[lag];
   }
 #pragma unroll 1
   for (int n = 0; n <= lag; n++) {  // the records by age, then the position's own
-    const int entry = MAX_LAG + i - (n < lag ? 1 + n : 0);
-    const float grown = s.decay[i][mine][n < lag ? n : 0];
-    float key[EPL];
+    const int back = n < lag ? n + 1 : 0;
+    const float grown = n < lag ? decay[n] : 1.f;
+    float key[EPL], delta[ACCESSES];
+    take(key, keys - back * KD);
+    if constexpr (ACCESS_ROWS == 1 && ACCESSES % 4 == 0) take(delta, deltas - back * ROWS);
+    else
 #pragma unroll
-    for (int e = 0; e < EPL; e++) key[e] = s.keys[entry][at + e];
+      for (int r = 0; r < ACCESSES; r++) delta[r] = deltas[r * ACCESS_ROWS - back * ROWS];
 #pragma unroll
     for (int r = 0; r < ACCESSES; r++) {
-      const float delta = s.deltas[entry][row + r * ACCESS_ROWS];
-      const float d = n < lag ? grown * delta : delta;
+      const float d = grown * delta[r];
 #pragma unroll
       for (int e = 0; e < EPL; e++) x[r][e] = fmaf(d, key[e], x[r][e]);
     }
@@ -77,14 +101,19 @@ DEVICE void go_over(Round& s, uint4 (&raw)[ACCESSES], int first, int head, const
   const int behind = p.behind();
   int phase = phase_of(p, head, first), lag = p.done - since_of(p, head, first);
   bool folded = false;
+  Cursor at = cursor(s, first, lane);
 #pragma unroll 1
   for (int i = 0; i < behind + p.tokens; i++) {
-    if (i >= behind) delta_rule(s, raw, first, i, i - behind, lag, lane);
+    if (i >= behind) {
+      delta_rule(at, raw, lag, lane);
+      at.mine += LOCAL, at.other += LOCAL, at.value += LOCAL, at.products += 2 * G;
+    }
     lag++;
     if (phase == MAX_LAG || p.done + i == 0) {
-      fold(s, raw, first, i, lag - 1, lane);
+      fold(s, raw, at.decay, first, i, lag - 1, lane);
       lag = 0, folded = true;
     }
+    at.delta += ROWS, at.decay += G * RECORDS;
     phase = phase == MAX_LAG ? 0 : phase + 1;
     if (i == behind && folded) {
       uint4* chunk = (uint4*)to + lane;
@@ -123,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   __syncwarp();
 #else
-  uint4 raw[ACCESSES], ahead[ACCESSES];
+  uint4 raw[ACCESSES] = {}, ahead[ACCESSES] = {};  // zeros where the state is fresh
   if (live && !fresh && warp < CHUNKS) {
     const uint4* from = (const uint4*)(state_in + warp * CHUNK) + lane;
 #pragma unroll
@@ -138,18 +167,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 #if FUSED
   const i64 columns = (i64)slot * COLUMNS * CHANNELS;
+  const int from = PARTS > 1 ? threadIdx.x / SHARE * PART : 0;  // this thread's first token
   Quad quads[QUADS];
 #pragma unroll
   for (int t = 0; t < QUADS; t++) {
-    const int i = (t * THREADS + threadIdx.x) * 4;
-    quads[t].channel = channel_of(i, head);
-    if (!live || i >= LOCAL) continue;
+    quads[t].channel = channel_of(channel_at(t), head);
+    if (!live || !convolves(t)) continue;
 #pragma unroll
     for (int j = 0; j < TAPS - 1; j++) {
-      const int position = start - TAPS + 1 + j;
-      quads[t].taps[j] = position < 0 ? act4{}
-                                      : *(const act4*)(conv_in + columns + quads[t].channel +
-                                                       (u32)position % COLUMNS * CHANNELS);
+      const int back = from - TAPS + 1 + j, position = start + back;
+      quads[t].taps[j] = act4{};
+      if (back < 0 && position >= 0)
+        quads[t].taps[j] = *(const act4*)(conv_in + columns + quads[t].channel +
+                                          (u32)position % COLUMNS * CHANNELS);
     }
     load_weights(quads[t], conv_weight);
   }
@@ -159,24 +189,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   x += (i64)token * x_width;
   if (live) {
 #if FUSED
-    for (int i = THREADS - 1 - threadIdx.x; i < tokens * ROWS; i += THREADS) {
-      const float z = widen(x[(i64)(i / ROWS) * x_width + offset + head * VD + i % ROWS]);
-      s.gate[i / ROWS][i % ROWS] = norm_weight[i % VD] * silu(z);
+    act4 given[QUADS][PART];
+#pragma unroll
+    for (int t = 0; t < QUADS; t++) {
+      const act* column = x + quads[t].channel;
+      if (!convolves(t)) continue;
+#pragma unroll
+      for (int j = 0; j < PART; j++)
+        if (from + j < tokens) given[t][j] = *(const act4*)(column + (i64)(from + j) * x_width);
+#pragma unroll
+      for (int j = 0; j < TAPS - 1; j++)
+        if (const int at = from - TAPS + 1 + j; PARTS > 1 && at >= 0 && from < tokens)
+          quads[t].taps[j] = *(const act4*)(column + (i64)at * x_width);
+    }
+    for (int i = THREADS - 1 - threadIdx.x; i < tokens * (ROWS / 4); i += THREADS) {
+      const int j = i / (ROWS / 4), row = i % (ROWS / 4) * 4;
+      const act4 z = *(const act4*)(x + (i64)j * x_width + offset + head * VD + row);
+      const float4 w = *(const float4*)(norm_weight + row % VD);
+      *(float4*)&s.gate[j][row] = {w.x * silu(widen(z.v[0])), w.y * silu(widen(z.v[1])),
+                                   w.z * silu(widen(z.v[2])), w.w * silu(widen(z.v[3]))};
     }
 #pragma unroll
     for (int t = 0; t < QUADS; t++) {
-      const int i = (t * THREADS + threadIdx.x) * 4;
-      if (i >= LOCAL) continue;
+      if (!convolves(t)) continue;
+      const int i = channel_at(t);
       Quad& quad = quads[t];
+      u32 place = (u32)(start + from) % COLUMNS;
 #pragma unroll 1
-      for (int j = 0; j < tokens; j++) {
-        quad.taps[TAPS - 1] = *(const act4*)(x + (i64)j * x_width + quad.channel);
+      for (int j = from; j < min(tokens, from + PART); j++) {
+        quad.taps[TAPS - 1] = given[t][0];
         convolve(s.c[j] + i, quad);
         if (head % R == 0 || i >= 2 * KD)
-          *(act4*)(conv_out + columns + (u32)(start + j) % COLUMNS * CHANNELS + quad.channel) =
-              quad.taps[TAPS - 1];
+          *(act4*)(conv_out + columns + place * CHANNELS + quad.channel) = quad.taps[TAPS - 1];
+        place = place + 1 == COLUMNS ? 0 : place + 1;
 #pragma unroll
         for (int u = 0; u < TAPS - 1; u++) quad.taps[u] = quad.taps[u + 1];
+#pragma unroll
+        for (int u = 0; u < PART - 1; u++) given[t][u] = given[t][u + 1];
       }
     }
 #else
@@ -217,9 +266,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int i = 0; i < ACCESSES; i++) ahead[i] = __ldcs(from + 32 * i);
       }
-      if (fresh)
-#pragma unroll
-        for (int i = 0; i < ACCESSES; i++) raw[i] = uint4{};
 #endif
       go_over(s, raw, chunk * CHUNK_ROWS, head, p, state_out + chunk * CHUNK, lane);
 #if !STAGES
@@ -242,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if !FUSED
   for (int i = threadIdx.x; i < TILE * ROWS; i += THREADS)
     y_out[(i64)(token + i / ROWS) * HV * VD + head * VD + i % ROWS] =
-        narrow(i / ROWS < tokens ? s.o[i / ROWS][i % ROWS] : 0.f);
+        narrow(i / ROWS < tokens ? s.c[i / ROWS][2 * KD + i % ROWS] : 0.f);
 #else
   // A warp has a head's rows of a token, four neighbours a lane.
   constexpr int STEPS = (VD + 127) / 128;
@@ -257,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         const int row = i * 128 + lane * 4 + e, at = mine * VD + row;
-        const float value = j < tokens && row < VD ? rounded(s.o[j][at]) : 0.f;
+        const float value = j < tokens && row < VD ? rounded(s.c[j][2 * KD + at]) : 0.f;
         sum = fmaf(value, value, sum);
         o[i][e] = j < tokens && row < VD ? value * s.gate[j][at] : 0.f;
         top = fmaxf(top, fabsf(o[i][e]));

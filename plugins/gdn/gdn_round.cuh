@@ -10,8 +10,17 @@
 
 constexpr int AHEAD = DRAFTS + TILE;  // positions from `done` on that a round may meet
 constexpr int WINDOW = MAX_LAG + AHEAD;
-constexpr int ROWS = G * VD;            // value rows of this block
-constexpr int COLUMNS = TAPS + DRAFTS;  // of the convolution's state
+constexpr int ROWS = G * VD;                   // value rows of this block
+constexpr int LANE_ROWS = (ROWS + 127) / 128;  // of them fours that a lane has
+constexpr int COLUMNS = TAPS + DRAFTS;         // of the convolution's state
+
+constexpr int AGES = (MAX_LAG + 3) / 4 * 4;
+// Of a token and value head: its query (or key) times the key of so much age, with its decay.
+// Beside those of the key: beta, and key times query.
+struct alignas(16) Products {
+  float by_age[AGES];
+  float beta, dot, unused[2];
+};
 
 struct Round {
 #if STAGES
@@ -20,16 +29,13 @@ struct Round {
 #endif
   alignas(16) float deltas[WINDOW][ROWS];
   float keys[WINDOW][KD];
-  float c[TILE][LOCAL];  // q, k, v by token; then q normalised
-  float o[TILE][ROWS];
+  float c[TILE][LOCAL];  // q, k, v by token; then q and k normalised, and o where v was
 #if FUSED
   float gate[TILE][ROWS];  // norm weight * silu(z)
 #endif
-  float g[G][WINDOW];                   // logarithms of decays
-  float decay[AHEAD][G][RECORDS];       // over a position and the n before it
-  float key_dots[TILE][G][2][MAX_LAG];  // k and q times the key of so much age, with its decay
-  float dots[TILE];                     // k q
-  float beta[TILE][G];
+  Products products[TILE][G][2];   // of the key, of the query
+  float g[G][WINDOW];              // logarithms of decays
+  float decay[AHEAD][G][RECORDS];  // over a position and the n before it
 };
 
 // Where a row stands: its slot's ring, its first position and tokens, what is stored.
@@ -60,24 +66,44 @@ DEVICE Place place_of(const float* ring, float* ring_out, int start, int tokens,
   return p;
 }
 
+// Threads convolve four channels each: all of a round's tokens, or PART of them where a block has
+// threads for PARTS times the channels.
+constexpr int SHARE = LOCAL / 4;
+constexpr int PARTS = QUADS > 1 ? 1 : THREADS / SHARE < TILE ? THREADS / SHARE : TILE;
+constexpr int PART = (TILE + PARTS - 1) / PARTS;
+DEVICE int channel_at(int t) {
+  return 4 * (QUADS > 1 ? t * THREADS + threadIdx.x : threadIdx.x % SHARE);
+}
+DEVICE bool convolves(int t) {
+  return QUADS > 1 ? channel_at(t) < LOCAL : threadIdx.x < PARTS * SHARE;
+}
+
 // What lives of the records before `start`.
 DEVICE void fetch_records(Round& s, const Place& p, int head) {
-  const int oldest = p.done - MAX_LAG;
-  for (int i = threadIdx.x; i < (MAX_LAG + DRAFTS) * (KD / 4); i += THREADS) {
-    const int position = oldest + i / (KD / 4), e = i % (KD / 4) * 4;
-    if (position >= p.base && position < p.start)
-      copy_async(&s.keys[i / (KD / 4)][e],
-                 p.ring + record_at(position) + KEYS_AT + head / R * KD + e);
-  }
-  for (int i = threadIdx.x; i < (MAX_LAG + DRAFTS) * (ROWS / 4); i += THREADS) {
-    const int position = oldest + i / (ROWS / 4), row = i % (ROWS / 4) * 4;
-    if (position >= since_of(p, head, row) && position < p.start)
-      copy_async(&s.deltas[i / (ROWS / 4)][row], p.ring + record_at(position) + head * VD + row);
+  const int oldest = p.done - MAX_LAG, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int since[LANE_ROWS];
+#pragma unroll
+  for (int u = 0; u < LANE_ROWS; u++) since[u] = since_of(p, head, (u * 32 + lane) * 4);
+#pragma unroll
+  for (int n = 0; n < (MAX_LAG + DRAFTS + WARPS - 1) / WARPS; n++) {  // a warp has a record
+    const int i = n * WARPS + warp, position = oldest + i;
+    if (i >= MAX_LAG + DRAFTS || position < p.base || position >= p.start) continue;
+    const float* record = p.ring + record_at(position);
+#pragma unroll
+    for (int e = lane * 4; e < KD; e += 128)
+      copy_async(&s.keys[i][e], record + KEYS_AT + head / R * KD + e);
+#pragma unroll
+    for (int u = 0; u < LANE_ROWS; u++) {
+      const int row = (u * 32 + lane) * 4;
+      if (row < ROWS && position >= since[u])
+        copy_async(&s.deltas[i][row], record + head * VD + row);
+    }
   }
   commit_copies();
-  for (int i = threadIdx.x; i < (MAX_LAG + DRAFTS) * G; i += THREADS) {
-    const int position = oldest + i / G;
-    if (position < p.start)
+#pragma unroll
+  for (int t = 0; t < (MAX_LAG + DRAFTS) * G; t += THREADS) {
+    const int i = t + threadIdx.x, position = oldest + i / G;
+    if (i < (MAX_LAG + DRAFTS) * G && position < p.start)
       s.g[i % G][i / G] =
           position >= p.base ? p.ring[record_at(position) + DECAYS_AT + head + i % G] : 0.f;
   }
@@ -92,7 +118,7 @@ DEVICE void make_rates(Round& s, const Place& p, const act* ba, const float* a_l
     const float b = widen(ba[(i64)j * 2 * HV + h]), a = widen(ba[(i64)j * 2 * HV + HV + h]);
     const float g = __fmul_rn(-expf(a_log[h]), softplus(a + dt_bias[h]));
     s.g[mine][p.entry(p.start + j)] = g;
-    s.beta[j][mine] = sigmoid(b);
+    s.products[j][mine][0].beta = sigmoid(b);
     p.ring_out[record_at(p.start + j) + DECAYS_AT + h] = g;
   }
 }
@@ -112,14 +138,15 @@ DEVICE void make_units(Round& s, const Place& p, int j, int head, int lane) {
   for (int e = 0; e < EPL; e++) k[e] *= kk, q[e] *= qq, dot = fmaf(k[e], q[e], dot);
   dot = lane_sum<LANES>(dot);
   __syncwarp();
+  if (lane < G) s.products[j][lane][0].dot = dot;
   if (lane >= LANES) return;
-  if (lane == 0) s.dots[j] = dot;
   float* record = p.ring_out + record_at(p.start + j) + KEYS_AT + head / R * KD + at;
 #pragma unroll
   for (int e = 0; e < EPL; e += 4) {
     const float4 key = {k[e], k[e + 1], k[e + 2], k[e + 3]};
     *(float4*)&s.keys[p.entry(p.start + j)][at + e] = key;
     *(float4*)&s.c[j][at + e] = {q[e], q[e + 1], q[e + 2], q[e + 3]};
+    *(float4*)&s.c[j][KD + at + e] = key;
     if (head % R == 0) *(float4*)(record + e) = key;
   }
 }
@@ -133,22 +160,44 @@ DEVICE void sum_decays(Round& s, int i, int mine, int lane) {
   }
   if (lane < RECORDS) s.decay[i][mine][lane] = expf(__fadd_rn(s.g[mine][MAX_LAG + i], since));
 }
-DEVICE void dot_keys(Round& s, const Place& p, int warp, int lane) {
-  const int all = p.tokens * MAX_LAG, at = lane % LANES * EPL;
-#pragma unroll 1
-  for (int t = warp * ACCESS_ROWS; t < all; t += WARPS * ACCESS_ROWS) {
-    const int task = min(t + lane / LANES, all - 1), j = task / MAX_LAG, age = 1 + task % MAX_LAG;
-    const int here = p.entry(p.start + j);
-    float kk = 0.f, qk = 0.f;
+// The numbers at `from`, a multiple of four of them.
+template <int N>
+DEVICE void take(float (&x)[N], const float* from) {
 #pragma unroll
-    for (int e = 0; e < EPL; e++) {
-      const float key = s.keys[here - age][at + e];
-      kk = fmaf(s.keys[here][at + e], key, kk), qk = fmaf(s.c[j][at + e], key, qk);
-    }
-    kk = lane_sum<LANES>(kk), qk = lane_sum<LANES>(qk);
-    for (int mine = lane % LANES; mine < G; mine += LANES) {
-      const float decay = s.decay[p.behind() + j][mine][age - 1];
-      s.key_dots[j][mine][0][age - 1] = decay * kk, s.key_dots[j][mine][1][age - 1] = decay * qk;
+  for (int e = 0; e < N; e += 4) {
+    const float4 four = *(const float4*)(from + e);
+    x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+  }
+}
+// The products of a token's key and query with the keys before it, LANES lanes a token; ages come
+// ACCESSES at a time, so that they are summed as rows of a chunk are.
+DEVICE void dot_keys(Round& s, const Place& p, int warp, int lane) {
+  const int in = lane % LANES;
+#pragma unroll 1
+  for (int t = warp * ACCESS_ROWS; t < p.tokens; t += WARPS * ACCESS_ROWS) {
+    const int j = min(t + lane / LANES, p.tokens - 1), here = p.entry(p.start + j);
+    float k[EPL], q[EPL];
+    take(k, &s.c[j][KD + in * EPL]), take(q, &s.c[j][in * EPL]);
+#pragma unroll
+    for (int first = 1; first <= MAX_LAG; first += ACCESSES) {
+      float v[2 * ACCESSES];
+#pragma unroll
+      for (int u = 0; u < ACCESSES; u++) {
+        float key[EPL], kk = 0.f, qk = 0.f;
+        if (first + u <= MAX_LAG) {
+          take(key, &s.keys[here - first - u][in * EPL]);
+#pragma unroll
+          for (int e = 0; e < EPL; e++) kk = fmaf(k[e], key[e], kk), qk = fmaf(q[e], key[e], qk);
+        }
+        v[u] = kk, v[ACCESSES + u] = qk;
+      }
+      const float sum = transposed_sum(v, lane);
+      constexpr int COPIES_OF = LANES / (2 * ACCESSES);  // neighbours that hold the same sum
+      const int value = in / COPIES_OF, age = first + value % ACCESSES;
+      if (age <= MAX_LAG)
+        for (int mine = in % COPIES_OF; mine < G; mine += COPIES_OF)
+          s.products[j][mine][value / ACCESSES].by_age[age - 1] =
+              s.decay[p.behind() + j][mine][age - 1] * sum;
     }
   }
 }

@@ -38,6 +38,12 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return sg.plan(sg.choose(p, FORM, target), p, FORM, target, (0, 1), str(attrs["dtype"]))
 
 
+def large(attrs: Attrs, specs: Specs, target: Target) -> Plan | None:
+    """The same in large tiles, whole."""
+    p, dtype = problem(attrs, specs), str(attrs["dtype"])
+    return sg.plan_large(p, FORM, target, (0, 1), dtype)
+
+
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """1.2 times the floor, and what start, fix-up and epilogue take."""
     return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 7e-6
@@ -62,7 +68,7 @@ CUDA = Cuda(
     tactics=(
         SMALL_N,
         SKINNY,
-        *order.streaming(Tactic("stream-k", "linear/linear.cu", refuse, plan, cost)),
+        *order.streaming(Tactic("stream-k", "linear/linear.cu", refuse, plan, cost), large),
     ),
     packs={1: Pack(_infer, _apply)},
 )

@@ -36,6 +36,12 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return sg.plan(sg.choose(p, FORM, target), p, FORM, target, (0, 1, 2, 3), str(attrs["dtype"]))
 
 
+def large(attrs: Attrs, specs: Specs, target: Target) -> Plan | None:
+    """The same in large tiles, whole."""
+    p, dtype = problem(attrs, specs), str(attrs["dtype"])
+    return sg.plan_large(p, FORM, target, (0, 1, 2, 3), dtype)
+
+
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """1.2 times the floor and a launch."""
     return 1.2 * sg.floor(problem(attrs, specs), FORM, target, str(attrs["dtype"])) + 3e-6
@@ -68,7 +74,7 @@ SKINNY = skinny_gemm.tactic(FORM, (0, 1, 2, 3), problem, refuse)
 CUDA = Cuda(
     tactics=(
         SKINNY,
-        *order.streaming(Tactic("stream-k", "linear/nvfp4_linear.cu", refuse, plan, cost)),
+        *order.streaming(Tactic("stream-k", "linear/nvfp4_linear.cu", refuse, plan, cost), large),
     ),
     packs={1: CODES, 2: SCALES},
 )

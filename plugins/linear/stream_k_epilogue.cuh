@@ -79,13 +79,6 @@ DEVICE void fix_up_two(const Problem& p, const Parts& parts, u32 columns, Sums& 
   }
 }
 
-// Where a tile lies in the result.
-struct Corner {
-  int n, m;
-  DEVICE Corner(const Problem& p, u32 tile)
-      : n((int)(tile / p.batch_tiles) * BLOCK_N), m((int)(tile % p.batch_tiles) * BLOCK_M) {}
-};
-
 // Groups of 8 activation rows of a tile that are there.
 DEVICE u32 columns_of(const Problem& p, u32 tile) {
   return min(NJ, (p.m - (int)(tile % p.batch_tiles) * BLOCK_M + 7) / 8);

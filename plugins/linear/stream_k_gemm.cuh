@@ -12,7 +12,8 @@
 // multiply.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks a multiprocessor). Layout of weights: weight_layout.py.
+// RESIDENT (blocks a multiprocessor). BAND, if given: no tile is cut, a block takes whole ones in
+// turn (tiles along m of a band). Layout of weights: weight_layout.py.
 #pragma once
 #include "linear/stream_k_epilogue.cuh"
 #if WGMMA
@@ -96,6 +97,28 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 }
 #endif
 
+#if BAND
+// Tiles blockIdx.x, blockIdx.x + gridDim.x, …, whole.
+template <class Finish>
+DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
+  wait_for_previous();  // nothing may be written earlier
+  PipelineState here;
+  for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const Mine mine(min(BLOCK_N, p.rows - Corner(p, tile).n) / 16);
+    Sums sums = {};
+    for (int stage = 0; stage < p.stages; ++stage, here.next()) {
+      barrier_wait_whole(r.full + here.index * 8, here.phase);
+      consume(r, here.index, mine, sums);
+    }
+    Problem late = p;
+    late.m = forget(p.m), late.k = forget(p.k);  // or what is computed here is held all along
+    late.divide();
+    const Corner at(late, tile);
+    const Factors<Finish> factors(late, at.n, finish);
+    write_tile(late, at, out, sums, factors);
+  }
+}
+#else
 template <class Finish>
 DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish& finish) {
   const u32 begin = p.begin(blockIdx.x), end = p.begin(blockIdx.x + 1);
@@ -128,6 +151,7 @@ DEVICE void consume_all(const Problem& p, const Ring& r, void* out, const Finish
     announce_partial(p, parts, parts.two() ? 1 : min(WARP_TILES * columns, parts.count()));
   }
 }
+#endif
 
 // What a kernel runs: `finish(n)` is the factor of column n.
 template <class Finish>
@@ -146,12 +170,14 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
   }
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    if (MOVE_REGISTERS) fewer_registers<24>();
+    if (MOVE_REGISTERS) fewer_registers<FEWER>();
     if (threadIdx.x == THREADS) produce_all_weights(p, ring);
     else if (threadIdx.x >= FIRST_COPIER) produce_all_activations(p, ring);
   } else {
-    if (MOVE_REGISTERS) more_registers<112>();
+    if (MOVE_REGISTERS) more_registers<MORE>();
     consume_all(p, ring, out, finish);
+#if !BAND
     fix_up(p, out, finish);
+#endif
   }
 }

@@ -113,6 +113,18 @@ def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
     return fill(StreamKConfig(block_n, block_m, warp_tiles, 1, 2, wgmma), problem, form, target)
 
 
+def choose_large(problem: Problem, form: Format, target: Target) -> StreamKConfig | None:
+    """The tile where there are several for each multiprocessor; None where there are not.
+
+    256 x 128 or 128 x 256: what a multiprocessor fetches for a product is what L2 has to give.
+    """
+    block_n, block_m = (128, 256) if form.weight_bits == 8 else (256, 128)
+    tiles = -(-problem.n // block_n) * -(-problem.m // block_m)
+    if not target.wgmma or problem.m <= BLOCK_MS[-1] or tiles <= target.sms:
+        return None
+    return fill(StreamKConfig(block_n, block_m, 1, 1, 2, True), problem, form, target)
+
+
 def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:
     """k-slabs between which the line may be cut, for any m.
 
@@ -150,13 +162,17 @@ def plan(
     target: Target,
     inputs: tuple[int, ...],
     dtype: str,
+    band: int = 0,
 ) -> Plan:
-    """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k."""
+    """One launch: the inputs' pointers, y, partial sums, arrival counters, m, n, k.
+
+    `band`: no tile is cut; each block takes whole ones in turn, in bands of so many along m.
+    """
     tiles = -(-problem.n // tile.block_n) * -(-problem.m // tile.block_m)
     slabs = -(-problem.k // form.slab)
     cut = cut_of(tile.block_n, problem, form, target)
     line = tiles * slabs // cut
-    blocks = blocks_for(line, form, target)
+    blocks = min(tiles, target.sms) if band else blocks_for(line, form, target)
     defines = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
@@ -170,6 +186,8 @@ def plan(
         "WHOLE_K": int(problem.k % form.slab == 0),
         "RESIDENT": tile.resident,
     }
+    if band:
+        defines["BAND"] = band
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
     launch = Launch(
         symbol=form.symbol,
@@ -185,10 +203,27 @@ def plan(
         shared=tile.stages * tile.stage_bytes(form),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         pdl=True,
-        resident=blocks != tiles,  # else each has a tile to itself
+        resident=blocks != tiles and not band,  # else none waits for another
     )
-    partial = Scratch(2 * blocks * tile.block_n * tile.block_m * 4)
+    partial = Scratch(256 if band else 2 * blocks * tile.block_n * tile.block_m * 4)
     return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))
+
+
+def plan_large(
+    problem: Problem, form: Format, target: Target, inputs: tuple[int, ...], dtype: str
+) -> Plan | None:
+    """`plan` of `choose_large`'s tiles, whole."""
+    tile = choose_large(problem, form, target)
+    if tile is None:
+        return None
+    return plan(tile, problem, form, target, inputs, dtype, band_of(tile, form, target))
+
+
+def band_of(tile: StreamKConfig, form: Format, target: Target) -> int:
+    """Tiles along m of a band, a power of two: so many that the tiles of one round, as many as
+    multiprocessors, fetch the least together."""
+    weights, rows = tile.block_n * form.weight_bits / 8, tile.block_m * form.x_bytes
+    return int(2 ** round(math.log2(target.sms * weights / rows) / 2))
 
 
 def blocks_for(line: int, form: Format, target: Target) -> int:

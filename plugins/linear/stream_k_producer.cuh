@@ -22,7 +22,10 @@ constexpr int STAGE = STAGE_X + STAGE_W + STAGE_S;
 constexpr int COPIERS = 64;
 constexpr int FIRST_COPIER = THREADS + 64;
 constexpr int BLOCK = FIRST_COPIER + COPIERS;
-constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128;  // from producers to consumers
+// From producers to consumers, where the sums of a warp want it: what four warpgroups may have of a
+// block's, or two.
+constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128 || BLOCK_M > 128;
+constexpr int FEWER = WARPS > 8 ? 32 : 40, MORE = WARPS > 8 ? 112 : 232;
 
 // Stages whose activations are on the way before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;
@@ -38,6 +41,7 @@ struct Problem {
   int stages;       // of a tile
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
+  u32 tiles;
 
   // Works out the fields after `k`.
   DEVICE void divide() {
@@ -45,7 +49,8 @@ struct Problem {
     rows = (n + 15) / 16 * 16;
     stages = slabs / STAGE_SLABS;
     batch_tiles = (m + BLOCK_M - 1) / BLOCK_M;
-    line = (n + BLOCK_N - 1) / BLOCK_N * batch_tiles * (slabs / CUT);
+    tiles = (n + BLOCK_N - 1) / BLOCK_N * batch_tiles;
+    line = tiles * (slabs / CUT);
   }
   DEVICE u32 begin(u32 block) const { return line * block / gridDim.x * (CUT / STAGE_SLABS); }
   DEVICE u32 owner(u32 stage) const {
@@ -53,23 +58,53 @@ struct Problem {
   }
 };
 
-// A stage on the line of work: the tile's corner and the stage within it.
-struct WorkCursor {
-  int n0, m0, stage;
-  DEVICE WorkCursor(const Problem& p, u32 at) {
-    const u32 tile = at / p.stages, n_tile = tile / p.batch_tiles;
-    stage = at - tile * p.stages;
-    n0 = n_tile * BLOCK_N;
-    m0 = (tile - n_tile * p.batch_tiles) * BLOCK_M;
+// Where a tile lies. In bands of BAND tiles along m, if it is given, so that what runs at once
+// shares weights and activations in L2; else m by m.
+struct Corner {
+  int n, m;
+  DEVICE Corner(const Problem& p, u32 tile) {
+#if BAND
+    const u32 across = (p.n + BLOCK_N - 1) / BLOCK_N, band = tile / (BAND * across);
+    const u32 inside = tile - band * BAND * across, width = min(BAND, p.batch_tiles - band * BAND);
+    n = inside / width * BLOCK_N;
+    m = (band * BAND + inside % width) * BLOCK_M;
+#else
+    n = tile / p.batch_tiles * BLOCK_N;
+    m = tile % p.batch_tiles * BLOCK_M;
+#endif
   }
+};
+
+// A stage of this block's work: the tile's corner and the stage within it.
+struct WorkCursor {
+  Corner at;
+  int stage;
+#if BAND
+  u32 tile;
+  DEVICE explicit WorkCursor(const Problem& p) : at(p, blockIdx.x), stage(0), tile(blockIdx.x) {}
+  DEVICE void next(const Problem& p) {
+    if (++stage < p.stages) return;
+    stage = 0, tile += gridDim.x;
+    at = Corner(p, tile);
+  }
+  static DEVICE u32 count(const Problem& p) {
+    return (p.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x * p.stages;
+  }
+#else
+  DEVICE explicit WorkCursor(const Problem& p)
+      : at(p, p.begin(blockIdx.x) / p.stages), stage(p.begin(blockIdx.x) % p.stages) {}
   DEVICE void next(const Problem& p) {
     if (++stage < p.stages) return;
     stage = 0;
-    m0 += BLOCK_M;
-    if (m0 < p.m) return;
-    m0 = 0;
-    n0 += BLOCK_N;
+    at.m += BLOCK_M;
+    if (at.m < p.m) return;
+    at.m = 0;
+    at.n += BLOCK_N;
   }
+  static DEVICE u32 count(const Problem& p) {
+    return p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
+  }
+#endif
 };
 
 struct Ring {
@@ -93,10 +128,10 @@ struct PipelineState {
 // The weights of one stage, by one lane.
 DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const WorkCursor& c,
                             u64 policy) {
-  const int m16_tiles = min(BLOCK_N, p.rows - c.n0) / 16;
-  const int panel0 = c.n0 / PANEL * PANEL, panel_tiles = min(PANEL, p.rows - panel0) / 16;
+  const int m16_tiles = min(BLOCK_N, p.rows - c.at.n) / 16;
+  const int panel0 = c.at.n / PANEL * PANEL, panel_tiles = min(PANEL, p.rows - panel0) / 16;
   const u64 first = (u64)(panel0 / 16) * p.stages * STAGE_SLABS +
-                    c.stage * STAGE_SLABS * panel_tiles + (c.n0 - panel0) / 16;
+                    c.stage * STAGE_SLABS * panel_tiles + (c.at.n - panel0) / 16;
   const u32 full = r.full + i * 8, w = r.stage(i) + STAGE_X;
   barrier_expect(full, STAGE_SLABS * m16_tiles * (KSLAB_W + SCALE_BYTES));
   const int copies = m16_tiles == panel_tiles ? 1 : STAGE_SLABS;
@@ -113,8 +148,8 @@ DEVICE void produce_weights(const Problem& p, const Ring& r, u32 i, const WorkCu
 
 DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   const u64 policy = evict_first_policy();
-  const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
-  WorkCursor cursor(p, p.begin(blockIdx.x));
+  const u32 count = WorkCursor::count(p);
+  WorkCursor cursor(p);
   PipelineState here;
   // Weights do not depend on the previous launch: they come while it ends.
   for (u32 done = 0; done < count; ++done, here.next(), cursor.next(p)) {
@@ -128,9 +163,9 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
 DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const WorkCursor& c) {
   const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
-  const int rows = min(BLOCK_M, p.m - c.m0) - row;
+  const int rows = min(BLOCK_M, p.m - c.at.m) - row;
   const int width = p.k * X_BYTES, at = c.stage * STAGE_SLABS * 128 + chunk * 16;
-  const u8* from = p.x + (u64)(c.m0 + row) * width + at;
+  const u8* from = p.x + (u64)(c.at.m + row) * width + at;
   const u32 to = stage + row * 128 + ((chunk ^ row) << 4);
 #pragma unroll
   for (int i = 0; i < BLOCK_M / 8; ++i, from += 8 * width)
@@ -159,8 +194,8 @@ DEVICE void announce(const Ring& r, u32 i) {
 }
 
 DEVICE void produce_all_activations(const Problem& p, const Ring& r) {
-  const u32 count = p.begin(blockIdx.x + 1) - p.begin(blockIdx.x);
-  WorkCursor cursor(p, p.begin(blockIdx.x));
+  const u32 count = WorkCursor::count(p);
+  WorkCursor cursor(p);
   PipelineState here;
 #if WGMMA
   PipelineState behind;

@@ -3,18 +3,21 @@
 Stream-K lays the k-slabs of all tiles on one line and cuts it into equal pieces, a block each. With
 one tile along m (BLOCK_M tokens or fewer) the cuts fall on the same k whatever m is, so a token's
 result is the same to the bit in every bucket. With several tiles along m the cuts of a tile depend
-on its place in the batch: no reduction key. The data-parallel schedule, one block for each whole
-tile, sums k in ascending order for any m.
+on its place in the batch: no reduction key. The data-parallel schedule sums k of whole tiles in
+ascending order for any m: a block for each tile, or, of many large tiles, blocks that take one
+after another, so that a tile is fetched while the last one is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Attrs, Plan, Scalar, Scratch, Specs, Tactic, Target
 
 WHOLE = "ascending k"
 MOST = 1 << 32  # the kernels compute positions on the line in 32 bits
+Large = Callable[[Attrs, Specs, Target], Plan | None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ def reduction_key(plan: Plan) -> str | None:
     return f"{line.blocks} pieces, cut every {line.cut} k-slabs, tiles of {line.block_n}"
 
 
-def whole(stream: Tactic) -> Tactic:
-    """The data-parallel tactic: a block for each tile, no fix-up."""
+def whole(stream: Tactic, large: Large) -> Tactic:
+    """The data-parallel tactic: no fix-up. `large`: its plan in large tiles, where they suit."""
 
     def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         reason = stream.refuse(attrs, specs, target)
@@ -67,6 +70,9 @@ def whole(stream: Tactic) -> Tactic:
         return f"{line.tiles} tiles are more than are counted" if line.too_long else None
 
     def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+        many = large(attrs, specs, target)
+        if many is not None:
+            return many
         made = stream.plan(attrs, specs, target)
         (launch,) = made.launches
         tiles = Line.of(made).tiles
@@ -84,10 +90,10 @@ def whole(stream: Tactic) -> Tactic:
     return Tactic("whole tiles", stream.source, refuse, plan, cost, lambda a, s, t: WHOLE)
 
 
-def streaming(stream: Tactic) -> tuple[Tactic, Tactic]:
+def streaming(stream: Tactic, large: Large) -> tuple[Tactic, Tactic]:
     """The tactic with its reduction key, and the data-parallel one of whole tiles."""
 
     def reduction(attrs: Attrs, specs: Specs, target: Target) -> str | None:
         return reduction_key(stream.plan(attrs, specs, target))
 
-    return replace(stream, reduction=reduction), whole(stream)
+    return replace(stream, reduction=reduction), whole(stream, large)

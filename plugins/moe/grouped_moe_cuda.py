@@ -1,7 +1,8 @@
-"""The CUDA side of `grouped_moe`: three tactics, by the number of tokens.
+"""The CUDA side of `grouped_moe`: four tactics, by the number of tokens.
 
-`each` (up to 4 tokens), `grouped` (any number; streams each expert once), `wide` (many; Hopper).
-All three sum in one order, so they give the same bits. How operands are packed is moe_packs'.
+`each` (up to 4 tokens), `grouped` (any number; streams each expert once), `wide` (many; Hopper) sum
+in one order, so they give the same bits. `wide_128` (a prefill's) has an order of its own. How
+operands are packed is moe_packs'.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.moe.moe_problem import (
     THREADS,
     WARPS,
+    by_parts,
     inputs,
     macros,
     problem,
@@ -54,4 +55,4 @@ def cost_each(attrs: Attrs, specs: Specs, target: Target) -> float:
     return 1.15 * p.pairs * p.expert_bytes / target.bandwidth + 4e-6
 
 
-EACH = Tactic("each", "moe/moe_each.cu", refuse_each, plan_each, cost_each)
+EACH = Tactic("each", "moe/moe_each.cu", refuse_each, plan_each, cost_each, by_parts)

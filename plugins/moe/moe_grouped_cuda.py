@@ -15,6 +15,7 @@ from spark_engine.plugins.moe.moe_problem import (
     WARPS,
     Defines,
     Problem,
+    by_parts,
     combine,
     inputs,
     macros,
@@ -189,4 +190,6 @@ def _cost(p: Problem, w: GroupedConfig, target: Target) -> float:
     return (1.12 if w.columns == 1 else 2.7) * blocks * p.expert_bytes / target.bandwidth + 9e-6
 
 
-GROUPED = Tactic("grouped", "moe/moe_grouped.cu", refuse_grouped, plan_grouped, cost_grouped)
+GROUPED = Tactic(
+    "grouped", "moe/moe_grouped.cu", refuse_grouped, plan_grouped, cost_grouped, by_parts
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spark_engine.kernel import Arg, Attrs, Launch, Pointer, Specs
+from spark_engine.kernel import Arg, Attrs, Launch, Pointer, Specs, Target
 from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe import moe_packs
@@ -97,6 +97,11 @@ def refuse(attrs: Attrs, specs: Specs) -> str | None:
         if -(-k // 64) // split(k) > 4:
             return f"a row of {k} weights is more than the fragments that fit in registers"
     return None
+
+
+def by_parts(attrs: Attrs, specs: Specs, target: Target) -> str:
+    """The reduction key of the tactics that add a dot product in the parts of `split`."""
+    return "k in parts"
 
 
 def macros(p: Problem, **tuning: int) -> Defines:

@@ -10,19 +10,20 @@
 // thread that copied. `h` is written in the order in which its tiles are read.
 // 256 experts, top 8, H200: 156 / 163 / 395 / 1392 us at 128 / 256 / 2048 / 8192 tokens; floors 104
 // / 106 / 147 / 587 (benchmarks/log/moe_wide.md).
-// Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages).
+// Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages), SPAN (k-slabs of a stage).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
 
 // A stage is SPAN k-slabs: the tokens' rows of each, the weights of four panels, their scales.
-constexpr int SPAN = Side<true>::PART_SLABS % 2 || Side<false>::PART_SLABS % 2 ? 1 : 2;
 constexpr int KSLAB_X = BLOCK_M * 128;
 constexpr int PANEL_BYTES = SPAN * 4 * M16_BYTES, PANEL_SCALES = SPAN * 4 * M16_SCALES;
 constexpr int WEIGHTS_AT = SPAN * KSLAB_X, SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
 constexpr int STAGE = SCALES_AT + 4 * PANEL_SCALES;
 constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
-constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
+constexpr int ROUNDS = BLOCK_M / 16;  // rows that a thread copies
+#ifndef LAG
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
+#endif
 constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
 
@@ -103,8 +104,10 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
   const u64 policy = evict_first_policy();
   PipelineState here, behind;  // the stage that is filled, the one that is announced next
   int done = 0;
+  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
+    const int4 tile = UP ? tiles[1 + item / Wide<UP>::BLOCKS] : next;
+    if (!UP) next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
     const int panel = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
     const u64 at = (u64)tile.x * S::PANELS + panel;
     u32 from[ROUNDS];  // bytes; x is below 4 GiB
@@ -269,18 +272,21 @@ DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, Ahea
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   PipelineState here;
   int turn = 0;
+  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
     TileWork work;
     work.thread = forget(threadIdx.x);  // or all that depends on it is held all along
     const int own = work.thread >> 7, column = work.thread & 127;
     Ahead& mine = ahead[own];
-    work.tile = item == blockIdx.x ? tiles[1 + item / Wide<UP>::BLOCKS] : mine.tile[turn];
+    work.tile = UP && item != blockIdx.x ? mine.tile[turn] : next;
     work.item = item, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
     work.load_factors<UP>(scale2);
-    const int next = min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
-    if (column == 0) copy_async(mine.tile + (turn ^ 1), tiles + 1 + next);
+    const int4* const then = tiles + 1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
+    if (UP && column == 0) copy_async(mine.tile + (turn ^ 1), then);
+    if (!UP) next = *then;  // up has no registers to hold it
+    if (!UP && column < work.tile.z)
+      copy_async4(mine.pair[turn] + column, order + work.tile.y + column);
     commit_copies();
-    if (!UP && column < work.tile.z) mine.pair[turn][column] = order[work.tile.y + column];
     work.pair = mine.pair[turn];
     consume_width<UP, BLOCK_M>(r, here, work);
   }

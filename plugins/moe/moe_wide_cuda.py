@@ -16,6 +16,7 @@ from spark_engine.plugins.moe import expert_layout as et
 from spark_engine.plugins.moe.moe_problem import (
     M16_BYTES,
     Problem,
+    by_parts,
     combine,
     inputs,
     macros,
@@ -28,7 +29,7 @@ from spark_engine.plugins.moe.moe_problem import (
 SORT_CLUSTER = 8  # blocks that sort
 STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
-Refuse = Callable[[Attrs, Specs, Target], str | None]
+Refuse = Key = Callable[[Attrs, Specs, Target], str | None]
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,18 @@ class Tiling:
     Attributes:
         block_m: tokens of a tile.
         part_bytes: of a column of an expert's output.
+        span: k-slabs of a stage.
         tuning: macros beside those of every tactic.
     """
 
     block_m: int
     part_bytes: int
+    span: int
     tuning: Mapping[str, int]
 
 
-BY_PARTS = Tiling(64, 4, {})
-ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
+BY_PARTS = Tiling(64, 4, 2, {})
+ASCENDING = Tiling(128, 2, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
 
 
 def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -83,10 +86,10 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pla
     defines = macros(p, BLOCK_M=tiling.block_m, **tiling.tuning)
     slabs = [-(-k // et.KSLAB) for k in (p.hidden, p.inner)]
     ways = [int(dict(defines)[name]) for name in ("UP_WK", "DOWN_WK")]
-    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else 2  # of a stage
+    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else tiling.span
     stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
     depth = min(12, (target.shared_bytes - STATIC) // stage)
-    defines += (("DEPTH", str(depth)),)
+    defines += (("DEPTH", str(depth)), ("SPAN", str(span)))
     x, order, tiles, h, parts, ranks = scratch(0, 1, 2, 3, 4, 5)
     rest = -(-p.tokens * slabs[0] * 2 // 1024)  # blocks that could reorder x
     clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
@@ -128,10 +131,10 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> flo
     return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 
-def _tactic(name: str, refusal: Refuse, tiling: Tiling) -> Tactic:
+def _tactic(name: str, refusal: Refuse, tiling: Tiling, key: Key | None = None) -> Tactic:
     plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
-    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost)
+    return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost, key)
 
 
-WIDE = _tactic("wide", refuse_wide, BY_PARTS)
+WIDE = _tactic("wide", refuse_wide, BY_PARTS, by_parts)
 WIDE_128 = _tactic("wide_128", refuse_wide_128, ASCENDING)

@@ -19,8 +19,9 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
-from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
+from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
@@ -152,6 +153,7 @@ class Engine:
         if seq is None:
             return False
         self.scheduler.finish(seq, reason)
+        self._loop.keep_ended()
         self._events.append(end_event(seq, reason))
         return True
 
@@ -196,7 +198,8 @@ class Engine:
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting) - swapped,
             "swapped": swapped,
-            "free_pages": scheduler.pages.free,
+            "free_pages": scheduler.pages.free
+            + scheduler.pages.spare,  # those the cache alone keeps
             "free_slots": scheduler.slots.free,
             "pages": scheduler.pages.size,
             "slots": scheduler.slots.size,
@@ -204,23 +207,30 @@ class Engine:
             "preempted_swap": scheduler.preemptions["swap"],
             "preempted_recompute": scheduler.preemptions["recompute"],
             "last_step_age": time.monotonic() - self._last_step,
+            **scheduler.reuse.stats(),
             **counted,
         }
 
     def check_idle(self) -> None:
-        """Raises InternalError unless everything is back where it was at the start."""
+        """Raises InternalError unless everything is back where it was at the start, or is kept by
+        the prefix cache alone (`clear_cache`)."""
         self.scheduler.check()
+        pages = self.scheduler.pages
         free: Mapping[str, bool] = {
             "requests": not self._live,
             "launched steps": not self._loop.in_flight,
             "slots": self.scheduler.slots.free == self.scheduler.slots.size,
-            "pages": self.scheduler.pages.free == self.scheduler.pages.size,
+            "pages": pages.free + pages.spare == pages.size,
             "snapshots": self.scheduler.swap_used == 0,
             "queue": not (self.scheduler.waiting or self.scheduler.running),
         }
         left = [name for name, ok in free.items() if not ok]
         if left:
             raise InternalError(f"the idle engine still holds {', '.join(left)}")
+
+    def clear_cache(self) -> None:
+        """Forgets every prompt; pages that are in use are free when nobody uses them any more."""
+        self.scheduler.reuse.cache.clear()
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""
@@ -240,6 +250,14 @@ class Engine:
             rows.pop()
         return tuple(rows)
 
+    def _cache_bytes(self) -> int:
+        """What was asked for, or found at loading; or else all rows and pages."""
+        memory = self.memory
+        most = self.loaded.limits.pages * memory.page_bytes
+        most += memory.snapshot_rows * memory.snapshot_bytes
+        given = (self.options.cache_bytes, self.loaded.cache_bytes, most)
+        return min(most, next(n for n in given if n is not None))
+
     def _sizes(self) -> Sizes:
         loaded, limits, memory = self.loaded, self.loaded.limits, self.memory
         most = limits.max_seqs * memory.slot_bytes + limits.pages * memory.page_bytes
@@ -255,4 +273,8 @@ class Engine:
             page_bytes=memory.page_bytes,
             swap_bytes=min(self.options.swap_bytes, most),
             max_waiting=self.options.max_waiting,
+            snapshots=memory.snapshot_rows,
+            snapshot_bytes=memory.snapshot_bytes,
+            cache_bytes=self._cache_bytes(),
+            invariant=loaded.invariant,
         )

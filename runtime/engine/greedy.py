@@ -21,7 +21,7 @@ import numpy as np
 
 from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DECODE, PREFILL, SAMPLING_F, drafts_of, tile_of
-from spark_engine.manifest import Greedy
+from spark_engine.manifest import NATIVE, Greedy
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, Loaded, load
 from spark_engine.runtime.engine.request import capacity
@@ -54,7 +54,7 @@ def name_of(key: BucketKey) -> str:
 
 def machine(loaded: Loaded) -> str:
     """What rounding may depend on beside the engine: the GPU, or the processor and the library."""
-    if loaded.store is not None:
+    if loaded.folder is not None and loaded.folder.manifest.executor == NATIVE:
         from spark_engine.device import name_and_driver  # needs the extra `cuda`
 
         return name_and_driver()[0]

@@ -73,8 +73,8 @@ class StepPlan:
         saves: snapshots to take before anything is overwritten.
         restores: snapshots to write back.
         page_copies: (from, to) for pages of which a sequence needs its own.
-        counts: a slot whose next launch does not begin at 0, and the prompt's tokens before that
-            which penalties are to know.
+        counts: slots whose next launch does not begin at 0, with what penalties are to know of the
+            tokens before that: those of the prompt, and those generated.
         admitted: sequences whose table rows are to be written whole.
         grown: sequences that got a page, with the page's index in their list; one row a page.
         batches: at most one of decode or of a round of drafts, and one of prefill.
@@ -86,7 +86,7 @@ class StepPlan:
     saves: list[Move] = field(default_factory=list)
     restores: list[Move] = field(default_factory=list)
     page_copies: list[tuple[int, int]] = field(default_factory=list)
-    counts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    counts: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     grown: list[tuple[Sequence, int]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)

@@ -57,7 +57,7 @@ class PrefixCache:
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
-        self._root = Node(b"", None, 0, -1, -1)
+        self.root = Node(b"", None, 0, -1, -1)
         self._nodes: dict[bytes, Node] = {}
         self._states: set[CachedState] = set()
         self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
@@ -67,29 +67,34 @@ class PrefixCache:
 
     # Looking up.
 
-    def match(self, tokens: Sequence[int], names: Sequence[bytes], most: int) -> Hit:
+    def match(
+        self, tokens: Sequence[int], names: Sequence[bytes], most: int, tails: bool = True
+    ) -> Hit:
         """The deepest state at `most` or before that `tokens` go through; takes nothing.
 
-        `names` are those of the full pages of `tokens`, or of the first of them.
+        `names` are those of the full pages of `tokens`, or of the first of them. Without `tails`
+        it lies at a page's end.
         """
         deepest = self._deepest(names[: most // self._size])
+        if not self._row_bytes:  # pages are all that is remembered
+            return Hit(deepest.end, self._nodes_to(deepest), None, -1, deepest.end)
         for node in deepest.path():
-            state = node.state_for(tokens, most, self._size)
+            state = node.state_for(tokens, most, self._size) if tails else node.snapshot
             if state is not None:
-                nodes = tuple(reversed([n for n in node.path() if n is not self._root]))
-                at = state.position
+                at, nodes = state.position, self._nodes_to(node)
                 return Hit(at, nodes, state, state.page, max(deepest.end, at))
         return Hit(0, (), None, -1, deepest.end)
 
     def take(self, hit: Hit) -> None:
         """Somebody begins with the hit: uses its full pages, and is to read its row (`unpin`)."""
+        now = self._clock()
+        for node in hit.nodes:
+            node.used = now
+        self._pages.share(hit.pages)
         if hit.snapshot is not None:
-            hit.snapshot.used = now = self._clock()
+            hit.snapshot.used = now
             hit.snapshot.hits += 1
             hit.snapshot.pins += 1
-            for node in hit.nodes:
-                node.used = now
-            self._pages.share(hit.pages)
 
     def unpin(self, state: CachedState) -> None:
         """Whoever was to write or read the row has launched that, or never will."""
@@ -105,7 +110,7 @@ class PrefixCache:
     ) -> Node:
         """Makes nodes of the full pages that `names` name, those beyond `node`, and returns the
         deepest; fewer when the budget is used up by what is worth more."""
-        node = self._root if node is None or not node.alive else node
+        node = self.root if node is None or not node.alive else node
         for index in range(node.end // self._size, len(names)):
             page, child = pages[index], self._nodes.get(names[index])
             if child is None:
@@ -176,7 +181,7 @@ class PrefixCache:
 
     def forget(self, node: Node | None, maker: int) -> None:
         """Drops all that `maker` computed on the way to `node`, and what stands on it."""
-        path = list(node.path()) if node is not None and node.alive else [self._root]
+        path = list(node.path()) if node is not None and node.alive else [self.root]
         for state in [s for one in path for s in one.states if s.maker == maker]:
             self._drop_state(state)
         own = [one for one in path if one.maker == maker]
@@ -185,9 +190,9 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Gives every page and row back, those that somebody uses as soon as nobody does."""
-        for child in tuple(self._root.children):
+        for child in tuple(self.root.children):
             self._drop_subtree(child)
-        for state in tuple(self._root.tails):
+        for state in tuple(self.root.tails):
             self._drop_state(state)
 
     # Accounts.
@@ -213,7 +218,7 @@ class PrefixCache:
             up = node.parent
             if up is None or not (node.alive and up.alive) or node not in up.children:
                 raise InternalError(f"the node that ends at {node.end} hangs on nothing")
-        hanging = {s for node in (self._root, *self._nodes.values()) for s in node.states}
+        hanging = {s for node in (self.root, *self._nodes.values()) for s in node.states}
         if hanging != self._states or not all(s.alive for s in self._states):
             raise InternalError("a cached state hangs on nothing")
         self._rows.check([s.row for s in (*self._states, *self._leaving)])
@@ -228,7 +233,10 @@ class PrefixCache:
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if names[middle - 1] in self._nodes else (low, middle - 1)
-        return self._nodes[names[low - 1]] if low else self._root
+        return self._nodes[names[low - 1]] if low else self.root
+
+    def _nodes_to(self, node: Node) -> tuple[Node, ...]:
+        return tuple(reversed([n for n in node.path() if n is not self.root]))
 
     def _worth(self, state: CachedState) -> float:
         """Logarithm of what a byte of it saves, at the clock's zero."""
@@ -292,12 +300,12 @@ class PrefixCache:
             s
             for s in self._states
             if (s.tail and not users(s.page))
-            or not (s.node is self._root or s.node.children or users(s.node.page))
+            or not (s.node is self.root or s.node.children or users(s.node.page))
         ]
         return min(ends, key=self._worth, default=None)
 
     def _consider(self, node: Node) -> None:
-        if node.alive and node.bare and node is not self._root:
+        if node.alive and node.bare and node is not self.root:
             if len(self._leaves) > 64 + 4 * len(self._nodes):
                 self._leaves.clear()  # the same ones again and again
                 for one in [n for n in self._nodes.values() if n.bare]:

@@ -129,6 +129,11 @@ class Hit:
         """The full pages in their order."""
         return [node.page for node in self.nodes]
 
+    @property
+    def held_pages(self) -> list[int]:
+        """Those, and the one that is to be copied."""
+        return self.pages if self.tail_page < 0 else [*self.pages, self.tail_page]
+
 
 def page_names(tokens: Sequence[int], size: int, known: Sequence[bytes] = ()) -> list[bytes]:
     """The names of all full pages of `tokens`, of which the first are `known`."""

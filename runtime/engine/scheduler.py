@@ -3,8 +3,8 @@
 Knows counts only: slots, pages, bytes, positions. Pure Python without arrays; it never looks at
 a token but to know that one was added. The rules:
 
-- Order is priority, then arrival. The head of the queue is never passed over; who prefills first,
-  and how much beside decode, is `pacing`'s business, within bounds.
+- Order is priority, then arrival. The head of the queue is not passed over for want of room; who
+  prefills first, and how much beside decode, is `pacing`'s business, within bounds.
 - A request is admitted when a slot is free and pages for all it knows plus one decode row.
 - Every running sequence that can decode does so in every step, whatever prefill there is: all in
   one round of k drafts, or of none, where a row may have fewer.
@@ -13,6 +13,8 @@ a token but to know that one was added. The rules:
   the byte budget lasts, and otherwise forgets its cache and prefills again later. A waiting
   request of strictly higher priority may do the same to those below it.
   Drafts take a page early where one is free, and are fewer where none is.
+- Pages that the prefix cache alone keeps are as good as free, and go first.
+- A request that waits to go on from one that is being prefilled lets others pass (`reuse`).
 - So the first in order moves every few steps, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
@@ -21,9 +23,9 @@ a token but to know that one was added. The rules:
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spark_engine.errors import CapacityError, InternalError
 from spark_engine.interface import DECODE, PREFILL, verify_family
@@ -31,31 +33,13 @@ from spark_engine.runtime.engine.draft_depth import DraftDepth
 from spark_engine.runtime.engine.pacing import BALANCED, Pacing, PrefillPolicy
 from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan
 from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefix_trie import Hit, Node
 from spark_engine.runtime.engine.request import FinishReason, Status
+from spark_engine.runtime.engine.reuse import Reuse
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
 from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import BucketKey
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
-
-    `swap_bytes` is the budget of all snapshots, `max_waiting` the most requests not yet
-    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts.
-    """
-
-    slots: int
-    pages: int
-    page_size: int
-    decode: tuple[int, ...]
-    prefill: tuple[int, ...]
-    tile: int
-    slot_bytes: int
-    page_bytes: int
-    swap_bytes: int
-    max_waiting: int
-    verify: tuple[tuple[int, ...], ...] = ()
 
 
 class Scheduler:
@@ -78,7 +62,9 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # most urgent first; new, swapped and restarted ones
         self.swap_used = 0  # bytes
         self.preemptions = {"swap": 0, "recompute": 0}
-        self._fence: deque[tuple[int, int, list[int]]] = deque()  # step, slot, pages
+        self.reuse = Reuse(sizes, self.pages)
+        # step, slot, pages, and the deepest node of them
+        self._fence: deque[tuple[int, int, list[int], Node | None]] = deque()
         self._next_step = 0
         self._collected = -1
 
@@ -90,6 +76,7 @@ class Scheduler:
                 f"{fresh} requests wait already, and the queue holds {self.sizes.max_waiting}: "
                 "try again later"
             )
+        self.reuse.add(seq)
         insort(self.waiting, seq, key=_rank)
 
     def schedule(self, in_flight: int) -> StepPlan:
@@ -116,27 +103,31 @@ class Scheduler:
         """Says that the results of `step`, and of all before it, were read."""
         self._collected = step
         while self._fence and self._fence[0][0] <= step:
-            _, slot, pages = self._fence.popleft()
-            self._free(slot, pages)
+            _, slot, pages, node = self._fence.popleft()
+            self._free(slot, pages, node)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a sequence wherever it is; what it holds returns when nothing can touch it."""
         (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
         self._drop_snapshot(seq)
         if seq.slot >= 0:
-            if seq.last_step > self._collected:
+            in_flight = seq.last_step > self._collected
+            self.reuse.end(seq, reason, in_flight)
+            if in_flight:
                 # Not `last_step`: the fence must ascend, and no later step is launched yet.
-                self._fence.append((self._next_step - 1, seq.slot, seq.pages))
+                self._fence.append((self._next_step - 1, seq.slot, seq.pages, seq.node))
             else:
-                self._free(seq.slot, seq.pages)
-        seq.slot, seq.pages = -1, []
+                self._free(seq.slot, seq.pages, seq.node)
+        seq.slot, seq.pages, seq.node = -1, [], None
         seq.status, seq.finish = Status.FINISHED, reason
 
     def check(self) -> None:
-        """Raises InternalError unless every slot, page and swapped byte has one holder."""
+        """Raises InternalError unless every slot, page, row and swapped byte has its holders."""
         self.slots.check([*(s.slot for s in self.running), *(f[1] for f in self._fence)])
-        held = [page for s in self.running for page in s.pages]
-        self.pages.check(held + [page for f in self._fence for page in f[2]])
+        held = [page for s in self.running for page in s.pages] + self.reuse.copied_pages()
+        held += [page for f in self._fence for page in f[2]]
+        self.pages.check(held, self.reuse.cache.kept_pages())
+        self.reuse.cache.check()
         swapped = sum(s.swap_bytes for s in self.waiting)
         if swapped != self.swap_used:
             raise InternalError(f"snapshots hold {swapped} bytes, accounted {self.swap_used}")
@@ -155,7 +146,7 @@ class Scheduler:
 
     def _make_page(self, seq: Sequence, plan: StepPlan, in_flight: int) -> bool:
         """Sees to it that a page is free for `seq`; False when it must wait, or had to yield."""
-        while not self.pages.free:
+        while not self.reuse.cache.reclaim(1):
             if in_flight:
                 plan.drain = True
                 return False
@@ -168,10 +159,26 @@ class Scheduler:
     # Admission.
 
     def _admit(self, plan: StepPlan, in_flight: int) -> None:
-        while self.waiting and self._make_room(self.waiting[0], plan, in_flight):
-            seq = self.waiting.pop(0)
-            seq.slot = self.slots.take()[0]
-            seq.pages = self.pages.take(self._need(seq))
+        at = kept = 0  # those before it wait to go on from another, and will want so many pages
+        while at < len(self.waiting):
+            seq = self.waiting[at]
+            hit = None
+            if not self.reuse.waits(seq):
+                if self.slots.free <= at and (at or not self._yield_to(seq)):
+                    return
+                hit = self.reuse.find(seq, self.running)
+            if hit is None:
+                at += 1
+                kept += self._need(seq) - seq.leader_end // self.sizes.page_size
+                continue
+            if not self._make_room(seq, hit, (at, kept), plan, in_flight):
+                hit = self.reuse.without_tail(
+                    seq, hit
+                )  # the page that is copied may be one too many
+                if not self._make_room(seq, hit, (at, kept), plan, in_flight):
+                    return
+            self.waiting.pop(at)  # those that yielded to it stand behind it
+            self._take(seq, hit, self.waiting[at:], plan)
             if seq.status is Status.SWAPPED:
                 held = self._pages_for(seq.launched)
                 plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
@@ -182,15 +189,36 @@ class Scheduler:
             insort(self.running, seq, key=_rank)
             plan.admitted.append(seq)
 
-    def _make_room(self, seq: Sequence, plan: StepPlan, in_flight: int) -> bool:
-        """Whether `seq` can be admitted now, after preempting those below it if that helps."""
+    def _take(self, seq: Sequence, hit: Hit, waiting: list[Sequence], plan: StepPlan) -> None:
+        """A slot, and pages: those of the hit and its own."""
+        seq.slot = self.slots.take()[0]
+        shared = self.reuse.begin(seq, hit, waiting, plan)
+        own = self._need(seq) - len(shared)
+        self.reuse.cache.reclaim(own)
+        seq.pages = shared + self.pages.take(own)
+        if hit.tail_page >= 0:
+            plan.page_copies.append((hit.tail_page, seq.pages[len(shared)]))
+
+    def _yield_to(self, seq: Sequence) -> bool:
+        """Whether anyone who runs might have to yield to it."""
+        return any(_yields(victim, seq) for victim in self.running[-1:])
+
+    def _make_room(
+        self, seq: Sequence, hit: Hit, kept: tuple[int, int], plan: StepPlan, in_flight: int
+    ) -> bool:
+        """Whether `seq` can be admitted now, after preempting those below it if that helps.
+
+        `kept`: slots and pages that are for those before it.
+        """
         # A spare page beside others, lest it be preempted for their next one at once.
-        need = self._need(seq) + bool(self.running)
+        need = self._need(seq) + bool(self.running) - len(hit.nodes)
         if seq in plan.preempted:
             return False
-        if self.slots.free and self.pages.free >= need:
+        if self.slots.free > kept[0] and self._available(hit) >= need + kept[1]:
             return True
-        victims = self._victims(seq, need)
+        if kept[0]:
+            return False
+        victims = self._victims(seq, hit, need)
         if not victims:
             return False
         if in_flight:
@@ -200,22 +228,32 @@ class Scheduler:
             self._preempt(victim, plan)
         return True
 
-    def _victims(self, seq: Sequence, need: int) -> list[Sequence]:
+    def _available(self, hit: Hit) -> int:
+        """Pages that are free, or that nobody uses, beside those of the hit."""
+        unused = sum(not self.pages.users(page) for page in hit.held_pages)
+        return self.pages.free + self.pages.spare - unused
+
+    def _victims(self, seq: Sequence, hit: Hit, need: int) -> list[Sequence]:
         """The fewest of lower priority, last in order first, whose leaving makes room.
 
         Empty when it would not, or when what is behind the fence suffices.
         """
         slots = self.slots.free + len(self._fence)
-        pages = self.pages.free + sum(len(f[2]) for f in self._fence)
+        pages, left = self._available(hit), Counter(page for f in self._fence for page in f[2])
+        own = set(hit.held_pages)
+        pages += sum(n == self.pages.users(page) and page not in own for page, n in left.items())
         victims: list[Sequence] = []
         for victim in reversed(self.running):
             if slots and pages >= need:
                 return victims
-            if victim.request.priority >= seq.request.priority:
+            if not _yields(victim, seq):
                 return []
             victims.append(victim)
-            slots, pages = slots + 1, pages + len(victim.pages)
-        alone = self._need(seq)
+            slots += 1
+            for page in victim.pages:
+                left[page] += 1
+                pages += left[page] == self.pages.users(page) and page not in own
+        alone = self._need(seq) - len(hit.nodes)
         return victims if slots and pages >= alone else []
 
     def _need(self, seq: Sequence) -> int:
@@ -231,7 +269,9 @@ class Scheduler:
         plan.preempted.append(seq)
         held = self._pages_for(seq.launched)
         size = self.sizes.slot_bytes + held * self.sizes.page_bytes
-        if seq.launched and self.swap_used + size <= self.sizes.swap_bytes:
+        begun = seq.launched > 0 and seq.source is None  # or its slot holds nothing of it yet
+        self.reuse.drop(seq)
+        if begun and self.swap_used + size <= self.sizes.swap_bytes:
             plan.saves.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
             self.swap_used += size
             seq.status, seq.swap_bytes = Status.SWAPPED, size
@@ -240,13 +280,14 @@ class Scheduler:
             seq.restart()
             seq.status = Status.WAITING
             self.preemptions["recompute"] += 1
-        self._free(seq.slot, seq.pages)
-        seq.slot, seq.pages = -1, []
+        self._free(seq.slot, seq.pages, seq.node)
+        seq.slot, seq.pages, seq.node = -1, [], None
         insort(self.waiting, seq, key=_rank)
 
-    def _free(self, slot: int, pages: list[int]) -> None:
+    def _free(self, slot: int, pages: list[int], node: Node | None) -> None:
         self.slots.give([slot])
         self.pages.give(pages)
+        self.reuse.cache.released(node)
 
     def _drop_snapshot(self, seq: Sequence) -> None:
         self.swap_used -= seq.swap_bytes
@@ -279,7 +320,8 @@ class Scheduler:
             own, room = min(drafts, seq.drafts), len(seq.pages) * size - at
             # The chain that makes the next drafts reads and writes pages behind the row's.
             wanted = -(-min(at + 2 * own, most) // size) - len(seq.pages)
-            if wanted > 0 and pages.free:
+            if wanted > 0 and (pages.free or pages.spare):
+                self.reuse.cache.reclaim(wanted)
                 for page in pages.take(min(wanted, pages.free)):
                     plan.grown.append((seq, len(seq.pages)))
                     seq.pages.append(page)
@@ -311,10 +353,20 @@ class Scheduler:
                 batch.starts.append(start)
                 batch.counts.append(end - start)
                 batch.emits.append(end == seq.prefill_end)
+                source, save = self.reuse.tile(seq, end)
+                batch.sources.append(source)
+                batch.saves.append(save)
                 seq.launched, seq.last_step = end, plan.step
         self.pacing.pass_over(behind, batch.seqs)
         bucket = next(b for b in self.sizes.prefill if b >= batch.live)
         plan.batches.append(replace(batch, bucket=bucket))
+
+
+def _yields(victim: Sequence, seq: Sequence) -> bool:
+    """To one that let others pass, all those yield that came later."""
+    if seq.held_back:
+        return victim.rank > seq.rank
+    return victim.request.priority < seq.request.priority
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

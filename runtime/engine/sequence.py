@@ -37,6 +37,7 @@ class Sequence:
         names: of its full pages, for the prefix cache; of those of its prompt while it runs.
         node: the deepest of its pages that others can begin with.
         leader, leader_end: it waits until this one was launched up to there, to go on from it.
+        held_back: it let others pass for that.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
@@ -65,6 +66,7 @@ class Sequence:
     node: Node | None = None
     leader: Sequence | None = None
     leader_end: int = 0
+    held_back: bool = False
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -107,8 +107,14 @@ class Loop:
         self._trace.done("prepare")
         self._launch(plan)
         events = self._postprocess(self._collect(plan))
+        self.keep_ended()
         self._trace.done("finish")
         return events
+
+    def keep_ended(self) -> None:
+        """Copies what those that ended leave to the prefix cache, behind every launch so far."""
+        self._memory.copy_rows(self.scheduler.reuse.copies)
+        self.scheduler.reuse.settled()
 
     def _prepare(self, plan: StepPlan) -> None:
         for move in plan.saves:
@@ -118,6 +124,9 @@ class Loop:
                 raise InternalError(f"sequence {move.seq.id} has no snapshot to restore")
             self._memory.restore(move.seq.snapshot, move.slot, move.pages)
             move.seq.snapshot = None
+        self._memory.copy_pages(plan.page_copies)
+        for counts in plan.counts:
+            self._memory.set_counts(*counts)
         write_tables(self._memory, plan)
         if plan.batches:
             self._memory.flush()
@@ -188,7 +197,8 @@ class Loop:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
-            k, more = seq.request.params.logprobs, ("", seq.drafted, seq.accepted)
+            k = seq.request.params.logprobs
+            more = "", seq.drafted, seq.accepted, seq.cached
             if k is None:
                 events.append(Event(seq.id, token, None, (), reason, *more))
             else:
@@ -252,7 +262,8 @@ def end_of(seq: Sequence) -> FinishReason | None:
 
 def end_event(seq: Sequence, reason: FinishReason, message: str = "") -> Event:
     """The last event of a sequence that ends without a token."""
-    return Event(seq.id, None, None, (), reason, message, seq.drafted, seq.accepted)
+    more = seq.drafted, seq.accepted, seq.cached
+    return Event(seq.id, None, None, (), reason, message, *more)
 
 
 def _top(ids: Array, values: Array, row: int, count: int) -> tuple[tuple[int, float], ...]:

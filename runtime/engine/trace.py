@@ -115,6 +115,7 @@ class Trace(NoTrace):
         return {
             "steps": self._steps,
             "wall_s": wall,
+            "seconds": seconds,
             "shares": {k: v / whole if whole else 0.0 for k, v in seconds.items()},
             "parts_s": dict(self._seconds),
             "spans_left_out": self._left_out,

@@ -61,7 +61,8 @@ class OrtExecutor:
         if self.in_place:
             self._open().run_with_iobinding(self._binding(buffers))
         else:
-            self._run_apart(buffers)
+            for name, state in self._run_apart(buffers).items():
+                np.copyto(buffers[name], state)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Runs at once; there is nothing to wait for."""
@@ -95,18 +96,17 @@ class OrtExecutor:
             binding.bind_output(spec.name, "cpu", 0, *_pointer(spec, arrays.get(spec.name)))
         return binding
 
-    def _run_apart(self, buffers: Mapping[str, Array]) -> None:
-        """Runs into fresh state memory and copies it back."""
+    def _run_apart(self, buffers: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs into fresh state memory; what the updated states are, by their names."""
         apart = {s.name: allocate(s) for s in self._updated}
         self._open().run_with_iobinding(self._bind({**buffers, **apart}))
-        for spec, state in self._updated.items():
-            if spec.name == state + STATE_OUT:
-                np.copyto(buffers[state], apart[spec.name])
+        updated = self._updated.items()
+        return {state: apart[s.name] for s, state in updated if s.name == state + STATE_OUT}
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
         apart, together = _random_step(header), _random_step(header)
-        self._run_apart(apart)
+        apart |= self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
         names = [s.name for s in (*header.states, *header.outputs)]
         return all(_bits_equal(apart[name], together[name]) for name in names)

@@ -10,9 +10,12 @@ from pathlib import Path
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
+from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, bytes_of
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
+
+GIB = 1 << 30
 
 
 def read_info(folder: Path) -> EngineInfo:
@@ -43,6 +46,29 @@ def check_drafts(asked: int | None, limits: Limits) -> None:
     else:
         words = f"this engine makes at most {limits.drafts} a round"
     raise OptionError(f"--drafts is {asked}; {words}")
+
+
+def check_cache(asked: int | None, folder: Path) -> None:
+    """Raises OptionError for a prefix cache, in bytes, that could never hold a prefix."""
+    if not asked:
+        return
+    manifest = read_manifest(folder)
+    row, page = (bytes_of(manifest.states, unit) for unit in (SEQUENCE, PAGE))
+    given = f"--cache-gib is {asked / GIB:.3g}"
+    if row and manifest.executor != NATIVE and not manifest.limits.snapshots:
+        words = "this engine was built without room for states: build it again with --cache-gib"
+        raise OptionError(f"{given}; {words}")
+    if asked < row + page:
+        words = f"a prefix takes {(row + page) / GIB:.2g} GiB at least: give more, or --no-cache"
+        raise OptionError(f"{given}; {words}")
+
+
+def spell_cache(info: EngineInfo) -> str:
+    """What to say of an open engine's prefix cache."""
+    if not info.cache_bytes:
+        return ", without a prefix cache"
+    states = f" with room for {info.snapshots} states" if info.snapshots else ""
+    return f", with a prefix cache of up to {info.cache_bytes / GIB:.2f} GiB{states}"
 
 
 def spell_drafts(asked: int | None, limits: Limits) -> str:

@@ -33,7 +33,7 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """The engine's counters. Counts since the start, but for the first four."""
+    """The engine's counters: since the start, but for the first four and what says `now`."""
 
     running: int = 0
     waiting: int = 0
@@ -47,6 +47,15 @@ class Stats(msgspec.Struct, frozen=True):
     drafts_by_position: list[int] = []  # how often the draft at each position was verified
     accepted_by_position: list[int] = []  # and kept
     rounds_by_k: dict[int, int] = {}  # rounds launched with so many drafts a row
+    prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    prefix_hits: int = 0  # and found: not computed
+    prefix_lost_for_state: int = 0  # whose pages were there, but no state to go on from
+    snapshots: int = 0  # states that the cache holds now
+    snapshot_rows: int = 0  # and could hold
+    cache_bytes: int = 0  # that it holds now, pages and states
+    cache_budget: int = 0  # and may hold; 0: there is no cache
+    evicted_pages: int = 0
+    evicted_snapshots: int = 0
 
     @property
     def draft_rounds(self) -> int:
@@ -58,6 +67,12 @@ class Stats(msgspec.Struct, frozen=True):
         """Mean of those rounds; None before the first."""
         rounds = self.draft_rounds
         return 1 + sum(self.accepted_by_position) / rounds if rounds else None
+
+
+CACHE = (  # counters of the prefix cache, which the engine and `Stats` name alike
+    *("prefix_queries", "prefix_hits", "prefix_lost_for_state", "snapshots", "snapshot_rows"),
+    *("cache_bytes", "cache_budget", "evicted_pages", "evicted_snapshots"),
+)
 
 
 def summarise(row: Mapping[str, Any]) -> Stats:
@@ -75,16 +90,23 @@ def summarise(row: Mapping[str, Any]) -> Stats:
         drafts_by_position=list(row["drafts_by_position"]),
         accepted_by_position=list(row["accepted_by_position"]),
         rounds_by_k=dict(row["rounds_by_k"]),
+        **{name: row[name] for name in CACHE},
     )
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the HTTP process must know of an engine. `generation` is generation_config.json."""
+    """What the HTTP process must know of an engine. `generation` is generation_config.json.
+
+    Of an open one, `cache_bytes` is what its prefix cache may hold, and `snapshots` how many of
+    the recurrent layers' states.
+    """
 
     name: str
     limits: Limits
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any] = {}
+    cache_bytes: int = 0
+    snapshots: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

@@ -115,7 +115,23 @@ class _EngineCollector(Collector):
         yield self._gauge("spark:last_step_age_seconds", age)
         yield self._counter("spark:engine_launches", stats.buckets, "bucket")
         yield self._counter("spark:padded_rows", {"": stats.padded_rows})
+        yield from self._cache(stats)
         yield from self._drafts(stats)
+
+    def _cache(self, stats: Stats) -> Iterator[Metric]:
+        """Tokens, but for states, bytes and evictions; all 0 where there is no cache."""
+        for prefix in PREFIXES:
+            yield self._counter(prefix + "prefix_cache_queries", {"": stats.prefix_queries})
+            yield self._counter(prefix + "prefix_cache_hits", {"": stats.prefix_hits})
+        name = "spark:prefix_cache_"
+        yield self._counter(name + "misses", {"": stats.prefix_queries - stats.prefix_hits})
+        yield self._counter(name + "lost_for_state", {"": stats.prefix_lost_for_state})
+        evicted = {"page": stats.evicted_pages, "state": stats.evicted_snapshots}
+        yield self._counter(name + "evictions", evicted, "kind")
+        yield self._gauge(name + "states", stats.snapshots)
+        yield self._gauge(name + "state_rows", stats.snapshot_rows)
+        yield self._gauge(name + "bytes", stats.cache_bytes)
+        yield self._gauge(name + "budget_bytes", stats.cache_budget)
 
     def _drafts(self, stats: Stats) -> Iterator[Metric]:
         """Nothing of an engine without a draft head."""

@@ -59,7 +59,7 @@ class ChatForm:
 
     def push(self, piece: Piece) -> Json:
         """`delta` with what is new, and the tokens' `logprobs`."""
-        deltas = self._parser.push(piece.text)
+        deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush()
         body: Json = {"delta": self._delta(deltas)}
@@ -92,7 +92,11 @@ class ChatForm:
         body: Json = {}
         for delta in deltas:
             if delta.kind is Kind.CALL:
-                body.setdefault("tool_calls", []).append(self._call(delta))
+                rows, row = body.setdefault("tool_calls", []), self._call(delta)
+                if rows and rows[-1]["index"] == row["index"]:
+                    rows[-1]["function"]["arguments"] += delta.text
+                else:
+                    rows.append(row)
             else:
                 key = delta.kind.value
                 body[key] = body.get(key, "") + delta.text
@@ -100,10 +104,15 @@ class ChatForm:
         return body
 
     def _call(self, delta: Delta) -> Json:
-        function = {"name": delta.name, "arguments": delta.text}
-        call = {"id": new_id("call"), "type": "function", "function": function}
-        self._calls.append({"index": len(self._calls), **call})
-        return self._calls[-1]
+        """A call's first delta has its id and name, the others more of its arguments."""
+        if delta.name:
+            function = {"name": delta.name, "arguments": delta.text}
+            call = {"id": new_id("call"), "type": "function", "function": function}
+            self._calls.append({"index": len(self._calls), **call})
+            return {**self._calls[-1], "function": dict(function)}
+        last = self._calls[-1]
+        last["function"]["arguments"] += delta.text
+        return {"index": last["index"], "function": {"arguments": delta.text}}
 
 
 class TextForm:
@@ -179,13 +188,15 @@ def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def usage(prompt: int, completion: int, drafts: tuple[int, int] | None = None) -> Json:
-    """Token counts. `drafts`: those verified and those kept, of an engine that drafts."""
+def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
+    """Token counts. `cached`: those of the prompt that were not computed; `drafts`: those verified
+    and those kept, of an engine that drafts."""
     total = prompt + completion
     counts: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": total,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
     if drafts is not None:
         verified, kept = drafts

@@ -27,7 +27,14 @@ from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
 from spark_engine.runtime.server.app import Endpoints, create_app
-from spark_engine.runtime.server.assets import check_drafts, read_info, read_text, spell_drafts
+from spark_engine.runtime.server.assets import (
+    check_cache,
+    check_drafts,
+    read_info,
+    read_text,
+    spell_cache,
+    spell_drafts,
+)
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
     Connection,
@@ -83,6 +90,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     Raises EngineError, CapacityError or OptionError when it cannot start.
     """
     check_drafts(options.engine.drafts, read_info(folder).limits)
+    check_cache(options.engine.cache_bytes, folder)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     return asyncio.run(serve(command, folder, options))
@@ -122,7 +130,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         endpoints = Endpoints(service)
         app = create_app(endpoints, service, options.api_key)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
-        name = names[0] + spell_drafts(options.engine.drafts, info.limits)
+        name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)
         return await server.run_until_done(listener)
     finally:

@@ -70,11 +70,16 @@ class InFlight:
 
     @property
     def usage(self) -> Json:
-        """Tokens so far, and drafts where the engine makes any."""
+        """Tokens so far, and drafts where the engine makes any.
+
+        A prompt counts once, however many choices are made of it: so do its cached tokens, which
+        are the first choice's, since the others find what that one leaves.
+        """
         streams = [choice.stream for choice in self.choices]
+        cached = sum(s.cached for s in streams[:: self.body.n or 1])
         drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
         tokens = sum(s.tokens for s in streams)
-        return usage(self.prompt_tokens, tokens, drafts if self.drafting else None)
+        return usage(self.prompt_tokens, tokens, cached, drafts if self.drafting else None)
 
     @property
     def chunk_kind(self) -> str:
@@ -125,7 +130,8 @@ class Service:
 
         prompt, choices, thinking = await self._read(read, deadline)
         tools, logprobs = _tools(body) or (), bool(body.logprobs)
-        parsers = (ReplyParser(thinking, tools) for _ in range(body.n or 1))
+        known = tokenizer.marks.values()
+        parsers = (ReplyParser(thinking, tools, tokens=known) for _ in range(body.n or 1))
         forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
         names = "chat.completion", "chatcmpl"
         return self._start(body, len(prompt), choices, forms, names, deadline)

@@ -187,7 +187,10 @@ def _watch_parent(path: Path, save: Callable[[], None]) -> None:
 def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
     with Progress(sys.stderr) as shown:
-        return read_info(folder), Engine.open(folder, options, shown, trace)
+        info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
+    sizes = engine.scheduler.sizes
+    cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
+    return msgspec.structs.replace(info, **cache), engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ class Piece:
     tokens: tuple[Event, ...] = ()  # the events that brought a token
     finish: FinishReason | None = None
     stop: str | None = None  # the stop string that ended it
+    marks: tuple[int, ...] = ()  # places in the whole text where these tokens' marks begin
 
 
 class TextStream:
@@ -37,12 +38,16 @@ class TextStream:
         eos: tuple[int, ...],
         skip_special: bool = True,
     ) -> None:
+        self._marks = tokenizer.marks if tokenizer else {}
+        self._places: list[int] = []
+        self._length = 0  # of the text so far, what is held back included
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # drafts that were verified, and those kept
+        self.cached = 0  # tokens of the prompt that were not computed
         self.finish: FinishReason | None = None
 
     def push(self, events: Iterable[Event]) -> Piece:
@@ -57,12 +62,14 @@ class TextStream:
                 tokens.append(event)
             if self.finish is not None:
                 break
-        return Piece(text, tuple(tokens), self.finish, self._stops.matched)
+        places, self._places = tuple(self._places), []
+        return Piece(text, tuple(tokens), self.finish, self._stops.matched, places)
 
     def _take(self, event: Event) -> str:
         self.tokens += event.token is not None
         self.drafted = max(self.drafted, event.drafted)
         self.accepted = max(self.accepted, event.accepted)
+        self.cached = max(self.cached, event.cached)
         text = self._text(event)
         self.finish = event.finish
         if self._stops.matched is not None:
@@ -76,6 +83,9 @@ class TextStream:
             return ""
         ended = event.finish is FinishReason.STOP and event.token in self._stop_ids
         text = "" if event.token is None or ended else self._detokenizer.push([event.token])
+        self._length += len(text)
+        if text and event.token is not None and (mark := self._marks.get(event.token)):
+            self._places.append(self._length - len(mark))
         if event.finish is not None:
             text += self._detokenizer.flush()
         return text if self.tokens < self._min_tokens else self._stops.push(text)

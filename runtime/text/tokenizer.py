@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from spark_engine.errors import EngineError, RequestError
+from spark_engine.runtime.text.reply_formats import marks
 
 
 class Tokenizer:
@@ -27,6 +28,8 @@ class Tokenizer:
         size = backend.get_vocab_size(with_added_tokens=True)
         self._bytes = [_token_bytes(backend.id_to_token(i)) for i in range(size)]
         self.longest = max(map(len, self._bytes), default=0)  # bytes
+        known = ((backend.token_to_id(mark), mark) for mark in sorted(marks()))
+        self.marks = {i: mark for i, mark in known if i is not None}  # of thoughts and calls
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:

@@ -223,10 +223,44 @@ def test_a_gpus_memory_is_shared_out() -> None:
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE
-    assert 0.89 * H200.card.memory < total <= 0.9 * H200.card.memory
+    left = 128 * (37748736 * 4 + 1474560 * 2)  # for a snapshot of each sequence
+    assert 0.89 * H200.card.memory < total + left <= 0.9 * H200.card.memory
     assert "fit the memory of the target" in plan.notes[1]
     small = resolve(Options(target="sm_121a"), DENSE)
     assert small.limits.pages < limits.pages and small.buckets.prefill[-1].rows == 16
+
+
+def test_snapshots_take_their_part_of_a_gpus_memory() -> None:
+    """Rows that the runtime allocates: left free of pages, and not among the limits."""
+    page = 64 * DENSE.kv_token_width
+    none, some, usual = (
+        resolve(Options(target="sm_90a", cache_gib=n), DENSE).limits for n in (0, 2.5, None)
+    )
+    assert {limits.snapshots for limits in (none, some, usual)} == {0}
+    assert abs((none.pages - some.pages) * page - 2.5 * GIB) <= page
+    one = 37748736 * 4 + 1474560 * 2
+    assert abs((none.pages - usual.pages) * page - 128 * one) <= page
+    crowded = [Options(target="sm_90a", max_seqs=400, cache_gib=n) for n in (0, None)]
+    pages = [resolve(options, DENSE).limits.pages for options in crowded]
+    assert abs(pages[1] - 3 / 4 * pages[0]) <= 2, "a quarter of what there is at most"
+
+
+@pytest.mark.parametrize(
+    ("seqs", "gib", "rows"),
+    [(1, None, 16), (8, None, 32), (32, None, 67), (8, 0, 0), (8, 0.5, 33), (8, 80, 4096)],
+)
+def test_snapshots_of_the_cpu(seqs: int, gib: float | None, rows: int) -> None:
+    """Four for each sequence in up to 1 GiB, or as many as the budget holds: 16 MB each here."""
+    small = replace(DENSE, state_width=4_000_000, conv_width=0)
+    options = Options(target="cpu", max_seqs=seqs, cache_gib=gib)
+    assert resolve(options, small).limits.snapshots == rows
+    assert resolve(options, FACTS).limits.snapshots == 0, "nothing is recurrent"
+
+
+@pytest.mark.parametrize("gib", [-1, float("nan"), float("inf"), 1 << 20])
+def test_a_budget_that_is_none_is_refused(gib: float) -> None:
+    with pytest.raises(OptionError, match="--cache-gib .*GiB for the prefix cache, 0 for none"):
+        resolve(Options(cache_gib=gib), DENSE)
 
 
 def test_budgets_are_the_cards() -> None:
@@ -268,7 +302,8 @@ def test_rings_behind_recurrent_states() -> None:
     assert resolve(Options(target="sm_90a", gdn_ring=0), facts).limits.gdn_ring == 0
     assert resolve(Options(gdn_ring=16), facts).limits.gdn_ring == 16
     assert resolve(Options(target="sm_121a"), FACTS).limits.gdn_ring == 0
-    told, without = (resolve(Options(target="sm_90a", gdn_ring=n), facts) for n in (8, 0))
+    wish = Options(target="sm_90a", cache_gib=0)
+    told, without = (resolve(replace(wish, gdn_ring=n), facts) for n in (8, 0))
     page = 64 * facts.kv_token_width  # FP8
     taken = (without.limits.pages - told.limits.pages) * page
     assert abs(taken - 129 * 8 * 48 * 8256 * 4) <= page

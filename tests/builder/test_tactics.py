@@ -118,9 +118,36 @@ def decode_attention(rows: int, table: int, pool: int, tile: int = 1) -> Work:
 )
 def test_contexts_of_attention(rows: int, table: int, pool: int, contexts: tuple[int, ...]) -> None:
     assert decode_attention(rows, table, pool).contexts == contexts
-    assert decode_attention(rows, table, pool, tile=64).contexts == (1024,)
     round = decode_attention(rows, table, pool, tile=4).contexts
     assert round == (contexts[0], *(c - 3 for c in contexts[1:])), "four tokens fit at the end"
+
+
+@pytest.mark.parametrize(
+    ("rows", "table", "pool", "contexts"),
+    [
+        (16, 2048, 9999, (1024, 16_384, 65_536)),
+        (16, 512, 9999, (1024, 16_384)),  # a sequence has 32,768 at most
+        (16, 2048, 256, (1024, 16_384)),
+        (16, 2048, 255, (1024,)),
+        (256, 2048, 9999, (1024, 16_384, 65_536)),
+        (257, 2048, 9999, (1024, 65_536)),  # a launch is no longer than the sequence
+    ],
+)
+def test_contexts_of_prefill(rows: int, table: int, pool: int, contexts: tuple[int, ...]) -> None:
+    work = decode_attention(rows, table, pool, tile=64)
+    assert work.contexts == contexts and len(work.shares) == len(contexts)
+
+
+def test_prefill_is_chosen_by_twelve_short_launches_three_long_and_a_very_long_one() -> None:
+    times = {
+        "short": {1024: 4e-6, 16_384: 50e-6, 65_536: 900e-6},
+        "long": {1024: 20e-6, 16_384: 40e-6, 65_536: 500e-6},
+    }
+    tactics = tuple(tactic(name, lambda rows: 1.0, most=1024) for name in times)
+    work = decode_attention(16, 2048, 9999, tile=64)
+    made = choose(Cuda(tactics), work, H200, lambda w, t, p: times[t.name][w.context])
+    assert made.tactic is not None and made.tactic.name == "long"
+    assert made.candidates == pytest.approx({"short": 68.625e-6, "long": 53.75e-6})
 
 
 def test_attention_is_chosen_by_three_short_steps_and_a_long_one() -> None:

@@ -96,6 +96,13 @@ def test_prefill_rows_are_sequences_of_the_context() -> None:
     assert table.min() >= 0 and table.max() < made["reached"][0] <= 2 * 17
 
 
+def test_a_launch_prefills_the_end_of_a_long_sequence() -> None:
+    made = attention(4, 64)
+    assert made["slots"].tolist() == [0] * 4
+    assert made["starts"].tolist() == [768, 832, 896, 960]
+    assert (made["page_table"][0, :16] >= 0).all()
+
+
 def test_tokens_choose_distinct_experts_and_the_shared_one() -> None:
     op = registry.get("grouped_moe")
     shapes = [(DType.BF16, (50, 64)), (DType.I32, (50, 5)), (DType.F32, (50, 5))]

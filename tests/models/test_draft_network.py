@@ -19,7 +19,7 @@ from spark_engine.tensors import DType
 from tests.checkpoints import text_config
 from tests.models import nvidia_configs
 
-LIMITS = Limits(4, 256, 16, 512, drafts=3, gdn_ring=8)
+LIMITS = Limits(4, 256, 16, 512, drafts=3, gdn_ring=8, snapshots=6)
 BF16 = Precision(DType.BF16, DType.F8E4M3, DType.F32)
 FAMILIES = interface.families(3)
 UPDATED = {"last_tokens", "token_counts", "positions", "mtp.k_pages", "mtp.v_pages"}
@@ -61,8 +61,10 @@ def test_states_and_who_updates_them(family: str) -> None:
     assert {n for n in written if not n.startswith("layers.")} == {f"{n}.out" for n in common}
     assert ("drafts" in states) is ("positions" in states) is (family != "prefill")
     assert states["mtp.k_pages"] == states["layers.3.k_pages"] == ((17, 2, 64, 64), "page")
-    assert states["layers.0.conv_state"] == ((5, 4 + 3, 256), "slot")
-    assert states["layers.0.gdn_ring"][0][:2] == (5, 8 + 2 * 3 + 1)
+    assert states["layers.0.conv_state"] == ((5 + 6, 4 + 3, 256), "sequence")
+    assert states["layers.0.gdn_ring"][0][:2] == (5 + 6, 8 + 2 * 3 + 1)
+    by_sequence = {name for name, (_, unit) in states.items() if unit == "sequence"}
+    assert {name.split(".")[-1] for name in by_sequence} == {"conv_state", "gdn_ring", "gdn_state"}
     shared = [*interface.steps(family, 3), *interface.tables(LIMITS)]
     names = {s.name for s in shared} | set(states) | set(network.weights)
     assert {t.name for t in network.graph.inputs} == names

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import GraphError
-from spark_engine.kernel import H200, TARGETS, Target
+from spark_engine.kernel import GB10, H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.common import formats, weight_packing
 from spark_engine.plugins.linear import (
@@ -188,6 +188,30 @@ def test_pieces_of_decoded_weights_are_nearly_equal(layer: tuple[str, int, int])
     assert -(-cuts // H200.sms) * H200.sms <= 1.03 * cuts
 
 
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda a: "-".join(map(str, a)))
+def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> None:
+    op, n, k = layer
+    for m in (128, 1024, 8192):
+        problem, form = sg.Problem(m, n, k), FORMS[op]
+        plan = sg.plan_large(problem, form, H200, (0,), "bf16")
+        assert sg.plan_large(problem, form, GB10, (0,), "bf16") is None
+        if plan is None:
+            assert m == 128 or n < 6000
+            continue
+        (launch,) = plan.launches
+        macros = {name: int(value) for name, value in launch.defines}
+        assert m > 128 and launch.grid[0] == H200.sms and not launch.resident
+        assert launch.shared + 1024 <= H200.shared_bytes and macros["STAGES"] >= 3
+        # A round's tiles fetch no less with half the band, nor with twice.
+        weights, rows = macros["BLOCK_N"] * form.weight_bits, macros["BLOCK_M"] * form.x_bytes * 8
+
+        def fetched(band: int, weights: int = weights, rows: int = rows) -> float:
+            return band * rows + H200.sms / band * weights
+
+        band = macros["BAND"]
+        assert fetched(band) <= min(fetched(band // 2), fetched(2 * band))
+
+
 # ---- compilation -------------------------------------------------------------------------------
 
 
@@ -208,6 +232,9 @@ def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
                 share = skinny_gemm.choose(problem, form, target)
                 launch = skinny_gemm.plan(share, problem, form, target, (0,), "bf16").launches[0]
                 jobs[nvrtc.Job(f"linear/{op}.cu", launch.defines, (launch.symbol,))] = m
+        many = sg.plan_large(sg.Problem(8192, n, k), form, target, (0,), "bf16")
+        if name == op and many is not None:
+            jobs[nvrtc.Job(f"linear/{op}.cu", many.launches[0].defines, (op,))] = 8192
     for job, m in jobs.items():
         (usage,) = nvrtc.compile(job, target, cache).usage.values()
         assert usage.spills == 0, (m, job.defines, usage)
@@ -266,6 +293,11 @@ SHAPES = (
     ("nvfp4_linear", 3, 5120, 17392),
     ("fp8_linear", 16, 2120, 1040),
     ("linear", 11, 9216, 336),
+    ("linear", 1100, 4112, 336),  # large tiles, from here on
+    ("fp8_linear", 2200, 2120, 400),
+    ("fp8_linear", 2200, 2117, 256),
+    ("nvfp4_linear", 1100, 4112, 272),
+    ("nvfp4_linear", 1100, 4105, 128),
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 

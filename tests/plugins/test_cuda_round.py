@@ -5,6 +5,7 @@ Compiling needs no GPU. Page elements beyond a row's context hold NaN, and so do
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,12 +129,12 @@ def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) 
 def test_runs_fit_their_list() -> None:
     """What list_runs may make of a row, for all lengths up to 3000 and all sizes of chunks."""
 
-    def size(length: int, chunk: int) -> int:
-        chunks = min(64, max(1, (length + chunk // 2) // chunk))
+    def size(length: int, chunk: int, most: int) -> int:
+        chunks = min(most, max(1, (length + chunk // 2) // chunk))
         return max(64, -(-length // (64 * chunks)) * 64)
 
-    for chunk in (128, 256, 512, 1024):
-        sizes = [size(n, chunk) for n in range(1, 3001)]
+    for chunk, most in itertools.product((128, 256, 512, 1024), (8, 64)):
+        sizes = [size(n, chunk, most) for n in range(1, 3001)]
         for n in range(2, 3001):  # the kernel looks only there for another size
             assert sizes[n - 1] == sizes[n - 2] or n % 64 < 2
         for tile in range(2, 9):

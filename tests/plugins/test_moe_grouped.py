@@ -143,6 +143,17 @@ def test_a_target_without_room_for_a_token_is_refused() -> None:
     )
 
 
+def test_tactics_of_one_order_say_so() -> None:
+    def keys(tokens: int) -> dict[str, str | None]:
+        attrs, packed = specs("nvfp4", tokens, SIZES)
+        takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
+        return {t.name: t.reduction_key(attrs, packed, H200) for t in takers}
+
+    assert set(keys(1)) == {"each", "grouped", "wide"} and len(set(keys(1).values())) == 1
+    many = keys(4096)
+    assert many["grouped"] == many["wide"] == keys(1)["each"] != many["wide_128"]
+
+
 # ---- the index arithmetic ------------------------------------------------------------------------
 
 

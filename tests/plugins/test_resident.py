@@ -58,6 +58,8 @@ def is_cut(launch: Launch) -> bool:
     """Whether a piece of the launch's work begins inside a tile, as `Problem::begin` cuts it."""
     m, n, k = (int(a.value) for a in launch.args if isinstance(a, Scalar))
     macros = {name: int(value) for name, value in launch.defines}
+    if macros.get("BAND"):
+        return False  # blocks take whole tiles in turn
     unit = {"linear": 64, "fp8_linear": 128, "fp8_block_linear": 128, "nvfp4_linear": 64}
     of_tile = -(-k // unit[launch.symbol]) // macros["CUT"]
     line = -(-n // macros["BLOCK_N"]) * -(-m // macros["BLOCK_M"]) * of_tile

@@ -2,15 +2,16 @@
 
 It writes what it is fed into pages, slots and `token_counts`, reads all of it back through the page
 table, and hashes that with the sampling tables into the next token: a wrong slot, a stale page,
-a token dropped or doubled changes the answer. Launches run as late as the contract allows, at
-the wait; tables alone are read at the launch. Inert rows scribble on the scratch rows.
+a token dropped or doubled changes the answer. Launches and copies run as late as the contract
+allows, at a wait; tables alone are read at the launch. Inert rows scribble on the scratch rows.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -25,10 +26,11 @@ from spark_engine.interface import (
     tables,
     tile_of,
 )
-from spark_engine.manifest import StateInfo
+from spark_engine.manifest import PAGE, SEQUENCE, SLOT, StateInfo
 from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.memory import HostStates, Pairs, Snapshot
 from spark_engine.tensors import Array, DType, TensorSpec
 
 VOCAB = 61
@@ -46,18 +48,18 @@ def fake_states(limits: Limits) -> tuple[StateInfo, ...]:
     read: `conv_state` the latest tokens, `gdn_ring` those behind `gdn_state`, which is that before
     the position in the ring's last record. The head's pages hold the token after each position.
     """
-    slots, pages, drafts = limits.max_seqs + 1, limits.pages + 1, limits.drafts
+    rows, pages, drafts = limits.sequence_rows, limits.pages + 1, limits.drafts
     seq = [
-        *common_states(limits),
-        TensorSpec("layers.0.conv_state", DType.I64, (slots, 3 + drafts)),
-        TensorSpec("layers.0.gdn_state", DType.I64, (slots, 1)),
+        TensorSpec("layers.0.conv_state", DType.I64, (rows, 3 + drafts)),
+        TensorSpec("layers.0.gdn_state", DType.I64, (rows, 1)),
     ]
     paged = ["layers.1.k_pages"]
     if drafts:
-        seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (slots, drafts + 2, 2)))
+        seq.append(TensorSpec("layers.0.gdn_ring", DType.I64, (rows, drafts + 2, 2)))
         paged.append("mtp.k_pages")
     kv = [TensorSpec(name, DType.I64, (pages, limits.page_size, 2)) for name in paged]
-    return (*(StateInfo(s, "slot") for s in seq), *(StateInfo(s, "page") for s in kv))
+    units = (SLOT, common_states(limits)), (SEQUENCE, seq), (PAGE, kv)
+    return tuple(StateInfo(spec, unit) for unit, specs in units for spec in specs)
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Device:
 
     pending: list[Callable[[], None]] = field(default_factory=list)
     lazy: bool = True
+    store: FakeStates | None = None
 
     def launch(self, work: Callable[[], None]) -> Wait:
         self.pending.append(work)
@@ -74,9 +77,46 @@ class Device:
             wait()
         return wait
 
+    def finish(self) -> None:
+        while self.pending:
+            self.pending.pop(0)()
+
     def _run_through(self, work: Callable[[], None]) -> None:
         while work in self.pending:
             self.pending.pop(0)()
+
+
+class FakeStates(HostStates):
+    """States that are copied when the launches before have run, like a device's."""
+
+    def __init__(self, states: Iterable[StateInfo], device: Device) -> None:
+        super().__init__(states)
+        self.device = device
+        self.writes = 0  # rows and pages that were copied
+
+    def copy_rows(self, pairs: Pairs) -> None:
+        self._check(pairs)
+        self.device.launch(partial(super().copy_rows, tuple(pairs)))
+
+    def copy_pages(self, pairs: Pairs) -> None:
+        self._check(pairs)
+        self.device.launch(partial(super().copy_pages, tuple(pairs)))
+
+    def set_counts(self, slot: int, ids: Iterable[int], generated: Iterable[int] = ()) -> None:
+        self.device.launch(partial(super().set_counts, slot, tuple(ids), tuple(generated)))
+
+    def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
+        self.device.finish()
+        return super().save(slot, pages)
+
+    def restore(self, snapshot: Snapshot, slot: int, pages: Iterable[int]) -> None:
+        self.device.finish()
+        super().restore(snapshot, slot, pages)
+
+    def _check(self, pairs: Pairs) -> None:
+        sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
+        assert len({*targets}) == len(targets) and not {*targets} & {*sources}, pairs
+        self.writes += len(pairs)
 
 
 class FakeExecutor:
@@ -87,6 +127,8 @@ class FakeExecutor:
     ) -> None:
         dims = {"rows": rows, "tokens": rows * tile_of(family)}
         self._limits, self._tile, self._rows = limits, tile_of(family), rows
+        self._family, self._drafts = family, drafts_of(family)
+        self._by_sequence = [i.spec.name for i in fake_states(limits) if i.unit == SEQUENCE]
         self._device, self._poison_rate = device, poison_rate
         self.specs = Specs(
             tuple(s.bind(dims) for s in steps(family, limits.drafts)) + tables(limits),
@@ -102,7 +144,9 @@ class FakeExecutor:
         frozen = {spec.name: buffers[spec.name].copy() for spec in tables(self._limits)}
         for spec in self.specs.outputs:
             buffers[spec.name].fill(-99)
-        return self._device.launch(lambda: self._work({**buffers, **frozen}))
+        store = self._device.store
+        assert store is not None
+        return self._device.launch(lambda: self._work({**buffers, **store.arrays, **frozen}))
 
     def close(self) -> None:
         self.closed += 1
@@ -111,18 +155,44 @@ class FakeExecutor:
         for row in range(self._rows):
             if b["slots"][row] < 0:
                 assert b["counts"][row] == 0 and ("emit" not in b or b["emit"][row] == 0)
+                if self._family == PREFILL:
+                    assert b["sources"][row] == b["saves"][row] == -1
                 _scribble([b[i.spec.name][-1:] for i in fake_states(self._limits)])
+            elif self._family == PREFILL:
+                self._begin(b, row)
+                self._row(b, row)
+                self._keep(b, row)
             else:
                 self._row(b, row)
+
+    def _begin(self, b: Mapping[str, Array], row: int) -> None:
+        """The state before a tile: zeros, the row of its source, or that of the tile before it."""
+        slot, start, source = (int(b[n][row]) for n in ("slots", "starts", "sources"))
+        if start == 0:
+            for name in ("token_counts", *self._by_sequence):
+                b[name][slot] = 0
+        elif not (row and b["slots"][row - 1] == slot):
+            scratch = self._limits.sequence_rows - 1
+            assert source == slot or self._limits.max_seqs <= source < scratch, source
+            assert source == slot or source not in b["saves"], "a launch reads what it writes"
+            for name in self._by_sequence:
+                b[name][slot] = b[name][source]
+        else:
+            assert start == b["starts"][row - 1] + self._tile, "full tiles, but for the last"
+
+    def _keep(self, b: Mapping[str, Array], row: int) -> None:
+        slot, save = int(b["slots"][row]), int(b["saves"][row])
+        if save >= 0:
+            assert self._limits.max_seqs <= save < self._limits.sequence_rows - 1, save
+            assert (b["saves"] == save).sum() == 1
+            for name in self._by_sequence:
+                b[name][save] = b[name][slot]
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
         slot, start, count = (int(b[n][row]) for n in ("slots", "starts", "counts"))
         assert 0 < count <= self._tile and 0 <= slot < self._limits.max_seqs
         ids = b["token_ids"][row * self._tile :][:count].tolist()
         ids = [int(b["last_tokens"][slot]) if t < 0 else t for t in ids]
-        if start == 0:
-            for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state"):
-                b[name][slot] = 0
         self._write(b, slot, start, ids)
         if not b["emit"][row]:
             return
@@ -178,9 +248,12 @@ class FakeExecutor:
         return digests
 
     def _known(self, b: Mapping[str, Array], slot: int) -> tuple[list[int], Array]:
-        """What no token changes, and a copy of the counts."""
+        """What no token changes, and a copy of the counts. Without penalties nobody reads those."""
         crcs = [zlib.crc32(np.ascontiguousarray(b[name][slot]).tobytes()) for name in _TABLES]
-        return crcs, b["token_counts"][slot].copy()
+        counts = b["token_counts"][slot].copy()
+        if b["sampling_f"][slot][3:6].tolist() == [1, 0, 0]:
+            counts = counts[:0]
+        return crcs, counts
 
 
 class DraftingExecutor(FakeExecutor):
@@ -194,7 +267,6 @@ class DraftingExecutor(FakeExecutor):
         self, limits: Limits, family: str, rows: int, device: Device, poison_rate: int = 0
     ) -> None:
         super().__init__(limits, family, rows, device, poison_rate)
-        self._family, self._drafts = family, drafts_of(family)
         self._taps, self._records = 3 + limits.drafts, 1 + limits.drafts
 
     def _row(self, b: Mapping[str, Array], row: int) -> None:
@@ -227,10 +299,6 @@ class DraftingExecutor(FakeExecutor):
     def _prefill(
         self, b: Mapping[str, Array], slot: int, row: int, start: int, ids: list[int]
     ) -> None:
-        if start == 0:
-            for name in ("token_counts", "layers.0.conv_state", "layers.0.gdn_state"):
-                b[name][slot] = 0
-            b["layers.0.gdn_ring"][slot, -1, 0] = 0
         past = self._feed(b, slot, start, ids, certain=len(ids))[-1]
         after = int(b["next_ids"][row])
         assert (after < 0) == bool(b["emit"][row])
@@ -257,8 +325,9 @@ class DraftingExecutor(FakeExecutor):
         for j, token in enumerate(ids):
             position = start + j
             state, recent = _advance(state, token, position), [*recent[1:], token]
-            counts = counts.copy()
-            counts[token] = counts[token] | 1 if position < prompt else counts[token] + 2
+            if counts.size:
+                counts = counts.copy()
+                counts[token] = counts[token] | 1 if position < prompt else counts[token] + 2
             pasts.append(Past(fixed, counts, digests[position], recent, state))
             conv[position % self._taps] = token
             ring[position % self._records] = token, position
@@ -318,7 +387,8 @@ class Past:
     def feed(self, token: int, position: int) -> Past:
         """With one token more, a generated one."""
         counts = self.counts.copy()
-        counts[token] += 2
+        if counts.size:
+            counts[token] += 2
         word = (token * _WEIGHTS[0] + position * _WEIGHTS[1]) * int(_POWERS[position])
         state = _advance(self.state, token, position)
         digest = (self.digest + word) & _WORD
@@ -335,25 +405,35 @@ def build_fake(
 ) -> Loaded:
     """An engine of fakes that share one device; rounds of drafts have the buckets of decode."""
     device = Device(lazy=lazy)
+    device.store = FakeStates(fake_states(limits), device)
     kind = DraftingExecutor if limits.drafts else FakeExecutor
     keys = [(f, n) for f in families(limits.drafts) for n in (prefill if f == PREFILL else decode)]
     executors = {k: kind(limits, *k, device, poison_rate) for k in keys}
-    return Loaded(limits, EOS, fake_states(limits), tables(limits), executors)
+    states = fake_states(limits)
+    return Loaded(limits, EOS, states, tables(limits), executors, store=device.store)
 
 
 def poison_free(engine: Engine) -> None:
-    """Overwrites every state and table row that no sequence holds with wild values."""
-    scheduler, memory = engine.scheduler, engine.memory
-    free = {"slot": _free(scheduler.slots), "page": _free(scheduler.pages)}
-    for info in engine.loaded.states:
-        rows = np.asarray([*free[info.unit], memory.states[info.spec.name].shape[0] - 1])
-        memory.states[info.spec.name][rows] = -(1 << 30)
+    """Overwrites every state and table row that nobody holds with wild values, the states behind
+    every launch so far."""
+    free, memory, store = free_rows(engine), engine.memory, engine.loaded.store
     for table in memory.tables.values():
-        table[np.asarray(free["slot"], np.intp)] = -(1 << 30)
+        table[np.asarray(free[SLOT], np.intp)] = -(1 << 30)
+
+    def poison() -> None:
+        for info in engine.loaded.states:
+            state = memory.states[info.spec.name]
+            state[np.asarray([*free[info.unit], len(state) - 1])] = -(1 << 30)
+
+    assert isinstance(store, FakeStates)
+    store.device.launch(poison)
 
 
-def _free(pool: object) -> list[int]:
-    return list(pool._free)  # type: ignore[attr-defined]
+def free_rows(engine: Engine) -> dict[str, list[int]]:
+    """Rows that nobody holds, by unit."""
+    scheduler, first = engine.scheduler, engine.loaded.limits.max_seqs
+    slots, rows = list(scheduler.slots._free), [first + r for r in scheduler.reuse.rows._free]
+    return {SLOT: slots, PAGE: list(scheduler.pages._free), SEQUENCE: slots + rows}
 
 
 def _scribble(rows: list[Array]) -> None:

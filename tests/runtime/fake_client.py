@@ -7,6 +7,7 @@ from typing import Any
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.client import Mailbox
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.service import Service
@@ -17,7 +18,7 @@ class FakeClient:
     """Enough of `EngineClient`. Each request is answered by `script`, `size` events a round."""
 
     def __init__(self, script: Sequence[Event] = (), size: int = 1) -> None:
-        self.max_queue = 4
+        self.max_queue, self.trace = 4, NoTrace()
         self.stats, self.step_age, self.in_flight = Stats(), 0.0, 0
         self.submitted: list[Request] = []
         self.cancelled: list[int] = []

@@ -6,8 +6,8 @@
 What a prompt says decides what happens: STALL never comes back from a step, STUCK makes steps end
 without doing or counting anything, BOOM raises in it, NAN ends with an error, SLOW makes steps
 slow, TOOL calls a tool, ECHO gets its own prompt again and again, ROUND gets three tokens a step,
-two of them kept of the three drafts that were verified; any other prompt gets thoughts and an
-answer in words.
+two of them kept of the three drafts that were verified, WARM finds all of its prompt but the last
+token in a cache; any other prompt gets thoughts and an answer in words.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class FakeEngine:
         if finish:
             del self._live[number]
         top = tuple((token + i, -0.5 - i) for i in range(params.logprobs or 0))
-        return Event(number, token, None if params.logprobs is None else -0.5, top, finish)
+        cached = len(request.prompt) - 1 if "WARM" in text else 0
+        logprob = None if params.logprobs is None else -0.5
+        return Event(number, token, logprob, top, finish, cached=cached)
 
     def fail(self, message: str) -> list[Event]:
         gone, self._live = self._live, {}
@@ -130,6 +132,15 @@ class FakeEngine:
             "errors": 0,
             "drafts_by_position": [self._rounds] * 3,
             "accepted_by_position": [self._rounds, self._rounds, 0],
+            "prefix_queries": 30 * self._rounds,
+            "prefix_hits": 20 * self._rounds,
+            "prefix_lost_for_state": self._rounds,
+            "snapshots": 2,
+            "snapshot_rows": 5,
+            "cache_bytes": 1 << 20,
+            "cache_budget": 1 << 22,
+            "evicted_pages": 3,
+            "evicted_snapshots": 4,
             "rounds_by_k": {0: self._steps - self._rounds, 3: self._rounds},
         }
 

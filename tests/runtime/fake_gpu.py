@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class FakeGpu:
     """`kernels` by symbol; every cubin holds all of them. `fails`: the call, counted from 0, of
     those that make or queue something, that raises."""
 
-    free_bytes, total_bytes, integrated = 1 << 30, 4 << 30, False
+    free_bytes, total_bytes, integrated = 1 << 30, 4 << 20, False
     shared_by_mps = False
     multiprocessors = 132
     per_multiprocessor = 1  # blocks, of any kernel
@@ -115,8 +116,14 @@ class FakeGpu:
         self._add(lambda: np.copyto(self.at(to, nbytes), self.at(source, nbytes)))
 
     def copy_all(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        for to, source, nbytes in copies:
-            self.copy(to, source, nbytes)
+        """In no order: nothing may be read that another copy writes, or be written twice."""
+        self._make("copy_all")
+        written = sorted((to, to + nbytes) for to, _, nbytes in copies)
+        assert all(end <= start for (_, end), (start, _) in pairwise(written))
+        for _, source, nbytes in copies:
+            assert not any(source < end and start < source + nbytes for start, end in written)
+        for copy in reversed(copies):
+            self.copy(*copy)
 
     def fill(self, address: int, byte: int, nbytes: int) -> None:
         self._make("fill")

@@ -26,6 +26,7 @@ LIMITS = Limits(max_seqs=3, max_context=128, pages=3, vocab=2048, bias_slots=4)
 STATES = (
     *(StateInfo(s, "slot") for s in common_states(LIMITS)),
     StateInfo(TensorSpec("layers.0.k_pages", DType.BF16, (4, 2, 8)), "page"),
+    StateInfo(TensorSpec("layers.1.gdn_state", DType.F32, (4, 1 << 16)), "sequence"),
 )
 W = TensorSpec("w", DType.F32, (40,))
 

@@ -128,7 +128,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 def names(walk: Walk) -> None:
     """Wrong targets, folders and options."""
     checkpoint = walk.checkpoint
-    for tool in ("spark-build", "spark-run", "spark-check", "spark-inspect"):
+    for tool in ("spark-bench", "spark-build", "spark-run", "spark-check", "spark-inspect"):
         walk.expect(0, (f"{tool}, version",), tool, "--version")
     for target, said in (("sm90", "sm_90a"), ("CPU", "mean cpu"), ("cuda", "sm_121a")):
         walk.expect(2, (f"--target {target}", said), "spark-build", checkpoint, "--target", target)

@@ -50,7 +50,7 @@ def ask(engine: Engine, length: int = 5, **params: object) -> int:
 
 def test_nothing_runs_ahead_on_the_host_unless_told() -> None:
     """An engine whose states are a device's runs one step ahead: test_native_engine.py."""
-    loaded = build_fake(LIMITS, (1,), (1,))
+    loaded = replace(build_fake(LIMITS, (1,), (1,)), store=None)
     assert Engine(loaded).depth == 0 and Engine(loaded, EngineOptions(depth=1)).depth == 1
 
 

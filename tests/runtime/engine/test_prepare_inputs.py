@@ -125,13 +125,15 @@ def test_a_prefill_batch_holds_each_tiles_tokens() -> None:
     a, b = sequence(prompt=9), sequence(prompt=3)
     a.slot, b.slot, b.tokens = 2, 0, [7, 8, 9]
     b.tokens.append(5)
-    batch = Batch("prefill", 3, [a, b], [4, 0], [4, 3], [False, True])
+    columns = [a, b], [4, 0], [4, 3], [False, True], [5, 0], [-1, 6]
+    batch = Batch("prefill", 3, *columns)
     made = buffers(3, 3 * 8)
     write_step_inputs(made, batch)
     assert made["slots"].tolist() == [2, 0, -1]
     assert made["starts"].tolist() == [4, 0, 0]
     assert made["counts"].tolist() == [4, 3, 0]
-    assert made["sources"].tolist() == [2, 0, -1] and made["saves"].tolist() == [-1] * 3
+    assert made["sources"].tolist() == [5, 0, -1]
+    assert made["saves"].tolist() == [-1, 6, -1]
     assert made["emit"].tolist() == [0, 1, 0]
     rows = made["token_ids"].reshape(3, 8).tolist()
     assert rows == [[4, 5, 6, 7, 0, 0, 0, 0], [7, 8, 9, 0, 0, 0, 0, 0], [0] * 8]
@@ -177,7 +179,7 @@ def test_a_tile_tells_the_head_the_token_behind_it() -> None:
     a, b = sequence(prompt=9), sequence(prompt=3)
     a.slot, b.slot = 2, 0
     made = round_buffers(4, 4 * 4, "emit", "next_ids", "sources", "saves")
-    rows = [a, a, b], [0, 4, 0], [4, 4, 3], [False, False, True]
+    rows = [a, a, b], [0, 4, 0], [4, 4, 3], [False, False, True], [2, 2, 0], [-1, -1, -1]
     write_step_inputs(made, Batch("prefill", 4, *rows))
     assert made["next_ids"].tolist() == [4, 8, -1, 0]
 

@@ -8,8 +8,9 @@ from spark_engine.errors import CapacityError, InternalError
 from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT, PrefillPolicy
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams, Status
-from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
+from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
 
 
 def make(

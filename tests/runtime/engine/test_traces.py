@@ -33,11 +33,16 @@ POISON_RATE = 199  # about every 199th answer is non-finite
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, the step before which it comes, and after how many more it is cancelled."""
+    """A request, the step before which it comes, and after how many more it is cancelled.
+
+    `follows`: its prompt goes on from the whole of the request that came so many before it, as far
+    as that has come by then, if there is room.
+    """
 
     request: Request
     step: int
     cancel_after: int | None
+    follows: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,18 @@ def params(draw: st.DrawFn) -> SamplingParams:
 @st.composite
 def arrivals(draw: st.DrawFn, most: int) -> Arrival:
     length = min(draw(st.one_of(st.integers(1, 70), st.integers(1, 300))), most)
-    first, stride = draw(st.integers(0, VOCAB - 1)), draw(st.integers(0, 7))
-    prompt = tuple((first + i * stride + i // 5) % VOCAB for i in range(length))
+    first, stride = draw(st.sampled_from((0, 1, 30))), draw(st.sampled_from((1, 1, 7)))
+    parts = draw(st.one_of(st.just(length), st.integers(0, length)))  # its own tokens behind that
+    shift = draw(st.sampled_from((1, 2)))
+    prompt = tuple(
+        (first + i * stride + i // 5 + (i >= parts) * shift) % VOCAB for i in range(length)
+    )
+    marks = tuple(sorted(draw(st.lists(st.integers(0, length), max_size=2))))
+    follows = draw(st.sampled_from((0, 0, 1, 2)))
     priority = draw(st.sampled_from((0, 0, 0, 1, 2)))
     cancel = draw(st.one_of(st.none(), st.none(), st.integers(0, 20)))
-    return Arrival(Request(prompt, draw(params()), priority), draw(st.integers(0, 30)), cancel)
+    request = Request(prompt, draw(params()), priority, marks)
+    return Arrival(request, draw(st.integers(0, 60)), cancel, follows)
 
 
 @st.composite
@@ -92,12 +104,14 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         bias_slots=8,
         top_logprobs=3,
         drafts=draw(st.integers(1, most_drafts)) if most_drafts else 0,
+        snapshots=draw(st.sampled_from((0, 1, 2, 5, 30))),
     )
     options = EngineOptions(
         drafts=draw(st.sampled_from((None, None, None, 2, 0))) if most_drafts else None,
         policy=draw(st.sampled_from((THROUGHPUT, LATENCY, BALANCED))),
         depth=draw(st.integers(0, 1)),
         swap_bytes=draw(st.sampled_from((0, 3000, 1 << 30))),
+        cache_bytes=draw(st.sampled_from((None, None, None, 2000, 5000, 0))),
     )
     return Trace(
         limits,
@@ -107,6 +121,43 @@ def traces(draw: st.DrawFn, most_drafts: int = 0) -> Trace:
         tuple(draw(st.lists(arrivals(capacity(limits) - 1), min_size=1, max_size=9))),
         draw(st.one_of(st.none(), st.integers(0, 2**32))) if most_drafts else None,
     )
+
+
+@st.composite
+def forks(draw: st.DrawFn) -> Trace:
+    """Prompts that part somewhere from one of two others, many at once, and conversations."""
+    page, drafts = draw(st.sampled_from((8, 16, 64))), draw(st.sampled_from((0, 0, 2, 5)))
+    limits = Limits(
+        max_seqs=draw(st.integers(2, 7)),
+        max_context=draw(st.sampled_from((200, 340))),
+        pages=draw(st.integers(340 // page + 1, 1200 // page)),
+        vocab=VOCAB,
+        page_size=page,
+        bias_slots=8,
+        top_logprobs=3,
+        drafts=drafts,
+        snapshots=draw(st.sampled_from((1, 3, 8, 30))),
+    )
+    stems = [tuple((n + i * (3 + n) + i // 7) % VOCAB for i in range(400)) for n in (0, 1)]
+    made = []
+    for _ in range(draw(st.integers(2, 10))):
+        cut, own = draw(st.integers(0, 260)), draw(st.integers(1, 70))
+        tail = tuple(i * 5 % VOCAB for i in range(own))
+        prompt = (*draw(st.sampled_from(stems))[:cut], *tail)[: capacity(limits) - 2]
+        marks = tuple(sorted(draw(st.lists(st.integers(0, cut), max_size=2))))
+        request = Request(prompt, draw(params()), draw(st.sampled_from((0, 0, 0, 1))), marks)
+        step = draw(st.sampled_from((0, 0, 0, 1, 2, 9, 40)))
+        cancel = draw(st.sampled_from((None, None, None, 1, 3)))
+        made.append(Arrival(request, step, cancel, draw(st.sampled_from((0, 0, 1)))))
+    options = EngineOptions(
+        policy=draw(st.sampled_from((THROUGHPUT, LATENCY))),
+        depth=draw(st.integers(0, 1)),
+        swap_bytes=draw(st.sampled_from((0, 1 << 30))),
+        cache_bytes=draw(st.sampled_from((None, None, None, 4000))),
+    )
+    buckets = draw(st.sampled_from(((1, 2, 4), (1,), (3,))))
+    seed = draw(st.integers(0, 2**32)) if drafts else None
+    return Trace(limits, (1, 2, 4, 8), buckets, options, tuple(made), seed)
 
 
 class Watch:
@@ -159,7 +210,7 @@ class Watch:
         assert len(decoded) == len(rows.get(False, ()))
         assert plan.drain or self._due - set(plan.preempted) <= decoded
         for row in rows.get(True, ()):
-            assert row.start % 64 == 0 and row.seq not in decoded
+            assert (row.start - row.seq.grid) % 64 == 0 and row.seq not in decoded
             assert row.count == 64 or row.emit
         assert not (plan.preempted and self.engine.options.depth == 0 and plan.drain)
 
@@ -211,7 +262,7 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     queue = sorted(trace.arrivals, key=lambda a: a.step)
     for now in range(20_000):
         while queue and queue[0].step <= now:
-            arrival = queue.pop(0)
+            arrival = follow(watch, arrived, queue.pop(0))
             number = watch.submit(arrival.request)
             arrived[number] = arrival
             if arrival.cancel_after is not None:
@@ -224,12 +275,27 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     raise AssertionError("the trace does not end")
 
 
+def follow(watch: Watch, arrived: dict[int, Arrival], arrival: Arrival) -> Arrival:
+    """With the prompt that it has when it comes."""
+    if not 0 < arrival.follows <= len(arrived):
+        return arrival
+    number = list(arrived)[-arrival.follows]
+    before = [*arrived[number].request.prompt, *tokens_of(watch.events[number])]
+    own = arrival.request.prompt[: capacity(watch.engine.loaded.limits) - 1 - len(before)]
+    if len(before) + len(own) >= capacity(watch.engine.loaded.limits):
+        return arrival
+    return replace(arrival, request=replace(arrival.request, prompt=(*before, *own)))
+
+
 def check_trace(trace: Trace) -> None:
     watch, arrived = replay(trace)
     watch.engine.check_idle()
+    watch.engine.clear_cache()
+    assert watch.engine.scheduler.pages.free == trace.limits.pages
+    assert watch.engine.scheduler.reuse.rows.free == trace.limits.snapshots
     verified = watch.engine._loop.counts.drafts_by_position
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
-    limits = replace(trace.limits, drafts=0)
+    limits = replace(trace.limits, drafts=0, snapshots=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
     alone = Engine(plain, EngineOptions(swap_bytes=0))
     for number, arrival in arrived.items():
@@ -264,6 +330,18 @@ def test_traces_equal_solo_runs(trace: Trace) -> None:
 )
 @given(traces(most_drafts=7))
 def test_traces_of_rounds_of_drafts_equal_solo_runs_without(trace: Trace) -> None:
+    check_trace(trace)
+
+
+@settings(
+    max_examples=2 * settings().max_examples,  # 200; 2,000 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(forks())
+def test_traces_of_shared_beginnings_equal_solo_runs(trace: Trace) -> None:
     check_trace(trace)
 
 

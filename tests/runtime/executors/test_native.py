@@ -119,8 +119,8 @@ def engine(
         weights_path=tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
-    nothing: Any = lambda free: None  # noqa: E731
-    opened = native.NativeEngine(folder, nothing, stages.append, request.param)  # type: ignore[arg-type]
+    rows: Any = lambda room: 0  # noqa: E731
+    opened = native.NativeEngine(folder, rows, stages.append, request.param)  # type: ignore[arg-type]
     yield opened
     opened.close()
     assert gpu.held == NOTHING
@@ -157,6 +157,13 @@ def test_steps_tables_weights_states_and_outputs_meet(engine: native.NativeEngin
         assert not buffers["logits"].any(), "a wide output stays on the device"
     executor.run(buffers)
     assert (buffers["logits"] == 1.5).all()
+
+
+def test_graphs_are_replayed_where_they_are_wanted(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    executor.launch(memory.buffers("decode", ROWS, 0))()
+    calls: list[str] = engine.gpu.calls  # type: ignore[attr-defined]
+    assert engine.graphs is ("replay" in calls) is ("capture" in calls)
 
 
 def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
@@ -272,7 +279,7 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
-        native.NativeEngine(folder, lambda free: None, lambda stage: None)
+        native.NativeEngine(folder, lambda room: 0, lambda stage: None)
     assert gpu.closed and not gpu.blocks and not gpu.modules
 
 

@@ -113,12 +113,25 @@ def test_memory_comes_back_when_a_bucket_is_refused(
 def test_the_plan_is_what_the_device_gives(folder: Path, gpu: Gpu) -> None:
     load(folder).close()
     before = gpu.free_bytes
-    loaded = load(folder)
-    assert loaded.folder
+    loaded = load(folder, cache_bytes=0)
+    assert loaded.folder and loaded.store and loaded.store.snapshot_rows == 0
     planned, taken = loaded.folder.manifest.memory.total, before - gpu.free_bytes
     loaded.close()
     # Beside it: pages of 2 MiB begun, cubins, graphs.
     assert planned - 2 * MIB <= taken <= planned + 128 * MIB, (planned, taken)
+
+
+def test_the_cache_takes_its_part_of_what_is_left(folder: Path, gpu: Gpu) -> None:
+    load(folder).close()
+    before = gpu.free_bytes
+    loaded = load(folder)
+    assert loaded.folder and loaded.store
+    memory, store = loaded.folder.manifest.memory, loaded.store
+    taken, kept = before - gpu.free_bytes, store.snapshot_rows * store.snapshot_bytes
+    loaded.close()
+    most = min((before - memory.total) // 2, gpu.total_bytes // 4)
+    assert most - store.snapshot_bytes < kept <= most
+    assert abs(taken - memory.total - kept) <= 160 * MIB, (taken, memory, kept)
 
 
 def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu) -> None:

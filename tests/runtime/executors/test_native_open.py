@@ -185,9 +185,9 @@ def test_blocks_that_wait_for_none_may_be_more_than_fit(
 
 
 def test_what_is_allocated_is_what_was_planned(gpus: list[FakeGpu], folder: Path) -> None:
-    loaded = load(folder)
+    loaded = load(folder, cache_bytes=0)
     step(loaded)
-    assert loaded.folder
+    assert loaded.folder and loaded.cache_bytes == 0
     planned, (gpu,) = loaded.folder.manifest.memory, gpus
     assert (
         gpu.taken == planned.total == sum(v for k, v in planned.to_json().items() if k != "total")
@@ -195,6 +195,23 @@ def test_what_is_allocated_is_what_was_planned(gpus: list[FakeGpu], folder: Path
     wide = 4 * 2048 * max(toy.ROWS)
     assert wide < planned.buffers < 1.5 * wide, "the buckets' logits lie in one place"
     loaded.close()
+
+
+def test_snapshots_are_allocated_beside_the_plan(gpus: list[FakeGpu], folder: Path) -> None:
+    """A quarter of the device's memory, in rows behind those of the plan."""
+    loaded = load(folder)
+    step(loaded)
+    assert loaded.folder and loaded.store
+    planned, (gpu,) = loaded.folder.manifest.memory, gpus
+    row = loaded.store.snapshot_bytes
+    assert loaded.store.snapshot_rows == FakeGpu.total_bytes // 4 // row > 1
+    assert gpu.taken == planned.total + loaded.store.snapshot_rows * row
+    pages = toy.LIMITS.pages * loaded.store.page_bytes
+    assert loaded.cache_bytes == pages + loaded.store.snapshot_rows * row
+    loaded.store.copy_rows([(0, toy.LIMITS.max_seqs + loaded.store.snapshot_rows)])  # the last
+    gpu.wait()
+    loaded.close()
+    assert gpu.held == NOTHING
 
 
 def test_the_plan_is_held_against_what_is_free(gpus: list[FakeGpu], folder: Path) -> None:
@@ -322,9 +339,7 @@ def test_records_of_junk_are_refused(
     else:
         at[where[-1]] = value
     gpus.insert(0, FakeGpu(defaultdict(lambda: lambda gpu, *args: None)))
-    engine = native.NativeEngine(
-        open_folder(folder, toy.TARGET), lambda free: None, lambda at: None
-    )
+    engine = native.NativeEngine(open_folder(folder, toy.TARGET), lambda room: 0, lambda at: None)
     try:
         engine.open(toy.header(4), toy.encode(row), folder, 1)
     except EngineError as error:

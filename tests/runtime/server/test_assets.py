@@ -1,12 +1,24 @@
-"""What may be asked of an engine's drafts, and what is said of them."""
+"""What may be asked of an engine's drafts and prefix cache, and what is said of them."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
-from spark_engine.runtime.server.assets import check_drafts, spell_drafts
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.server import assets
+from spark_engine.runtime.server.assets import (
+    check_cache,
+    check_drafts,
+    spell_cache,
+    spell_drafts,
+)
+from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.tensors import DType, TensorSpec
 
 PLAIN, DRAFTING = Limits(2, 64, 2, 32), Limits(2, 64, 2, 32, drafts=3)
 
@@ -27,3 +39,38 @@ def test_what_is_said_at_the_start() -> None:
     up_to = [" with up to 3 drafts a round"] * 2
     assert said == [*up_to, " with up to 1 draft a round", " without its drafts"]
     assert [spell_drafts(asked, PLAIN) for asked in (None, 0)] == ["", ""]
+
+
+ROW, PAGE = 3 << 20, 1 << 20  # bytes
+STATES = (
+    StateInfo(TensorSpec("layers.0.gdn_state", DType.F32, (9, ROW // 4)), "sequence"),
+    StateInfo(TensorSpec("layers.1.k_pages", DType.F32, (9, PAGE // 4)), "page"),
+)
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, asked: int | None, executor: str, rows: int) -> None:
+    limits = Limits(2, 64, 2, 32, snapshots=rows)
+    manifest = SimpleNamespace(states=STATES, executor=executor, limits=limits)
+    monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest)
+    check_cache(asked, Path())
+
+
+def test_a_prefix_cache_that_could_hold_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for executor, rows in (("ort", 5), ("native", 0)):
+        for asked in (None, 0, ROW + PAGE, 1 << 60):
+            _asked(monkeypatch, asked, executor, rows)
+        with pytest.raises(OptionError, match="--cache-gib is .*; a prefix takes 0.0039 GiB"):
+            _asked(monkeypatch, ROW + PAGE - 1, executor, rows)
+    for asked in (None, 0):
+        _asked(monkeypatch, asked, "ort", 0)
+    with pytest.raises(OptionError, match="--cache-gib is 1; this engine was built without room"):
+        _asked(monkeypatch, 1 << 30, "ort", 0)
+
+
+def test_what_is_said_of_a_prefix_cache() -> None:
+    info = EngineInfo("e", PLAIN, (1,))
+    assert spell_cache(info) == ", without a prefix cache"
+    pages = EngineInfo("e", PLAIN, (1,), {}, 3 << 29)
+    assert spell_cache(pages) == ", with a prefix cache of up to 1.50 GiB"
+    both = EngineInfo("e", PLAIN, (1,), {}, 3 << 29, 7)
+    assert spell_cache(both) == ", with a prefix cache of up to 1.50 GiB with room for 7 states"

@@ -174,15 +174,20 @@ def test_tool_calls(server: Running, stream: bool) -> None:
     answer: Any = server.client.chat.completions.create(**kwargs)
     if stream:
         choices = [c.choices[0] for c in answer]
-        calls = [call for c in choices for call in c.delta.tool_calls or []]
+        parts = [call for c in choices for call in c.delta.tool_calls or []]
         assert not any("<" in (c.delta.content or "") for c in choices)
+        # the id and the name come first, once; the arguments as they are written
+        assert [bool(p.id and p.function.name) for p in parts] == [True] + [False] * (
+            len(parts) - 1
+        )
+        assert {p.index for p in parts} == {0}
+        name, text = parts[0].function.name, "".join(p.function.arguments for p in parts)
         reason = choices[-1].finish_reason
     else:
-        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        (call,), reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
         assert answer.choices[0].message.content is None
-    assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
-        ("weather", {"city": "Paris"})
-    ]
+        name, text = call.function.name, call.function.arguments
+    assert (name, json.loads(text)) == ("weather", {"city": "Paris"})
     assert reason == "tool_calls"
 
 
@@ -318,6 +323,40 @@ def test_a_round_of_tokens_is_one_chunk(server: Running, chat: bool) -> None:
     key = 'spark:rounds_total{drafts="3",model_name="fake"}'
     assert after[key] - before.get(key, 0) == 16
     assert after['spark:tokens_per_round{model_name="fake"}'] == 3
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_cached_tokens_stand_in_every_usage(server: Running, chat: bool) -> None:
+    for word in ("WARM", "COLD"):
+        body: dict[str, Any] = {"max_tokens": 3, "n": 2}
+        body |= {"messages": [{"role": "user", "content": word}]} if chat else {"prompt": word}
+        url = server.url + ("/v1/chat/completions" if chat else "/v1/completions")
+        whole = httpx.post(url, json=body).json()["usage"]
+        cached = whole["prompt_tokens"] - 1 if word == "WARM" else 0
+        assert whole["prompt_tokens_details"] == {"cached_tokens": cached}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        lines = httpx.post(url, json={**body, "stream": True, "stream_options": options}).text
+        chunks = [json.loads(row[6:]) for row in lines.split("\n\n") if row.startswith("data: {")]
+        found = [c["usage"]["prompt_tokens_details"]["cached_tokens"] for c in chunks]
+        assert found[-1] == cached and set(found) <= {0, cached}
+        assert chunks[-1]["usage"] == whole
+
+
+def test_the_prefix_cache_in_the_metrics(server: Running) -> None:
+    before = _metrics(server)
+    server.client.completions.create(model="fake", prompt="ROUND", max_tokens=6)
+    after = _metrics(server)
+    tokens = {"queries": 60, "hits": 40, "misses": 20, "lost_for_state": 2}
+    for name, more in tokens.items():
+        key = f'prefix_cache_{name}_total{{model_name="fake"}}'
+        for prefix in ("spark:", "vllm:") if name in ("queries", "hits") else ("spark:",):
+            assert after[prefix + key] - before.get(prefix + key, 0) == more, prefix + key
+    now = {"states": 2, "state_rows": 5, "bytes": 1 << 20, "budget_bytes": 1 << 22}
+    for name, value in now.items():
+        assert after[f'spark:prefix_cache_{name}{{model_name="fake"}}'] == value
+    for kind, value in (("page", 3), ("state", 4)):
+        name = f'spark:prefix_cache_evictions_total{{kind="{kind}",model_name="fake"}}'
+        assert after[name] == value
 
 
 def test_models_version_health_and_other_paths(server: Running) -> None:

@@ -242,8 +242,9 @@ def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
 
     length = len(tokenizer.encode("a bear"))
     one, three = asyncio.run(usage(prompt="a bear")), asyncio.run(usage(prompt="a bear", n=3))
-    assert one == {"prompt_tokens": length, "completion_tokens": 2, "total_tokens": length + 2}
-    assert three == {"prompt_tokens": length, "completion_tokens": 6, "total_tokens": length + 6}
+    none: Any = {"prompt_tokens": length, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert one == {**none, "completion_tokens": 2, "total_tokens": length + 2}
+    assert three == {**none, "completion_tokens": 6, "total_tokens": length + 6}
     two = asyncio.run(usage(prompt=["a bear", "a"], n=2))  # no word of drafts: it makes none
     assert two["prompt_tokens"] == length + len(tokenizer.encode("a"))
 
@@ -263,3 +264,30 @@ def test_every_request_tells_where_its_turns_begin(tokenizer: Counting) -> None:
     assert tokenizer.decode(client.submitted[0].prompt[first:second]) == "user\nhi\n"
     marks = [request.marks for request in client.submitted]
     assert marks == [(first, second)] * 4 + [()] * 2
+
+
+def test_cached_tokens_count_once_a_prompt(tokenizer: Counting) -> None:
+    """Those of the first choice: the others find what it has left."""
+
+    class Forked(FakeClient):
+        """The i-th request finds i + 1 tokens, and says so with its first token."""
+
+        def submit(self, requests: Any, box: Any, slots: int) -> list[int]:
+            first = len(self.submitted)
+            self.submitted += requests
+            for number in range(first, len(self.submitted)):
+                box.put_nowait([Event(number, 40, cached=number + 1)])
+                box.put_nowait([Event(number, 41, finish=FinishReason.LENGTH)])
+            return list(range(first, len(self.submitted)))
+
+    async def usage(**fields: Any) -> Any:
+        served = service(Forked(), tokenizer)
+        return (await served.answer(await served.complete(_body(**fields))))["usage"]
+
+    for fields, cached in (
+        ({"prompt": "a bear"}, 1),
+        ({"prompt": "a bear", "n": 3}, 1),
+        ({"prompt": ["a bear", "a bear"], "n": 3}, 1 + 4),
+        ({"prompt": ["a", "a", "a"]}, 1 + 2 + 3),
+    ):
+        assert asyncio.run(usage(**fields))["prompt_tokens_details"] == {"cached_tokens": cached}

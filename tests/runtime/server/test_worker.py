@@ -11,8 +11,9 @@ import pytest
 from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import LATENCY, Pace, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.engine.scheduler import LATENCY
+from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -109,13 +110,15 @@ def test_the_options_of_the_server_reach_the_engine(
 ) -> None:
     found = []
 
-    def serve(address: str, open_engine: Callable[[], Opened]) -> int:
+    def serve(address: str, open_engine: Callable[[], Opened], save: Callable[[], None]) -> int:
         assert address == "ipc://x"
+        save()
         with pytest.raises(Closed):
             open_engine()
         return 0
 
-    def opened(folder: Path, options: EngineOptions) -> Opened:
+    def opened(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
+        assert not trace.on
         found.append((folder, options))
         raise Closed
 
@@ -125,6 +128,7 @@ def test_the_options_of_the_server_reach_the_engine(
         EngineOptions(),
         EngineOptions(policy=LATENCY, max_waiting=5, drafts=0, cache_bytes=0),
         EngineOptions(drafts=3, depth=1, seed=2**60, cache_bytes=7 << 30),
+        EngineOptions(policy=PrefillPolicy(Pace.THROUGHPUT, itl_ms=12.5), graphs=False),
     ]
     for options in given:
         command = worker_command(tmp_path, options)

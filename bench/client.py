@@ -1,0 +1,264 @@
+"""One client process: sends its share of a load and takes the time of every event.
+
+Knows HTTP, server-sent events and OpenAI's bodies; knows no statistics. Times are seconds of
+`time.perf_counter`, which on Linux is one clock for all processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import aiohttp
+import msgspec
+
+from spark_engine.bench.load import Content, Json, Load, Script, Turn
+from spark_engine.bench.took import Server, Share, Took
+
+TICK_S = 0.01  # how often a process looks whether it is late
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+Next = Callable[[], int]  # the number of a script that nobody has begun
+
+
+class Details(msgspec.Struct):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+
+class Delta(msgspec.Struct):
+    """What a chat's event brings."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Json] | None = None
+
+
+class Choice(msgspec.Struct):
+    """The one choice of an event."""
+
+    text: str | None = None
+    delta: Delta | None = None
+    token_ids: list[int] | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Json | None = None
+
+
+_CHUNKS = msgspec.json.Decoder(Chunk)
+
+
+class Conversation:
+    """What was said so far, and the answer that is coming."""
+
+    def __init__(self, script: Script) -> None:
+        self._more = script.more
+        first = script.turns[0].new
+        self._chat = not isinstance(first, str) and isinstance(first[0], dict)
+        self._ids = not isinstance(first, str) and not self._chat
+        self._said: Content = first[:0]
+        self._text, self._thought = "", ""
+        self._tokens: list[int] = []
+        self._calls: list[Json] = []
+
+    @property
+    def path(self) -> str:
+        """Where it is asked."""
+        return CHAT if self._chat else COMPLETIONS
+
+    def body(self, turn: Turn, model: str) -> Json:
+        """The request of the next turn."""
+        self._said = self._said + turn.new  # type: ignore[operator]
+        self._text, self._thought, self._tokens, self._calls = "", "", [], []
+        stream = {"include_usage": True, "continuous_usage_stats": True}
+        return {
+            "model": model,
+            "messages" if self._chat else "prompt": self._said,
+            "max_tokens": turn.most,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": stream,
+            **({"return_token_ids": True} if self._ids else {}),
+            **self._more,
+        }
+
+    def hear(self, choice: Choice) -> bool:
+        """Takes what an event brings; whether that is anything."""
+        delta = choice.delta or Delta()
+        text = choice.text or delta.content or ""
+        self._text += text
+        self._thought += delta.reasoning_content or ""
+        self._calls += delta.tool_calls or []
+        self._tokens += choice.token_ids or []
+        return bool(text or delta.reasoning_content or delta.tool_calls or choice.token_ids)
+
+    def answered(self, turn: Turn) -> None:
+        """The turn has ended; what was answered, or what is said to have been, joins what was."""
+        answer: Content = self._tokens if self._ids else self._text
+        if self._chat:
+            message: Json = {"role": "assistant", "content": self._text}
+            if self._thought:
+                message["reasoning_content"] = self._thought
+            if self._calls:
+                message["tool_calls"] = self._calls
+            answer = [message]
+        self._said = self._said + (turn.answer or answer)  # type: ignore[operator]
+
+
+async def run(server: Server, load: Load, following: Next, width: int, start: float) -> Share:
+    """This process's share, from `start` on: `width` scripts at a time, or each at its time.
+
+    `following` deals the scripts out; a number beyond the last ends it.
+    """
+    took: list[Took] = []
+    late: list[float] = []
+    headers = {} if server.api_key is None else {"Authorization": f"Bearer {server.api_key}"}
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=server.timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        server.url, connector=connector, headers=headers, timeout=timeout
+    ) as session:
+        await _sleep_until(start)
+        ticking = asyncio.create_task(_tick(late))
+        busy, begun = time.process_time(), time.perf_counter()
+        asked = (_ask(session, server, load, following, start, took) for _ in range(width))
+        await asyncio.gather(*asked)
+        spent, wall = time.process_time() - busy, time.perf_counter() - begun
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
+    return Share(took, spent / max(wall, 1e-9), late)
+
+
+async def _ask(
+    session: aiohttp.ClientSession,
+    server: Server,
+    load: Load,
+    following: Next,
+    start: float,
+    took: list[Took],
+) -> None:
+    """Takes scripts until none is left. One with a time of its own does not wait for others."""
+    begun: list[asyncio.Task[None]] = []
+    while (number := following()) < len(load.scripts):
+        script = load.scripts[number]
+        if script.at_s is None:
+            await _converse(session, server, script, number, time.perf_counter(), took)
+        else:
+            due = start + script.at_s
+            await _sleep_until(due)
+            task = _converse(session, server, script, number, due, took)
+            begun.append(asyncio.create_task(task))
+    await asyncio.gather(*begun)
+
+
+async def _converse(
+    session: aiohttp.ClientSession,
+    server: Server,
+    script: Script,
+    number: int,
+    due: float,
+    took: list[Took],
+) -> None:
+    said = Conversation(script)
+    for i, turn in enumerate(script.turns):
+        if turn.pause_s:
+            due = time.perf_counter() + turn.pause_s
+            await _sleep_until(due)
+        one = Took(number, i, due)
+        took.append(one)
+        await _request(session, said, said.body(turn, server.model), one)
+        if one.error:
+            return  # what follows would be another conversation
+        said.answered(turn)
+        due = time.perf_counter()
+
+
+async def _request(
+    session: aiohttp.ClientSession, said: Conversation, body: Json, one: Took
+) -> None:
+    data = msgspec.json.encode(body)
+    kind = {"Content-Type": "application/json"}
+    one.start = time.perf_counter()
+    try:
+        async with session.post(said.path, data=data, headers=kind) as answer:
+            if answer.status != 200:
+                one.error = f"{answer.status}: {(await answer.text())[:300]}"
+            else:
+                await _listen(answer, said, one)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        one.error = f"{type(error).__name__}: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        one.error = f"an event is not OpenAI's: {error}"
+    one.end = time.perf_counter()
+    if not one.error and not one.times:
+        one.error = "the answer has no token"
+
+
+async def _listen(answer: aiohttp.ClientResponse, said: Conversation, one: Took) -> None:
+    """Reads events to the end. Those of one packet came at the same time."""
+    rest, known, ended = b"", 0, False
+    async for data in answer.content.iter_any():
+        now = time.perf_counter()
+        *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            if not event.startswith(b"data:"):
+                continue
+            if event[5:].strip() == b"[DONE]":
+                ended = True
+                continue
+            chunk = _CHUNKS.decode(event[5:])
+            if chunk.error is not None:
+                one.error = str(chunk.error.get("message", chunk.error))[:300]
+                return
+            known = _take(chunk, said, one, known, now)
+    if not ended:
+        one.error = "the stream ended before it was done"
+
+
+def _take(chunk: Chunk, said: Conversation, one: Took, known: int, now: float) -> int:
+    """Notes what came; returns the tokens that are known of so far."""
+    heard = any([said.hear(choice) for choice in chunk.choices])
+    usage = chunk.usage
+    if usage is not None:
+        one.prompt_tokens = usage.prompt_tokens
+        if usage.prompt_tokens_details is not None:
+            one.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        count = usage.completion_tokens - known
+    else:  # a server that counts at the end only: one token an event, until then
+        count = int(heard)
+    if count > 0 and chunk.choices:
+        one.times.append(now)
+        one.counts.append(count)
+    elif count and one.counts:  # at the end: more or fewer than there were events
+        one.counts[-1] = max(0, one.counts[-1] + count)
+    return known + count
+
+
+async def _sleep_until(moment: float) -> None:
+    while (left := moment - time.perf_counter()) > 0:
+        await asyncio.sleep(left)
+
+
+async def _tick(late: list[float]) -> None:
+    """How late this process's loop comes to what is due."""
+    while True:
+        due = time.perf_counter() + TICK_S
+        await asyncio.sleep(TICK_S)
+        late.append(time.perf_counter() - due)

@@ -1,0 +1,96 @@
+"""Several client processes, so that measuring is not what takes the time.
+
+Knows processes and pipes; what one of them does is `client.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from spark_engine.bench.client import run
+from spark_engine.bench.load import Load
+from spark_engine.bench.took import Server, Share
+from spark_engine.errors import InternalError
+
+LEAD_S = 0.3  # between the word to the processes and the start
+
+
+class Clients:
+    """`count` processes that ask `server`; they live for several runs. A context manager."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._dealt = context.Value("i", 0)  # scripts of the run that somebody has begun
+        self._pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, server, self._dealt), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+
+    def run(self, load: Load) -> tuple[float, list[Share]]:
+        """Runs the load; when it started, and what each process did.
+
+        Raises InternalError when one of them fails.
+        """
+        self._dealt.value = 0
+        timed = any(script.at_s is not None for script in load.scripts)
+        widths = [1] * len(self._pipes) if timed else split(load.width, len(self._pipes))
+        used = [(pipe, width) for pipe, width in zip(self._pipes, widths, strict=True) if width]
+        for pipe, width in used:
+            pipe.send((load, width))
+        for pipe, _ in used:  # they have read it all
+            _receive(pipe)
+        start = time.perf_counter() + LEAD_S
+        for pipe, _ in used:
+            pipe.send(start)
+        return start, [_receive(pipe) for pipe, _ in used]
+
+
+def split(width: int, count: int) -> Sequence[int]:
+    """`width` in `count` parts that differ by one at most."""
+    return [width // count + (i < width % count) for i in range(count)]
+
+
+def _receive(pipe: Connection) -> Any:
+    try:
+        found = pipe.recv()
+    except EOFError:
+        raise InternalError("a client process ended; its words are above") from None
+    return found
+
+
+def _work(pipe: Connection, server: Server, dealt: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+
+    def following() -> int:
+        with dealt.get_lock():
+            dealt.value += 1
+            return int(dealt.value) - 1
+
+    while True:
+        load, width = pipe.recv()
+        gc.collect()
+        gc.freeze()
+        pipe.send(None)
+        pipe.send(asyncio.run(run(server, load, following, width, pipe.recv())))

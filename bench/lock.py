@@ -1,0 +1,35 @@
+"""One bench at a time on a machine: two would measure each other.
+
+Knows a file that is locked while its process lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_engine.errors import OptionError
+
+
+@contextmanager
+def alone(path: Path, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock `path`. Raises OptionError when another bench has it, or waits for that."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(file, 20).decode() or "?"
+            words = f"another spark-bench runs on this machine (process {holder}, {path})"
+            if not wait:
+                raise OptionError(f"{words}: give --wait to run after it") from None
+            say(f"waiting: {words}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(file)

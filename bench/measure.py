@@ -1,0 +1,70 @@
+"""A whole bench of one server: warm up, run the load several times, and say how far runs differ.
+
+Knows the order of things; each of them is another module's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from spark_engine.bench import machine
+from spark_engine.bench.clients import Clients
+from spark_engine.bench.figures import figures, spread
+from spark_engine.bench.load import Json, Load, Plan
+from spark_engine.bench.target import Target
+from spark_engine.bench.took import Server
+from spark_engine.errors import OptionError
+from spark_engine.progress import Progress
+
+
+def measure(target: Target, plan: Plan, shown: Progress) -> Json:
+    """The result: `runs` with all their figures, and the `spread` of each.
+
+    Raises OptionError when the server cannot take the load, or answers nothing.
+    """
+    if plan.longest and target.most and plan.longest > target.most:
+        words = f"a request may reach {plan.longest} tokens; {target.url} holds {target.most}"
+        raise OptionError(f"{words}: give a smaller --input, --output, --turns or --shared")
+    server = Server(target.url, target.model, plan.api_key)
+    runs, load = [], Load((), 0, "")
+    before = machine.host()
+    with Clients(server, plan.processes) as clients:
+        if plan.warm:
+            shown.say("warming up")
+            warm = plan.draw(_random(plan.seed, -1), f"Run {plan.seed} 0.")
+            few = Load(warm.scripts[: plan.warm], warm.width, warm.kind)
+            _refuse_failure(figures(*clients.run(few), plan.targets), target)
+        with shown.track("runs", plan.repeats) as step:
+            for i in range(plan.repeats):
+                load = plan.draw(_random(plan.seed, i), f"Run {plan.seed} {i + 1}.")
+                with machine.Watch() as watch:
+                    row = figures(*clients.run(load), plan.targets)
+                _refuse_failure(row, target)
+                runs.append({**row, "card": watch.summary()})
+                step()
+    return {
+        "model": target.model,
+        "url": target.url,
+        "server_version": target.version,
+        "load": load.kind,
+        "seed": plan.seed,
+        "targets": dict(plan.targets),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": before,
+        "card": machine.card(),
+        "on_card": machine.processes(),
+        "spread": spread(runs),
+        "runs": runs,
+    }
+
+
+def _random(seed: int, run: int) -> random.Random:
+    return random.Random(f"{seed} {run}")
+
+
+def _refuse_failure(row: Json, target: Target) -> None:
+    """A run in which nothing succeeded measures nothing."""
+    if row["failed"] == row["requests"]:
+        first = next(iter(row["errors"]), "nothing was asked")
+        raise OptionError(f"{target.url} answered none of {row['requests']} requests: {first}")

@@ -1,0 +1,110 @@
+"""Whom a bench asks: a server that runs somewhere, or one that is started for it.
+
+Knows `spark-run --serve` and the paths that tell what is served.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_engine.errors import EngineError, OptionError
+
+STOP_S = 60.0  # a server that writes a profile takes a while
+ASK_S = 10.0
+QUEUE = "4096"  # requests that may wait: a bench means them all
+_SERVING = re.compile(r"serving .* on (http://\S+)")
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the clients ask
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that answers: its model, the tokens that a request may reach, and its version."""
+
+    url: str
+    model: str
+    most: int | None
+    version: str | None
+
+
+@contextmanager
+def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
+    """Serves the engine folder while the `with` lasts; gives the URL.
+
+    `more` are options of `spark-run`; what it says goes to `say`. Raises EngineError.
+    """
+    module = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", str(engine), "--serve"]
+    command = [*module, "--port", "0", "--max-queue", QUEUE, *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        url = _wait(process, say)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def ask(url: str, model: str | None, api_key: str | None) -> Target:
+    """What is served at `url`. Raises OptionError."""
+    rows = _get(f"{url}/v1/models", api_key).get("data") or []
+    served = {row["id"]: row for row in rows}
+    if not served:
+        raise OptionError(f"{url} serves no model")
+    if model is not None and model not in served:
+        raise OptionError(f"--model is {model!r}; {url} serves {', '.join(served)}")
+    name = next(iter(served)) if model is None else model
+    try:
+        version = _get(f"{url}/version", api_key).get("version")
+    except OptionError:  # not every server has that
+        version = None
+    return Target(url, name, served[name].get("max_model_len"), version)
+
+
+def _wait(process: subprocess.Popen[str], say: Say) -> str:
+    """The URL, once it is served. What the server says later is passed on too."""
+    lines = iter(process.stderr or ())
+    last = ""
+    for line in lines:
+        last = line.rstrip()
+        if found := _SERVING.search(line):
+            threading.Thread(target=_pass_on, args=(lines, say), daemon=True).start()
+            return found[1]
+        say(last)
+    code = process.wait()
+    raise EngineError(f"the server did not start, it ended with {code}: {last}")
+
+
+def _pass_on(lines: Iterator[str], say: Say) -> None:
+    for line in lines:
+        say(line.rstrip())
+
+
+def _get(url: str, api_key: str | None) -> dict[str, Any]:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        asked = urllib.request.Request(url, headers=headers)
+        with _OPENER.open(asked, timeout=ASK_S) as answer:
+            row = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise OptionError(f"{url} answers {error.code} ({error.reason})") from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{url} does not answer ({error}): is the server up?") from None
+    if not isinstance(row, dict):
+        raise OptionError(f"{url} does not answer as an OpenAI server does")
+    return row

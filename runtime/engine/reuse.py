@@ -1,0 +1,228 @@
+"""What one request takes over from another: where it begins, what it waits for, what it leaves.
+
+Between the scheduler, which knows when, and the prefix cache, which knows what there is. A page can
+be shared from the launch that fills it: whatever reads it is launched later, on the same stream.
+
+- States are kept where others may well go on: at a prompt's marks, or else before its last tile; at
+  every EVERY tokens; where it parts from what was there or from those that wait; where it ends.
+- A request that could go on from one that is still prefilled waits for it, and others pass.
+- An engine whose bits are invariant takes over only what prefill made on the grid from position 0;
+  others also what was generated, to the token.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.prefix_cache import PrefixCache
+from spark_engine.runtime.engine.prefix_trie import CachedState, Hit, page_names
+from spark_engine.runtime.engine.request import FinishReason, Status
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
+
+EVERY = 4096  # tokens
+LOOK = 16  # waiting requests that the next one is compared with
+NO_HIT = Hit(0, (), None, -1, 0)
+
+
+class Reuse:
+    """One engine's. `copies` are the (from, to) rows that `settled` waits for."""
+
+    def __init__(self, sizes: Sizes, pages: Pool) -> None:
+        self.sizes = sizes
+        self.rows = Pool("snapshot", sizes.snapshots)
+        own = sizes.page_size, sizes.page_bytes, sizes.snapshot_bytes, sizes.cache_bytes
+        self.cache = PrefixCache(pages, self.rows, *own)
+        self.on = sizes.cache_bytes > 0 and (sizes.snapshots > 0 or sizes.snapshot_bytes == 0)
+        self.queries = self.hits = self.lost = 0  # tokens
+        self.copies: list[tuple[int, int]] = []
+        self._pages = pages
+        self._pinned: list[CachedState] = []  # written or read by what is launched next
+        self._copied: list[int] = []  # pages that are read by it
+
+    def stats(self) -> dict[str, int]:
+        """Tokens of prompts that were looked up, found, and found but for a state; and what there
+        is."""
+        return {
+            "prefix_queries": self.queries,
+            "prefix_hits": self.hits,
+            "prefix_lost_for_state": self.lost,
+            "snapshots": self.cache.snapshots,
+            "snapshot_rows": self.rows.size,
+            "cache_bytes": self.cache.used_bytes,
+            "cache_budget": self.cache.budget,
+            "evicted_pages": self.cache.counts.evicted_pages,
+            "evicted_snapshots": self.cache.counts.evicted_snapshots,
+        }
+
+    def copied_pages(self) -> list[int]:
+        """Pages that nobody has in a table and that a planned launch reads."""
+        return list(self._copied)
+
+    def settled(self) -> None:
+        """All that was planned is launched, and `copies` are made."""
+        self.copies = []
+        while self._pinned:
+            self.cache.unpin(self._pinned.pop())
+        self._pages.give(self._copied)
+        self._copied = []
+
+    # Who begins where.
+
+    def add(self, seq: Sequence) -> None:
+        """A request came: names its pages, once."""
+        if self.on:
+            seq.names = page_names(seq.tokens, self.sizes.page_size, seq.names)
+
+    def waits(self, seq: Sequence) -> bool:
+        """Whether it waits for its leader still."""
+        leader = seq.leader
+        if leader is not None and leader.status is Status.RUNNING:
+            if leader.launched < seq.leader_end:
+                return True
+        seq.leader = None
+        return False
+
+    def find(self, seq: Sequence, running: Iterable[Sequence]) -> Hit | None:
+        """What it can begin with, or None: it waits for one of those running."""
+        if not self.on or seq.status is Status.SWAPPED:
+            return NO_HIT
+        if len(seq.tokens) > seq.prompt_len:  # it begins again
+            self.add(seq)
+        hit = self.cache.match(seq.tokens, seq.names, len(seq.tokens) - 1)
+        seq.leader_end = hit.position + self.sizes.page_size - 1
+        for leader in running:
+            if leader.launched < leader.prefill_end and leader.rank < seq.rank:
+                end = self._parting(leader, seq)
+                if end > max(leader.launched, seq.leader_end):
+                    seq.leader, seq.leader_end = leader, end
+        if seq.leader is None:
+            return hit
+        seq.held_back = True
+        _add_point(seq.leader, seq.leader_end)
+        return None
+
+    def without_tail(self, seq: Sequence, hit: Hit) -> Hit:
+        """The next best hit that lies at a page's end, where no page is copied."""
+        most = hit.position - hit.position % self.sizes.page_size
+        tailed = hit.tail_page >= 0
+        return self.cache.match(seq.tokens, seq.names, most, tails=False) if tailed else hit
+
+    def begin(self, seq: Sequence, hit: Hit, waiting: Items[Sequence], plan: StepPlan) -> list[int]:
+        """It runs from the hit on, whose pages these are; its slot is its own already."""
+        if not self.on or seq.status is Status.SWAPPED:
+            return []
+        if seq.last_step < 0:
+            self.queries += seq.prompt_len
+            self.hits += hit.position
+            self.lost += hit.kv_position - hit.position
+            seq.cached = hit.position
+        self.cache.take(hit)
+        seq.launched = seq.grid = hit.position
+        seq.source = hit.snapshot
+        seq.node = hit.nodes[-1] if hit.nodes else None
+        if hit.position:
+            plan.counts.append((seq.slot, *_known(seq, hit.position)))
+        if hit.tail_page >= 0:
+            self._pages.share([hit.tail_page])
+            self._copied.append(hit.tail_page)
+        self._find_points(seq, hit, waiting)
+        return hit.pages
+
+    def _find_points(self, seq: Sequence, hit: Hit, waiting: Items[Sequence]) -> None:
+        last, first = seq.prefill_end - 1, seq.grid + self.sizes.tile
+        wanted = set(seq.request.marks or (seq.prompt_len - 1,))
+        wanted.add(hit.kv_position)
+        wanted.update(range(first - first % EVERY + EVERY, last, EVERY))
+        wanted.update(self._parting(seq, other) for other in waiting[:LOOK])
+        ends = {self._tile_end(seq, min(position, last)) for position in wanted}
+        seq.points = sorted(end for end in ends if end >= first)
+
+    def _parting(self, leader: Sequence, seq: Sequence) -> int:
+        """The last end of a tile of the leader's from which `seq` can go on."""
+        a, b = leader.names, seq.names
+        low, high = 0, min(len(a), len(b))
+        while low < high:  # a name is its whole beginning's
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if a[middle - 1] == b[middle - 1] else (low, middle - 1)
+        return self._tile_end(leader, min(low * self.sizes.page_size, len(seq.tokens) - 1))
+
+    def _tile_end(self, seq: Sequence, position: int) -> int:
+        return position - (position - seq.grid) % self.sizes.tile
+
+    # What it leaves.
+
+    def tile(self, seq: Sequence, end: int) -> tuple[int, int]:
+        """Its tile up to `end` is launched next: the rows of its source and of its save."""
+        source, save = seq.slot, -1
+        if seq.source is not None:
+            source = self.sizes.slots + seq.source.row
+            self._pinned.append(seq.source)
+            seq.source = None
+        if self.on:
+            size = self.sizes.page_size
+            seq.node = self.cache.extend(seq.node, seq.names[: end // size], seq.pages, seq.id)
+            while seq.points and seq.points[0] <= end:
+                if seq.points.pop(0) == end:
+                    save = self._save(seq, end)
+        return source, save
+
+    def end(self, seq: Sequence, reason: FinishReason, in_flight: bool) -> None:
+        """A running one ends, still with its slot and pages; `in_flight`: a launched step that was
+        not read may have taken its slot further."""
+        self.drop(seq)
+        if not self.on:
+            return
+        if reason is FinishReason.ERROR:
+            self.cache.forget(seq.node, seq.id)
+        elif seq.launched >= seq.prefill_end and not self.sizes.invariant:
+            self._keep_generated(seq, in_flight)
+
+    def drop(self, seq: Sequence) -> None:
+        """It will not read its source any more."""
+        if seq.source is not None:
+            self.cache.unpin(seq.source)
+            seq.source = None
+        seq.leader = None
+
+    def _keep_generated(self, seq: Sequence, in_flight: bool) -> None:
+        settled, size = seq.launched - seq.slack, self.sizes.page_size
+        end = min(len(seq.tokens), settled)
+        names = page_names(seq.tokens[:end], size, seq.names[: end // size])
+        seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id)
+        # Drafts behind the end lie in the ring, until a launch on top of them folds them.
+        if end == settled or (self.sizes.verify and not in_flight):
+            row = self._save(seq, end)
+            if row >= 0:
+                self.copies.append((seq.slot, row))
+
+    def _save(self, seq: Sequence, end: int) -> int:
+        """The row for its state at `end`, or -1."""
+        node, size = seq.node or self.cache.root, self.sizes.page_size
+        if node.end != end - end % size:
+            return -1  # there was no room for its pages
+        tail = seq.tokens[node.end : end]
+        page = seq.pages[end // size] if tail else -1
+        state = self.cache.save(node, tail, page, seq.id)
+        if state is None:
+            return -1
+        self._pinned.append(state)
+        return self.sizes.slots + state.row
+
+
+def _add_point(seq: Sequence, end: int) -> None:
+    if end not in seq.points:
+        insort(seq.points, end)
+
+
+def _known(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What penalties are to know of the tokens before: of the prompt, and generated ones."""
+    params = seq.request.params
+    if params.repetition == 1 and not (params.presence or params.frequency):
+        return (), ()
+    prompt = min(position, seq.prompt_len)
+    return tuple(seq.tokens[:prompt]), tuple(seq.tokens[prompt:position])

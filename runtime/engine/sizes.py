@@ -1,0 +1,31 @@
+"""What an engine has to share out among its requests. Knows numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What there is to share out. Buckets ascend, in rows; `tile` and `page_size` in tokens.
+
+    `swap_bytes` is the budget of what is swapped out, `max_waiting` the most requests not yet
+    admitted for the first time. `verify`: the buckets of rounds of 1, 2, … drafts. `snapshots`:
+    rows of `snapshot_bytes` for the prefix cache; `cache_bytes`: its budget, 0 for none.
+    """
+
+    slots: int
+    pages: int
+    page_size: int
+    decode: tuple[int, ...]
+    prefill: tuple[int, ...]
+    tile: int
+    slot_bytes: int
+    page_bytes: int
+    swap_bytes: int
+    max_waiting: int
+    verify: tuple[tuple[int, ...], ...] = ()
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+    cache_bytes: int = 0
+    invariant: bool = False

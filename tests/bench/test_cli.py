@@ -1,0 +1,172 @@
+"""`spark-bench`: against a scripted server, and one that it starts for an engine folder."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("aiohttp", reason="needs the extra `bench`")
+
+from spark_engine.bench import cli  # noqa: E402
+from spark_engine.bench.clients import Clients, split  # noqa: E402
+from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
+from spark_engine.bench.lock import alone  # noqa: E402
+from spark_engine.bench.took import Server  # noqa: E402
+from spark_engine.errors import InternalError  # noqa: E402
+from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
+from tests.runtime import small_engine  # noqa: E402
+
+MODELS = {"/v1/models": {"data": [{"id": "m", "max_model_len": 4096}, {"id": "n"}]}}
+FEW = ("--closed", 3, "--requests", 6, "--repeats", 2, "--warm", 2, "--processes", 2)
+SHORT = ("--input", "3-5", "--output", 4)
+
+
+@pytest.fixture(autouse=True)
+def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests beside each other do not wait for one another."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Scripted]:
+    def post(body: dict[str, Any]) -> Answer:
+        if body.get("refuse"):
+            return 503, [b"full"]
+        count = body["max_tokens"]
+        return 200, [*(token("a", i + 1, token_ids=[i]) for i in range(count)), event("[DONE]")]
+
+    with running(Scripted({**MODELS, "/version": {"version": "7"}}, post)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_engine.build(tmp_path_factory.mktemp("engine"), tokenizer=True)
+
+
+def _run(*words: object) -> Result:
+    return CliRunner().invoke(cli.main, ["serve", *map(str, words)])
+
+
+def _json(*words: object) -> dict[str, Any]:
+    done = _run("--json", *words)
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_server_is_measured(server: Scripted, tmp_path: Path) -> None:
+    server.asked.clear()
+    files = ("--out", tmp_path / "r.json", "--plot", tmp_path / "r.html")
+    found = _json(server.url + "/v1/", *FEW, *SHORT, *files, "--target", "ttft=60000", "--seed", 5)
+    assert [run["requests"] for run in found["runs"]] == [6, 6] and found["seed"] == 5
+    assert [run["failed"] for run in found["runs"]] == [0, 0]
+    assert found["model"] == "m" and found["server_version"] == "7"
+    assert all(run["output_tokens"] == 24 and run["good_share"] == 1 for run in found["runs"])
+    assert all(run["client"]["processes"] == 2 for run in found["runs"])
+    assert len(server.asked) == 2 + 6 + 6
+    prompts = [tuple(body["prompt"]) for body in server.asked]
+    assert len(set(prompts)) == len(prompts), "a server could answer a run from what it kept"
+    assert all(3 <= len(p) <= 5 and max(p) < 1000 for p in prompts)
+    assert json.loads((tmp_path / "r.json").read_text()) == found
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    assert found["spread"]["output_tok_s"][1] <= found["spread"]["output_tok_s"][2]
+    _json(server.url, *FEW, *SHORT, "--seed", 5)
+    assert sorted(tuple(body["prompt"]) for body in server.asked[14:]) == sorted(prompts)
+    done = _run(server.url, *FEW, *SHORT, "--model", "n", "--body", '{"drafts": 0}')
+    assert done.exit_code == 0 and "output tokens/s" in done.stdout, done.stderr
+    assert {body["model"] for body in server.asked[28:]} == {"n"}
+    assert all(body["drafts"] == 0 for body in server.asked[28:])
+
+
+def test_an_engine_is_served_and_asked_again_by_a_record(engine: Path, tmp_path: Path) -> None:
+    record = {"messages": [{"role": "user", "content": "hi"},
+                           {"role": "assistant", "content": "yes", "max_tokens": 3},
+                           {"role": "user", "content": "so"},
+                           {"role": "assistant", "content": "no", "max_tokens": 3}]}  # fmt: skip
+    (tmp_path / "chat.json").write_text(json.dumps(record))
+    few = ("--bursts", 2, "--every", 0.1, "--requests", 2, "--repeats", 1, "--warm", 0)
+    trace = tmp_path / "trace.json"
+    again = ("--replay", tmp_path / "chat.json", "--processes", 1)
+    found = _json(engine, *few, *again, "--", "--profile", trace)
+    (run,) = found["runs"]
+    assert run["requests"] == 4 and run["failed"] == 0 and run["output_tokens"] == 12
+    first, second = run["by_turn"]
+    assert second["prompt_tokens"] > first["prompt_tokens"] and second["requests"] == 2
+    assert found["model"] == "small" and found["load"] == "bursts of 2, every 0.1 s"
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"launch", "send", "to the first token"} <= {row["name"] for row in events}
+    texts = _json(engine, *FEW, "--prompts", "text", "--input", 20, "--output", 3, "--repeats", 1)
+    assert texts["runs"][0]["failed"] == 0 and 100 < texts["runs"][0]["input_tokens"] < 150
+
+
+WRONG: list[tuple[tuple[object, ...], str]] = [
+    (("--closed", 2, "--rate", 1), "one of --closed, --rate and --bursts"),
+    (("--every", 1), "--every does nothing without --bursts"),
+    (("--own-answers",), "without --replay"),
+    (("--replay", "bench/agent.json", "--input", 5), "--input does nothing with --replay"),
+    (("--replay", "/none.json"), "--replay /none.json cannot be read"),
+    (("--input", "x"), "--input is 'x'"),
+    (("--target", "speed=5"), "--target is 'speed=5'"),
+    (("--body", "[]"), "--body is '[]'"),
+    (("--body", "{"), "--body is not JSON"),
+    (("--prompts", "text"), "--tokenizer"),
+    (("--plot", "x.gif"), "must end in .html or .png"),
+    (("--model", "x"), "--model is 'x'; "),
+    (("--input", 4000, "--output", 97), "may reach 4097 tokens"),
+    (("--body", '{"refuse": 1}', *SHORT), "answered none of 8 requests: 503: full"),
+    (("--", "--drafts", "0"), "--drafts 0 is for a server that is started here"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[w[1] for w in WRONG])
+def test_a_users_mistake_is_one_line(
+    server: Scripted, words: tuple[object, ...], said: str
+) -> None:
+    done = _run(server.url, *words)
+    assert done.exit_code == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert said in last and last.startswith("spark-bench: ") and done.stdout == ""
+
+
+def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
+    for words, said in (
+        (("http://127.0.0.1:9",), "http://127.0.0.1:9/v1/models does not answer"),
+        ((tmp_path / "none",), "there is no engine folder"),
+        ((engine, "--", "--port", "x"), "the server did not start, it ended with 2"),
+    ):
+        done = _run(*words)
+        assert done.exit_code == 2 and said in done.stderr.splitlines()[-1], done.stderr
+    with running(Scripted({"/v1/models": [1]}, lambda body: (200, []))) as odd:
+        assert "does not answer as an OpenAI server" in _run(odd.url).stderr
+    with running(Scripted({}, lambda body: (200, []))) as odd:
+        assert "answers 404" in _run(odd.url).stderr
+
+
+def test_another_bench_is_in_the_way(server: Scripted, tmp_path: Path) -> None:
+    with alone(tmp_path / cli.LOCK, False, print):
+        done = _run(server.url)
+    assert done.exit_code == 2 and "another spark-bench runs" in done.stderr
+
+
+def test_processes_share_a_load_and_every_script_is_asked_once(server: Scripted) -> None:
+    assert [split(w, 3) for w in (1, 3, 8)] == [[1, 0, 0], [1, 1, 1], [3, 3, 2]]
+    scripts = tuple(Script((Turn([i], 2),)) for i in range(40))
+    with Clients(Server(server.url, "m"), 3) as clients:
+        for width in (2, 6):
+            start, shares = clients.run(Load(scripts, width, ""))
+            assert len(shares) == min(width, 3)
+            numbers = [took.script for share in shares for took in share.took]
+            assert sorted(numbers) == list(range(40))
+            assert all(took.start >= start for share in shares for took in share.took)
+        clients._processes[0].kill()
+        clients._processes[0].join()
+        with pytest.raises((InternalError, BrokenPipeError, ConnectionError)):
+            clients.run(Load(scripts, 6, ""))
+    assert not any(process.is_alive() for process in clients._processes)

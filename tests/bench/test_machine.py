@@ -1,0 +1,89 @@
+"""What else decides a figure: a card that is sampled, and one bench at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_engine.bench import machine
+from spark_engine.bench.lock import alone
+from spark_engine.errors import OptionError
+
+SMI = """#!/bin/sh
+case "$*" in
+*compute-apps*) echo "4711, /usr/bin/other, 1024" ;;
+*-lms*) echo "1500, 1980, 350.5, 40, 90"; echo "1980, 1980, [N/A], 50, 100"; echo "cut"
+        echo "1700, 1980, 450.5, 60, 95"; exec sleep 60 ;;
+*) echo "NVIDIA H200, 580.1, 700.00" ;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "smi"
+    path.write_text(SMI)
+    path.chmod(0o755)
+    monkeypatch.setattr(machine, "SMI", str(path))
+
+
+def test_a_card_is_told_and_watched(smi: None) -> None:
+    assert machine.card() == {"name": "NVIDIA H200", "driver": "580.1", "power_limit_w": 700.0}
+    assert machine.processes() == ["4711, /usr/bin/other, 1024"]
+    with machine.Watch() as watch:
+        end = time.monotonic() + 10
+        while watch.samples < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert watch.summary() == {
+        "sm_mhz": [1500, 1700, 1980],
+        "sm_max_mhz": [1980, 1980, 1980],
+        "watts": [350.5, 400.5, 450.5],
+        "celsius": [40, 50, 60],
+        "busy_percent": [90, 95, 100],
+    }
+
+
+def test_without_a_card_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("/nowhere/nvidia-smi", "/bin/false"):
+        monkeypatch.setattr(machine, "SMI", missing)
+        assert machine.card() is None and machine.processes() == []
+        with machine.Watch() as watch:
+            pass
+        assert watch.summary() is None
+    assert machine.host()["cores"] == os.cpu_count()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from spark_engine.bench.lock import alone
+with alone(Path(sys.argv[1]), False, print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_benches_do_not_run_at_once(tmp_path: Path) -> None:
+    path, said = tmp_path / "lock", list[str]()
+    command = [sys.executable, "-c", HOLD, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdin and other.stdout and other.stdout.readline() == "held\n"
+        with pytest.raises(OptionError, match=f"process {other.pid}.*--wait"):
+            with alone(path, False, said.append):
+                raise AssertionError("not reached")
+        threading.Timer(0.3, other.stdin.close).start()
+        start = time.monotonic()
+        with alone(path, True, said.append):
+            assert time.monotonic() - start > 0.2
+        other.stdin = None  # it is closed
+    assert len(said) == 1 and f"process {other.pid}" in said[0]
+    for _ in range(2):  # and it is given back
+        with alone(path, False, said.append):
+            assert path.read_text() == str(os.getpid())

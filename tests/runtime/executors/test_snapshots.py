@@ -1,0 +1,202 @@
+"""Snapshots of the prefix cache: rows and pages copied within the states, on the host and a device.
+
+A device's copies are queued; what is told of them holds behind whatever was queued before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from spark_engine.device_resources import DeviceResources
+from spark_engine.interface import Limits, Precision
+from spark_engine.manifest import Bucket, Fingerprint, Manifest, Memory, ModelInfo, StateInfo
+from spark_engine.plugins.sampling import mark_tokens
+from spark_engine.runtime.executors.cache_size import SPARE, Room, budget, device_rows
+from spark_engine.runtime.executors.device_memory import MARKED, DeviceStates
+from spark_engine.runtime.executors.memory import HostStates, States
+from spark_engine.tensors import Array, DType, TensorSpec
+from tests.runtime.fake_gpu import FakeGpu
+
+SLOTS, SNAPSHOTS, VOCAB = 3, 4, 11
+ROWS = SLOTS + SNAPSHOTS + 1
+COUNTS = StateInfo(TensorSpec("token_counts", DType.I32, (SLOTS + 1, VOCAB)), "slot")
+BY_SEQUENCE = (
+    StateInfo(TensorSpec("layers.0.gdn_state", DType.F32, (ROWS, 2, 3)), "sequence"),
+    StateInfo(TensorSpec("layers.0.conv_state", DType.BF16, (ROWS, 5)), "sequence"),
+)
+PAGES = StateInfo(TensorSpec("layers.1.k_pages", DType.U8, (6, 2, 16)), "page")
+STATES = (COUNTS, *BY_SEQUENCE, PAGES)
+Made: TypeAlias = tuple[States, Callable[[str], Array]]
+
+
+def on_host() -> Made:
+    states = HostStates(STATES)
+    return states, lambda name: states.arrays[name]
+
+
+def on_device() -> Made:
+    """Its engine has no snapshot rows; those beyond are the runtime's."""
+    gpu: Any = FakeGpu({})
+    plain = [
+        replace(i, spec=replace(i.spec, shape=(SLOTS + 1, *i.spec.dims[1:])))
+        if i.unit == "sequence"
+        else i
+        for i in STATES
+    ]
+    states, dims = (
+        DeviceStates(DeviceResources(gpu), plain, SNAPSHOTS),
+        {i.spec.name: i.spec for i in STATES},
+    )
+
+    def read(name: str) -> Array:
+        gpu.wait()
+        found: Array = gpu.view(states.addresses[name], dims[name].dtype.numpy, dims[name].dims)
+        return found
+
+    return states, read
+
+
+@pytest.fixture(params=[on_host, on_device])
+def made(request: pytest.FixtureRequest) -> Made:
+    """States whose every byte is known."""
+    states, read = request.param()
+    for info in STATES:
+        array = read(info.spec.name)
+        array.reshape(-1).view(np.uint8)[:] = np.arange(array.nbytes) % 251
+    return states, read
+
+
+def bits(array: Array) -> Array:
+    return array.view(np.uint8).copy()
+
+
+def test_what_a_snapshot_takes(made: Made) -> None:
+    states, _ = made
+    assert (states.snapshot_rows, states.snapshot_bytes) == (SNAPSHOTS, 6 * 4 + 5 * 2)
+    assert states.slot_bytes == VOCAB * 4 + states.snapshot_bytes and states.page_bytes == 32
+
+
+def test_rows_go_to_others_and_touch_nothing_else(made: Made) -> None:
+    states, read = made
+    before = {i.spec.name: bits(read(i.spec.name)) for i in STATES}
+    states.copy_rows([(1, SLOTS), (0, ROWS - 2), (SLOTS + 1, 2)])
+    for info in STATES:
+        want = before[info.spec.name].copy()
+        if info.unit == "sequence":
+            want[[SLOTS, ROWS - 2, 2]] = want[[1, 0, SLOTS + 1]]
+        np.testing.assert_array_equal(bits(read(info.spec.name)), want)
+
+
+def test_pages_go_to_others_and_touch_nothing_else(made: Made) -> None:
+    states, read = made
+    before = {i.spec.name: bits(read(i.spec.name)) for i in STATES}
+    states.copy_pages([(4, 0), (1, 3)])
+    for info in STATES:
+        want = before[info.spec.name].copy()
+        if info.unit == "page":
+            want[[0, 3]] = want[[4, 1]]
+        np.testing.assert_array_equal(bits(read(info.spec.name)), want)
+
+
+def test_nothing_to_copy_copies_nothing(made: Made) -> None:
+    states, read = made
+    before = {i.spec.name: bits(read(i.spec.name)) for i in STATES}
+    states.copy_rows([])
+    states.copy_pages([])
+    assert all((bits(read(name)) == array).all() for name, array in before.items())
+
+
+def test_nan_is_copied_bit_for_bit(made: Made) -> None:
+    states, read = made
+    read("layers.0.gdn_state")[1] = np.nan
+    read("layers.0.gdn_state").view(np.uint32)[1, 0, 0] |= 77
+    states.copy_rows([(1, 4)])
+    state = bits(read("layers.0.gdn_state"))
+    np.testing.assert_array_equal(state[4], state[1])
+
+
+@pytest.mark.parametrize(("ids", "generated"), [([], []), ([3, 3, 9], []), ([3, 9, 3], [9, 5, 9])])
+def test_counts_are_those_of_a_prefill(made: Made, ids: list[int], generated: list[int]) -> None:
+    """Row 1 as the op leaves it behind a prompt and what followed; the others as they were."""
+    states, read = made
+    want = read("token_counts").copy()
+    want[1] = 0
+    tokens = np.array([*ids, *generated], np.int32)
+    steps = (np.full(len(tokens), 1), np.arange(len(tokens)), np.ones(len(tokens), int))
+    steps = tuple(step.astype(np.int32) for step in steps)
+    last = np.zeros(SLOTS + 1, np.int32)
+    arrays = (want, tokens, last, *steps, np.full(SLOTS + 1, len(ids), np.int32))
+    (want,) = mark_tokens.reference({"tile": 1}, arrays)
+    states.set_counts(1, ids, generated)
+    np.testing.assert_array_equal(read("token_counts"), want)
+
+
+def test_many_rows_of_counts_are_on_their_way_at_once() -> None:
+    """More than there are stages: a stage is written again when its copy is done."""
+    states, read = on_device()
+    for turn in range(3 * MARKED):
+        states.set_counts(turn % SLOTS, [turn % VOCAB])
+    for slot in range(SLOTS):
+        last = max(t for t in range(3 * MARKED) if t % SLOTS == slot)
+        assert np.flatnonzero(read("token_counts")[slot]).tolist() == [last % VOCAB]
+
+
+def test_a_model_without_recurrence_has_no_rows() -> None:
+    infos = (COUNTS, PAGES)
+    host = HostStates(infos)
+    gpu: Any = FakeGpu({})
+    device = DeviceStates(DeviceResources(gpu), infos, 7)
+    for states in (host, device):
+        assert (states.snapshot_rows, states.snapshot_bytes) == (0, 0)
+
+
+# ---- how many there are -------------------------------------------------------------------------
+
+GIB = 1 << 30
+ROW = 1 << 28
+
+
+def manifest(total: int, row: int = ROW) -> Manifest:
+    """Of an engine whose plan takes `total` bytes, with 3 pages of 1 MiB and a scratch one."""
+    states = [
+        StateInfo(TensorSpec("token_counts", DType.I32, (3, 1)), "slot"),
+        StateInfo(TensorSpec("layers.1.k_pages", DType.U8, (4, 1 << 20)), "page"),
+    ]
+    if row:
+        states.append(StateInfo(TensorSpec("layers.0.gdn_state", DType.U8, (3, row)), "sequence"))
+    plan = Memory.of(0, states, (), (Bucket("decode", 1, 1, "f", 0),))
+    return Manifest(
+        "toy", {}, "sm_90a", "h200", "native", ModelInfo("q", 1, 1, 1, 1), Limits(2, 64, 3, 1),
+        Precision(DType.BF16, DType.BF16, DType.F32), tuple(states), (), (),
+        replace(plan, weights=total - plan.total), (), {}, (), (), {}, {}, (),
+        Fingerprint("", "", "", "", ""), {},
+    )  # fmt: skip
+
+
+def test_half_of_what_is_free_and_a_quarter_of_the_device_at_most() -> None:
+    engine = manifest(60 * GIB)
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB), None) == 40  # half of 20 GiB
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB, shared=True), None) == 20
+    assert device_rows(engine, Room(80 * GIB, 20 * GIB), None) == 20  # a quarter of 20
+    assert device_rows(engine, Room(60 * GIB, 100 * GIB), None) == 0
+    assert device_rows(engine, Room(59 * GIB, 100 * GIB), None) == 0
+
+
+def test_a_budget_is_taken_as_far_as_it_fits() -> None:
+    engine = manifest(60 * GIB)
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 15 * GIB) == 60
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 50 * GIB) == (20 * GIB - SPARE) // ROW
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB), 0) == 0
+    assert device_rows(engine, Room(80 * GIB, 100 * GIB), ROW - 1) == 0
+    assert device_rows(manifest(60 * GIB, 0), Room(80 * GIB, 100 * GIB), None) == 0
+
+
+def test_a_budget_that_is_not_told_is_all_there_is() -> None:
+    engine = manifest(60 * GIB)
+    assert budget(engine, 40, None) == 3 * (1 << 20) + 40 * ROW
+    assert budget(engine, 40, 5) == 5 and budget(engine, 40, 0) == 0

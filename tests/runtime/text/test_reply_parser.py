@@ -1,0 +1,252 @@
+"""A chat answer taken apart: recorded forms and drifts, at every split point and any cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_engine.runtime.text.reply_formats import marks
+from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
+
+R, C = Kind.REASONING, Kind.CONTENT
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "hours": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+                    "zip": {"type": ["string", "null"]},
+                }
+            },
+        },
+    }
+]
+ONE = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nPa\nris\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n<parameter=hours>\n[1, 2]\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+CALL = ("weather", {"city": "Pa\nris", "days": 3, "hours": [1, 2]})
+SHORT = ("weather", {"city": "Rome"})
+ROME = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+T, F = True, False
+# thinking, tools, the answer; reasoning, content, calls
+ANSWERS: list[tuple[bool, bool, str, str, str, list[Any]]] = [
+    (T, F, "\nI think.\n\nYes.\n</think>\n\nFour.\n", "I think.\n\nYes.", "Four.\n", []),
+    (T, F, "still <thinking", "still <thinking", "", []),
+    (T, F, "</think>a</think>b", "", "a</think>b", []),
+    (T, T, "</think>a</think>b", "", "ab", []),
+    (T, F, "<think>\na < b\n</think>c", "a < b", "c", []),
+    (T, F, "hm" + ONE, "hm" + ONE, "", []),
+    (F, F, "\n <think>why</think>so", "why", "so", []),
+    (F, F, "  plain <think>x</think>\n", "", "  plain <think>x</think>\n", []),
+    (F, F, " ", "", " ", []),
+    (F, F, "<thin", "", "<thin", []),
+    (F, F, ONE, "", ONE, []),
+    (F, T, ONE, "", "", [CALL]),
+    (F, T, "Let me see.\n\n" + ONE + "\n", "", "Let me see.", [CALL]),
+    (T, T, "why\n</think>\n\n" + ONE + "\n" + ONE, "why", "", [CALL, CALL]),
+    (T, T, "why\n" + ONE, "why", "", [CALL]),  # a thought that was not closed
+    (F, T, "a <tool_cal", "", "a <tool_cal", []),
+    (F, T, "1 < 2\n\n", "", "1 < 2\n\n", []),
+    # drifts: no mark around the function, two functions in one mark, no closing marks
+    (F, T, "So:\n" + ROME + "\n</tool_call>", "", "So:", [SHORT]),
+    (F, T, f"<tool_call>\n{ROME}\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
+    (F, T, f"<tool_call>\n{ROME}\n<tool_call>\n{ROME}\n</tool_call>", "", "", [SHORT, SHORT]),
+    (F, T, ONE + "\n\nDone.", "", "Done.", [CALL]),
+    (
+        F,
+        T,
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n<parameter=days>\n2\n</parameter>"
+        "\n</function>\n</tool_call>",
+        "",
+        "",
+        [("weather", {"city": "Rome", "days": 2})],
+    ),
+    (F, T, "<tool_call>\n<function=weather>\n</function>\n</tool_call>", "", "", [("weather", {})]),
+    (F, T, "<tool_call>\n<function=weather\n" + ROME[19:] + "\n</tool_call>", "", "", [SHORT]),
+    # values that speak of marks, and text that does
+    (
+        F,
+        T,
+        "<tool_call>\n<function=weather>\n<parameter=city>\n<b></parameter> x\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        "",
+        [("weather", {"city": "<b></parameter> x"})],
+    ),
+    (F, T, "a<tool_call>\ntext\n</tool_call>b", "", "a<tool_call>\ntext\n</tool_call>b", []),
+    (F, T, "a<tool_call>\n</tool_call>b", "", "a<tool_call>\n</tool_call>b", []),
+    # an object in the mark
+    (
+        F,
+        T,
+        'x\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        "",
+        "x",
+        [SHORT],
+    ),
+    (F, T, '<tool_call>{"name": 3}</tool_call>z', "", '<tool_call>{"name": 3}</tool_call>z', []),
+    (F, T, '<tool_call>{"name": "we', "", '<tool_call>{"name": "we', []),
+]
+Parts = tuple[str, str, list[tuple[str, object]]]
+
+
+def collect(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Reasoning, content, and (name, arguments as text) of each call."""
+    texts = {k: "".join(d.text for d in deltas if d.kind is k) for k in (R, C)}
+    calls: list[tuple[str, str]] = []
+    for delta in (d for d in deltas if d.kind is Kind.CALL):
+        if delta.name:
+            calls.append((delta.name, ""))
+        calls[-1] = calls[-1][0], calls[-1][1] + delta.text
+    return texts[R], texts[C], calls
+
+
+def parts(pieces: list[str], thinking: bool, tools: bool, calls: str = "qwen3_coder") -> Parts:
+    parser = ReplyParser(thinking, TOOLS if tools else (), calls=calls)
+    deltas: list[Delta] = []
+    for piece in pieces:
+        deltas += parser.push(piece)
+    deltas += parser.flush()
+    assert all(d.text for d in deltas)
+    reasoning, content, made = collect(deltas)
+    assert parser.calls == len(made)
+    return reasoning, content, [(name, json.loads(text)) for name, text in made]
+
+
+@pytest.mark.parametrize(("thinking", "tools", "text", "reasoning", "content", "calls"), ANSWERS)
+def test_an_answer_is_taken_apart_at_every_split_point(
+    thinking: bool, tools: bool, text: str, reasoning: str, content: str, calls: list[object]
+) -> None:
+    want = (reasoning, content, calls)
+    assert parts([text], thinking, tools) == want
+    assert parts(list(text), thinking, tools) == want
+    for i in range(len(text) + 1):
+        assert parts([text[:i], text[i:]], thinking, tools) == want, (text[:i], text[i:])
+
+
+WORDS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "a", "<", "{", '"', ONE, ROME]
+WORDS += [
+    "<function=weather>",
+    "<parameter=city>",
+    "</parameter>",
+    "</function>",
+    "<parameter=days>",
+]
+
+
+@given(
+    words=st.lists(st.sampled_from(WORDS), max_size=9),
+    flags=st.tuples(st.booleans(), st.booleans()),
+    form=st.sampled_from(["qwen3_coder", "hermes"]),
+    data=st.data(),
+)
+@settings(max_examples=500, deadline=None)
+def test_an_answer_does_not_depend_on_the_cut(
+    words: list[str], flags: tuple[bool, bool], form: str, data: st.DataObject
+) -> None:
+    text = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    edges = [0, *cuts, len(text)]
+
+    def taken(pieces: list[str]) -> object:
+        parser = ReplyParser(flags[0], TOOLS if flags[1] else (), calls=form)
+        return collect([d for piece in pieces for d in parser.push(piece)] + parser.flush())
+
+    assert taken([text[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == taken([text])
+
+
+def test_100_recorded_streams_at_every_split_point() -> None:
+    """Answers of the form that the model is taught, with values of every kind."""
+    rng = random.Random(3)
+    alphabet = ["a", "é", "猫", "\n", " ", "<", ">", "</", '"', "\\", "{", "=", "</b>", "\t"]
+    for _ in range(100):
+        thought = "".join(rng.choices(alphabet[:5], k=rng.randrange(9))).strip("\n")
+        wanted, text = [], thought + "\n</think>\n\n"
+        for _ in range(rng.randrange(1, 3)):
+            value = "".join(rng.choices(alphabet, k=rng.randrange(8)))
+            days = rng.randrange(100)
+            wanted.append(("weather", {"city": value, "days": days}))
+            text += (
+                f"<tool_call>\n<function=weather>\n<parameter=city>\n{value}\n</parameter>\n"
+                f"<parameter=days>\n{days}\n</parameter>\n</function>\n</tool_call>\n"
+            )
+        for i in range(len(text) + 1):
+            got = parts([text[:i], text[i:]], True, True)
+            assert got == (thought.strip("\n"), "", wanted), (text[:i], text[i:])
+
+
+def test_deltas_flow_before_the_end() -> None:
+    parser = ReplyParser(thinking=True)
+    assert parser.push("hello ") == [Delta(R, "hello ")]
+    assert parser.push("world</thi") == [Delta(R, "world")]
+    assert parser.push("nk>\n\nfour") == [Delta(C, "four")]
+
+
+def test_arguments_flow_as_they_are_written() -> None:
+    parser = ReplyParser(False, TOOLS)
+    assert parser.push("<tool_call>\n<function=weather>\n") == [Delta(Kind.CALL, "{", "weather")]
+    said = parser.push("<parameter=city>\nNew Y")
+    assert "".join(d.text for d in said) == '"city": "New Y'
+    assert parser.push('or"k') == [Delta(Kind.CALL, 'or\\"k')]
+    end = parser.push("\n</parameter>\n</function>\n</tool_call>") + parser.flush()
+    assert "".join(d.text for d in end) == '"}'
+
+
+@pytest.mark.parametrize("cut", range(len("<tool_call>\n<function=weather>\n") - 1, len(ONE) - 20))
+def test_a_call_that_is_cut_off_is_not_closed(cut: int) -> None:
+    """Nobody is to run half a call: its arguments are no JSON."""
+    parser = ReplyParser(False, TOOLS)
+    _, content, calls = collect(parser.push(ONE[:cut]) + parser.flush())
+    if not calls:
+        assert content == ONE[:cut].rstrip("\n") or content == ONE[:cut]
+        return
+    with pytest.raises(ValueError):
+        json.loads(calls[0][1])
+
+
+def test_a_mark_counts_where_its_token_was_generated() -> None:
+    """Text that spells a mark out of other tokens is text."""
+    text = "Write <tool_call> to call.\n" + ROME
+    parser = ReplyParser(False, TOOLS, tokens=marks())
+    literal = parser.push(text[:27]) + parser.push("</think> ends it") + parser.flush()
+    assert collect(literal)[:2] == ("", text[:27] + "</think> ends it")
+    parser = ReplyParser(True, TOOLS, tokens=marks())
+    thought = "the mark </think> is written so"
+    deltas = parser.push(thought + "</think>ok", (len(thought),)) + parser.flush()
+    assert collect(deltas)[:2] == (thought, "ok")
+
+
+def test_values_that_are_not_json_stay_strings() -> None:
+    text = ONE.replace("\n3\n", "\nthree\n").replace("[1, 2]", "None")
+    _, _, calls = parts([text], False, True)
+    assert calls == [("weather", {"city": "Pa\nris", "days": "three", "hours": None})]
+
+
+@pytest.mark.parametrize("text", ["42", "true", "[1]", "null"])
+def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
+    call = (
+        f"<tool_call>\n<function=weather>\n<parameter=city>\n{text}\n</parameter>\n"
+        f"<parameter=other>\n{text}\n</parameter>\n<parameter=days>\n42\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    _, _, calls = parts([call], False, True)
+    assert calls == [("weather", {"city": text, "other": text, "days": 42})]
+
+
+def test_other_forms_by_name() -> None:
+    parser = ReplyParser(True, reasoning="none")
+    assert collect(parser.push("a</think>b") + parser.flush())[:2] == ("", "a</think>b")
+    call = '<tool_call>\n{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}\n</tool_call>'
+    assert parts([call], False, True, "hermes") == ("", "", [SHORT])
+    assert parts([ROME], False, True, "hermes") == ("", ROME, [])
