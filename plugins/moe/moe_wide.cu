@@ -2,14 +2,13 @@
 //
 // Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
 // expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
-// Weights and the order of every sum are those of moe_grouped.cu, hence the same bits.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle in shared memory) times four
 // panels of 64 weight rows (wgmma's M, dequantised to registers). Persistent blocks: four ping-pong
 // consumer warpgroups, a panel each, and a producer warpgroup that fills a ring: weights and `h` by
 // TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
 // thread that copied. `h` is written in the order in which its tiles are read.
-// 256 experts, top 8, H200: 156 / 163 / 395 / 1392 us at 128 / 256 / 2048 / 8192 tokens; floors 104
-// / 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// BLOCK_M 64: the sums and bits of moe_grouped.cu. 128: half as much is dequantised; one sum (the WK
+// are 1) and PARTS_BF16. 256 experts, top 8, H200: FIGURES.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages), SPAN (k-slabs of a stage).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
