@@ -68,7 +68,7 @@ def figures(start: float, shares: Sequence[Share], wanted: Targets) -> Json:
         "good_share": len(met) / max(len(took), 1),
         **{name: distribution(values) for name, values in lists.items()},
         "by_turn": _by_turn(good),
-        "client": client(shares, took),
+        "client": client(shares, took, wall),
         "each": [
             [one.script, one.turn, one.start - start, 1e3 * (one.times[0] - one.start),
              one.end - start, one.prompt_tokens, _tokens(one)]
@@ -95,11 +95,12 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def client(shares: Sequence[Share], took: Sequence[Took]) -> Json:
-    """Whether the clients kept up: else they are what was measured, and `warning` says so."""
+def client(shares: Sequence[Share], took: Sequence[Took], wall: float) -> Json:
+    """Whether the clients kept up over `wall` seconds: else they are what was measured, and
+    `warning` says so."""
     late = sorted(1e3 * s for share in shares for s in share.late_s)
     sent = sorted(1e3 * (one.start - one.due) for one in took)
-    busy = [round(share.busy, 3) for share in shares]
+    busy = [round(share.busy_s / wall, 3) for share in shares]
     found: Json = {
         "processes": len(shares),
         "busy": busy,

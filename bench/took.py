@@ -42,5 +42,5 @@ class Share:
     """What one process did: its requests, and whether it could keep up."""
 
     took: list[Took]
-    busy: float  # seconds of processor time for one second
+    busy_s: float  # of processor time
     late_s: list[float]  # by how much its looks at the clock came late

@@ -1,6 +1,6 @@
 """Who a decode step waits for: the GPU's share of it, the host's, and a step without CUDA graphs.
 
-`python -m benchmarks.step_shares ENGINE [--rows 1,8,32,64,128] [--out FILE]` runs sequences of
+`python -m benchmarks.step_shares ENGINE [--rows 1,4,8,32,64,128] [--out FILE]` runs sequences of
 1,024 random tokens in lockstep through the real `Engine`, one step ahead, told to a trace
 (`spark-run --profile`), and then once more with every launch queued by itself (`--no-graphs`).
 `busy` is the share of the time in which launches ran, from the first copy up to the last copy down,
@@ -80,7 +80,7 @@ def main() -> None:
     """Prints a line for each row, and keeps them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
-    parser.add_argument("--rows", default="1,8,32,64,128")
+    parser.add_argument("--rows", default="1,4,8,32,64,128")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found: list[Row] = []

@@ -156,4 +156,4 @@ def test_scripts_with_a_time_do_not_wait_for_each_other() -> None:
     assert starts[2] - starts[0] == pytest.approx(2 * GAP, abs=GAP)
     assert max(starts) < min(took.end for took in share.took)
     assert all(abs(took.start - took.due) < GAP for took in share.took)
-    assert 0 < share.busy < 1 and share.late_s and min(share.late_s) >= 0
+    assert 0 < share.busy_s < 1 and share.late_s and min(share.late_s) >= 0

@@ -97,8 +97,8 @@ def test_a_client_that_cannot_keep_up_is_said(
     busy: float, late: float, sent_late: float, warns: bool
 ) -> None:
     one = took(1.0, [2.0], due=1.0 - sent_late)
-    shares = [Share([one], 0.1, [0.001]), Share([], busy, [late] * 100)]
-    found = f.client(shares, [one])
+    shares = [Share([one], 0.2, [0.001]), Share([], 2 * busy, [late] * 100)]
+    found = f.client(shares, [one], wall=2.0)
     assert bool(found["warning"]) is warns and found["busy"] == [0.1, busy]
     assert not warns or "--processes" in found["warning"]
 
