@@ -70,7 +70,8 @@ class Launches:
         [seq] = self.sequences(1, context + live * PREFILL_TILE)
         starts = [context + i * PREFILL_TILE for i in range(live)]
         emits = [i == live - 1 for i in range(live)]
-        return Batch(PREFILL, bucket, [seq] * live, starts, [PREFILL_TILE] * live, emits)
+        counts, own, none = [PREFILL_TILE] * live, [seq.slot] * live, [-1] * live
+        return Batch(PREFILL, bucket, [seq] * live, starts, counts, emits, own, none)
 
     def decode(self, bucket: int, live: int) -> Batch:
         """A token of each of `live` sequences."""

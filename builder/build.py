@@ -58,14 +58,14 @@ def build(
     options: Options,
     progress: Progress,
     advance: Advance = ignore,
-    record: bool = False,
+    record: bool | None = False,
 ) -> Report:
     """Builds the engine folder `destination`, or finds that nothing has changed.
 
-    `progress` is told each stage, `advance` how far it is. With `record` the engine is run once,
-    if this machine can. Until everything is written and on disk, `destination` holds what it held
-    before. Raises CheckpointError or OptionError before anything is written; GraphError for a bug
-    of ours.
+    `progress` is told each stage, `advance` how far it is. With `record` the engine is run once, if
+    this machine can; None: of a CPU's engine only the least buckets. Until everything is written
+    and on disk, `destination` holds what it held before. Raises CheckpointError or OptionError
+    before anything is written; GraphError for a bug of ours.
     """
     clock = Clock(progress, advance)
     gpu_of(options)  # refuses names before anything is read
@@ -123,9 +123,9 @@ def build(
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-            if record:
+            if record is not False:
                 clock.start("record", "what the buckets say to fixed prompts")
-                manifest, unsaid = recorded(folder, manifest)
+                manifest, unsaid = recorded(folder, manifest, least=record is None)
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))
     notes = (*found, *plan.notes, *rounding_notes(graphs.values()), *backend.notes, *costs, *unsaid)
     seconds = clock.seconds()

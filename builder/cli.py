@@ -79,8 +79,9 @@ from spark_engine.progress import Progress
 )
 @click.option(
     "--record/--no-record",
-    default=True,
-    help="Run the engine once, where this machine can, and keep md5 sums of what its buckets say.",
+    default=None,
+    help="Run every bucket once, where this machine can, and keep md5 sums of what they say; by "
+    "default a CPU's least buckets alone.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-build")
@@ -93,7 +94,7 @@ def main(
     drafts: str,
     draft_vocab: str | None,
     no_fuse: bool,
-    record: bool,
+    record: bool | None,
     as_json: bool,
     **rest: object,
 ) -> None:

@@ -20,13 +20,18 @@ MODULE = "spark_engine.runtime.engine.greedy"
 NOWHERE = "it was not run, since its target is not this machine's"
 
 
-def recorded(folder: Path, manifest: Manifest) -> tuple[Manifest, tuple[str, ...]]:
+def recorded(
+    folder: Path, manifest: Manifest, least: bool = False
+) -> tuple[Manifest, tuple[str, ...]]:
     """Runs the sealed engine in `folder` and writes its manifest anew, with the record.
+
+    With `least` only the least buckets of a CPU's engine are run, which takes a few seconds.
 
     Returns it and sentences for the report. An engine that cannot run here, for instance because
     the memory is taken, is none the worse for it: its record stays empty, and a sentence says why.
     """
-    code, out, words = _run([sys.executable, "-P", "-m", MODULE, str(folder)])
+    command = [sys.executable, "-P", "-m", MODULE, str(folder), *(["least"] if least else [])]
+    code, out, words = _run(command)
     try:
         said = typed(Greedy, json.loads(out))
     except (ValueError, TypeError):

@@ -27,8 +27,9 @@ def check_record(loaded: Loaded) -> Level | str:
         return f"the record was made on {kept.machine}, and this is {here}"
     level = Level("record", f"its build's, on {kept.machine}", {})
     level.launches = len(kept.md5)
-    if has_graph(loaded):  # with as many threads as when it was made
-        with closing(load(folder.path, threads=1)) as alike:
+    if has_graph(loaded):  # with as many threads and buckets as when it was made
+        least = len(kept.md5) < len(folder.manifest.buckets)
+        with closing(load(folder.path, threads=1, cache_bytes=0, least=least)) as alike:
             found = greedy(alike).md5
     else:
         found = greedy(loaded).md5

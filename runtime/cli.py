@@ -26,7 +26,8 @@ from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.protocol import Body
 from spark_engine.runtime.server.server import ServerOptions, run
-from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
 MODES = {"prompt", "prompt_ids", "chat", "serve"}

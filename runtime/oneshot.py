@@ -20,7 +20,7 @@ from spark_engine.runtime.server.assets import check_drafts, read_info, read_tex
 from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.responses import FINISH, usage
-from spark_engine.runtime.text.reply_parser import THINK
+from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 REQUEST_ID = 0  # there is one

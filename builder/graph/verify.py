@@ -27,6 +27,7 @@ from spark_engine.builder.graph.nodes import (
 from spark_engine.builder.graph.packing import Packing
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT, Limits
+from spark_engine.manifest import PAGE, SEQUENCE, SLOT
 from spark_engine.models.weights.recipes import Weight
 from spark_engine.op import DOMAIN, Op
 from spark_engine.plugins.registry import STANDARD
@@ -34,6 +35,7 @@ from spark_engine.tensors import TensorSpec
 
 COPIES = frozenset({"Concat", "Gather", "GatherND", "Slice", "Split", "Identity", "Transpose"})
 RESTING = frozenset({"positions", "drafts"})  # states that some families at most read
+ELSEWHERE = ("sources", "saves")  # steps: rows of the states by sequence
 LAYER_LAUNCHES = 20  # nodes of one decode layer at most, when nothing can be merged; 10 is usual
 SHOWN = 5  # complaints in one message
 
@@ -200,6 +202,28 @@ def _first(tensor: gs.Tensor, shared: Mapping[int, gs.Tensor]) -> gs.Tensor:
     return tensor
 
 
+def rows_of_states(s: Subject) -> Iterator[str]:
+    """A state has a row for each unit that the limits count, and a scratch one."""
+    rows = {SLOT: s.limits.max_seqs + 1, PAGE: s.limits.pages + 1, SEQUENCE: s.limits.sequence_rows}
+    for name, (spec, unit) in s.states.items():
+        if spec.shape[0] != rows[unit]:
+            yield f"state {name} has {spec.shape[0]} rows, by {unit} it has {rows[unit]}"
+
+
+def elsewhere(s: Subject) -> Iterator[str]:
+    """What updates a state by sequence is told, in prefill, what it begins from and saves to; and
+    nothing else is."""
+    given = {t.name: t for t in s.graph.inputs}
+    told = [id(given[name]) for name in ELSEWHERE if name in given]
+    kept = {id(given[name]) for name, (_, unit) in s.states.items() if unit == SEQUENCE}
+    for node in s.graph.nodes:
+        read = [id(t) for t in node.inputs if id(t) in told]
+        updates = any(id(source) in kept for _, source in aliases(node, s.ops))
+        wanted = len(ELSEWHERE) if updates and s.family == interface.PREFILL else 0
+        if read != told[:wanted] or len(read) < wanted:
+            yield f"{node.op} {node.name} is told {len(read)} of {' and '.join(ELSEWHERE)}"
+
+
 def hazards(s: Subject) -> Iterator[str]:
     """A value of a state is read by nobody after the node that updates it in place."""
     step = {id(node): i for i, node in enumerate(s.graph.nodes)}
@@ -240,7 +264,9 @@ def launches(s: Subject) -> Iterator[str]:
 
 
 _WELL_FORMED: tuple[Check, ...] = (known_ops, operands, wiring, order, inference)
-_INTERFACE: tuple[Check, ...] = (inputs, outputs, states, hazards, no_state_copies)
+_INTERFACE: tuple[Check, ...] = (
+    *(inputs, outputs, states, rows_of_states, elsewhere, hazards, no_state_copies),
+)
 STAGES: dict[str, tuple[Check, ...]] = {
     "lowered": (*_WELL_FORMED, *_INTERFACE),
     "rewritten": (*_WELL_FORMED, *_INTERFACE, no_quantisers, launches),

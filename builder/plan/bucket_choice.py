@@ -32,11 +32,9 @@ def choose(
         best = max(gains, key=lambda size: gains[size], default=0)
         if not best or gains[best] < 1 + PAYS:
             continue
-        found = cost(best)
-        if _without(best, kept, splits) >= found * (1 + PAYS):
-            kept[best] = found
-            gaps += [(low, best), (best, high)]
-    for size in sorted(set(finer) & kept.keys()):  # one that came later may do its work
+        kept[best] = cost(best)
+        gaps += [(low, best), (best, high)]
+    for size in sorted(set(finer) & kept.keys()):
         others = {s: c for s, c in kept.items() if s != size}
         if _without(size, others, splits) < kept[size] * (1 + PAYS):
             kept = others

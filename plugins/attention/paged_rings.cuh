@@ -21,13 +21,15 @@ struct Barriers {
   u64 codes[2];
 };
 
-// Where a tile of queries reads from: one sequence, one kv head.
+// Where a tile of queries reads from: positions begin (a multiple of 64) … end - 1 of one sequence,
+// one kv head.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
-  int head, end, tiles;
+  int head, begin, end, tiles;
 
-  DEVICE int page(int tile) const { return tile < tiles ? pages[tile * KEYS / PAGE] : 0; }
+  DEVICE int page(int tile) const { return tile < tiles ? pages[(begin + tile * KEYS) / PAGE] : 0; }
+  DEVICE int left(int tile) const { return end - begin - tile * KEYS; }
 };
 
 // One half of a tile into shared memory. `which`: 0 keys, 1 values.
@@ -38,7 +40,7 @@ struct Producer {
   int warp, lane;
 
   DEVICE const u8* half(int which, int page, int tile) const {
-    return (which ? s.values : s.keys) + page_offset(page, s.head, tile * KEYS);
+    return (which ? s.values : s.keys) + page_offset(page, s.head, s.begin + tile * KEYS);
   }
   DEVICE u32 place(int which, int tile) const {
     return tiles + (which * STAGES + tile % STAGES) * HALF_TILE;
@@ -65,7 +67,7 @@ DEVICE void copy_half(const Producer& p, int which, int tile, int page) {
   const u32 to = p.place(which, tile) + (p.lane >> 3) * PANEL + p.warp * 128;
   const u32 even = to + (((p.lane & 7) ^ p.warp) << 4);
   const u32 odd = to + (((p.lane & 7) ^ (p.warp + 4)) << 4);
-  const int left = p.s.end - tile * KEYS;
+  const int left = p.s.left(tile);
   if (left >= KEYS) {
 #pragma unroll
     for (int n = 0; n < KEYS / 4; n++) {
@@ -132,7 +134,7 @@ DEVICE void produce_codes(const Producer& p) {
     page = p.s.page(i + 1);
     p.wait_empty(which, i);
     barrier_wait(arrived, i & 1);
-    convert(p, raw, p.place(which, i), p.s.end - i * KEYS);
+    convert(p, raw, p.place(which, i), p.s.left(i));
     p.announce(which, i);
     meet(PRODUCERS + which, 64);  // the codes are read
     if (i + 1 < p.s.tiles && first) {

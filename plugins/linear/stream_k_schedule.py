@@ -82,10 +82,11 @@ def whole(stream: Tactic, large: Large) -> Tactic:
         )
 
     def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-        """Whole rounds of blocks."""
-        tiles = Line.of(stream.plan(attrs, specs, target)).tiles
+        """Whole rounds of blocks; of large tiles they take less time in all."""
+        many = large(attrs, specs, target)
+        tiles = Line.of(many or stream.plan(attrs, specs, target)).tiles
         rounds = -(-tiles // target.sms) * target.sms / tiles
-        return stream.cost(attrs, specs, target) * max(1.02, rounds)
+        return stream.cost(attrs, specs, target) * max(1.02, rounds) * (0.9 if many else 1.0)
 
     return Tactic("whole tiles", stream.source, refuse, plan, cost, lambda a, s, t: WHOLE)
 

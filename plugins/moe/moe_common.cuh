@@ -36,8 +36,10 @@ struct Side {
   static constexpr int STEPS = (PANELS + WN - 1) / WN;
 };
 
+// Instructions that flush subnormals: half as many, and 1 + e is the same.
 DEVICE float silu_mul(float gate, float up) {
-  return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up);
+  const float e = exp2_fast(gate * -1.4426950408889634f);
+  return __fmul_rn(__fmul_rn(gate, reciprocal_fast(1.0f + e)), up);
 }
 DEVICE float scaled(float dot, float scale2) { return __fmul_rn(dot, scale2 * REST); }
 

@@ -2,9 +2,9 @@
 // tokens, and the activations with k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
-// count), those of most tokens first: then blocks that take every so-many-th end together. Where in
-// its tile a pair stands, and a tile among its equals, depends on a race of atomics; no result does,
-// since a token's column of a product does not depend on its neighbours.
+// count), those of most tokens first: then blocks that take every so-many-th end together. Where
+// in its tile a pair stands, and a tile among its equals, depends on a race of atomics; no result
+// does, since a token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe/moe_common.cuh"
 
@@ -94,7 +94,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   if (blockIdx.x == 0) cut_tiles(count, all, tiles);
 }
 
-// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which one this is.
+// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which of them.
 DEVICE void transpose_words(uint4& v, int mine, int stride) {
   const auto swap = [](bool high, u32& a, u32& b, int apart) {
     const u32 got = __shfl_xor_sync(~0u, high ? a : b, apart);

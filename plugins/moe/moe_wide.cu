@@ -2,14 +2,13 @@
 //
 // Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
 // expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
-// Weights and the order of every sum are those of moe_grouped.cu, hence the same bits.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle in shared memory) times four
 // panels of 64 weight rows (wgmma's M, dequantised to registers). Persistent blocks: four ping-pong
 // consumer warpgroups, a panel each, and a producer warpgroup that fills a ring: weights and `h` by
 // TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
 // thread that copied. `h` is written in the order in which its tiles are read.
-// 256 experts, top 8, H200: 156 / 163 / 395 / 1392 us at 128 / 256 / 2048 / 8192 tokens; floors 104
-// / 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// BLOCK_M 64: the sums and bits of moe_grouped.cu. 128: half as much is dequantised; one sum (the WK
+// are 1) and PARTS_BF16. 256 experts, top 8, H200: FIGURES.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages), SPAN (k-slabs of a stage).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
@@ -166,42 +165,54 @@ struct TileWork {
   }
 };
 
-// Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1. bf16 goes out by pairs of
-// rows, transposed in registers: then a lane has column g, rows 2t and 2t + 1.
-template <bool UP>
-DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
-  const int g = (work.thread & 31) >> 2, t = work.thread & 3;
-  const int m16 = work.m16(), count = work.tile.z;
-  if (UP) {
-    const int row = work.panel * 32 + m16 * 8 + 2 * t, slab = work.panel >> 1, c = column + g;
-    constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
-    if (slab >= Side<false>::SLABS) return;
+// The columns of a panel, an m16 tile a warp: a lane has rows g and g + 8, columns 2t and 2t + 1 of
+// each eight. bf16 goes out by pairs of rows, transposed in registers: column g, rows 2t and 2t + 1.
+template <int N>
+DEVICE void write_up(const TileWork& work, const float (&sums)[N / 8][4]) {
+  const int g = (work.thread & 31) >> 2, t = work.thread & 3, m16 = work.m16();
+  const int count = work.tile.z, slab = work.panel >> 1;
+  constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
+  if (slab >= Side<false>::SLABS) return;
+  const bool there = WHOLE || work.panel * 32 + m16 * 8 + 2 * t < INNER;
+  const int chunk = (m16 & 1) * 4 + t, place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4;
+  u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128 +
+                g * 128 + ((chunk ^ g) << 4) + place;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    const float (&v)[4] = sums[j];
     const float first = silu_mul(scaled(v[0], work.a), scaled(v[2], work.b));
     const float second = silu_mul(scaled(v[1], work.a), scaled(v[3], work.b));
     const u32 pair = transpose_matrix<true>(pack_bf16(first, second));
-    u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128;
-    const int chunk = (m16 & 1) * 4 + t, place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4;
-    if (c < count)
-      *(u32*)(h + c * 128 + ((chunk ^ g) << 4) + place) = WHOLE || row < INNER ? pair : 0;
-    return;
+    if (j * 8 + g < count) *(u32*)(h + j * 1024) = there ? pair : 0;
   }
-  const int row = work.panel * 64 + m16 * 16;
+}
+
+template <int N>
+DEVICE void write_down(const TileWork& work, const float (&sums)[N / 8][4]) {
+  const int g = (work.thread & 31) >> 2, t = work.thread & 3, count = work.tile.z;
+  const int row = work.panel * 64 + work.m16() * 16;
   constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four panels
   if (!WHOLE && row >= HIDDEN) return;
 #ifdef PARTS_BF16
-  const u32 low = transpose_matrix<true>(pack_bf16(scaled(v[0], work.a), scaled(v[1], work.a)));
-  const u32 high = transpose_matrix<true>(pack_bf16(scaled(v[2], work.b), scaled(v[3], work.b)));
-  if (column + g >= count) return;
-  u32* y = (u32*)work.to + ((u64)work.pair[column + g] * HIDDEN + row) / 2 + t;
-  y[0] = low, y[4] = high;
-#else
+  u8* const to = (u8*)work.to + (row + 2 * t) * 2;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int c = column + 2 * t + i;
-    if (c >= count) continue;
-    float* y = (float*)work.to + (u64)work.pair[c] * HIDDEN + row + g;
-    y[0] = scaled(v[i], work.a);
-    if (WHOLE || row + g + 8 < HIDDEN) y[8] = scaled(v[2 + i], work.b);
+  for (int j = 0; j < N / 8; ++j) {
+    const float (&v)[4] = sums[j];
+    const u32 low = transpose_matrix<true>(pack_bf16(scaled(v[0], work.a), scaled(v[1], work.a)));
+    const u32 high = transpose_matrix<true>(pack_bf16(scaled(v[2], work.b), scaled(v[3], work.b)));
+    if (j * 8 + g >= count) continue;
+    u32* const y = (u32*)(to + (u64)(u32)work.pair[j * 8 + g] * (HIDDEN * 2));
+    y[0] = low, y[4] = high;
+  }
+#else
+  float* const to = (float*)work.to + row + g;
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const int column = i / 2 * 8 + 2 * t + i % 2;
+    if (column >= count) continue;
+    float* const y = to + (u64)(u32)work.pair[column] * HIDDEN;
+    y[0] = scaled(sums[i / 2][i % 2], work.a);
+    if (WHOLE || row + g + 8 < HIDDEN) y[8] = scaled(sums[i / 2][2 + i % 2], work.b);
   }
 #endif
 }
@@ -248,8 +259,8 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
   TileWork late = work;
   late.thread = forget(threadIdx.x);  // or what is computed of it is held all along
   late.panel = work.item % Wide<UP>::BLOCKS * 4 + (late.thread >> 7);
-#pragma unroll
-  for (int j = 0; j < N / 8; ++j) write<UP>(late, sums[j], j * 8);
+  if constexpr (UP) write_up<N>(late, sums);
+  else write_down<N>(late, sums);
 }
 
 // In as many columns as the tile needs, to the next eight.

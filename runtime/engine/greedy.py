@@ -1,6 +1,9 @@
 """What every bucket of an engine says, greedily, to fixed prompts: a build's own record of itself.
 
-    python -m spark_engine.runtime.engine.greedy ENGINE     prints the record as JSON
+    python -m spark_engine.runtime.engine.greedy ENGINE [least]     prints the record as JSON
+
+With `least`, of a CPU's engine, only for its least buckets: to open one takes longer than to run
+it.
 
 Buckets are launched one by one, past the scheduler, so that what is said depends on nothing that
 was measured. Knows the step inputs of docs/graph.md; judges nothing.
@@ -28,9 +31,10 @@ from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.tensors import Array
 
-SHORT, SAID = 21, 12  # tokens of a prompt before decode; tokens said after each prompt
+SHORT, SAID = 21, 8  # tokens of a prompt before decode; tokens said after each prompt
 FROM_STATE = SAMPLED = INERT = -1  # of docs/graph.md: a token id, a next id, a slot
 NOT_FINITE = -1  # said in place of a token
+LEAST = "least"
 CPU_INFO = Path("/proc/cpuinfo")
 Rows = Sequence[tuple[int, int, Sequence[int]]]  # slot, start and token ids of each live row
 Said = dict[int, list[int]]  # by slot
@@ -187,10 +191,11 @@ def _md5(texts: Said) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the record of an engine folder; an empty one where its target cannot run here."""
-    (folder,) = map(Path, sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    folder, least = Path(given[0]), LEAST in given[1:]
     record = Greedy()
     if read_manifest(folder).target in runnable_targets(HOST_TARGETS):
-        with closing(load(folder, threads=1)) as loaded:
+        with closing(load(folder, threads=1, cache_bytes=0, least=least)) as loaded:
             record = greedy(loaded)
     print(json.dumps(asdict(record)))
     return 0

@@ -26,7 +26,7 @@ from spark_engine.engine_file import (
 from spark_engine.errors import CapacityError, EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
 from spark_engine.host_memory import available_memory
-from spark_engine.interface import Limits
+from spark_engine.interface import DECODE, PREFILL, Limits
 from spark_engine.manifest import NATIVE, Bucket, Manifest, Memory, StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
@@ -104,6 +104,7 @@ def load(
     shown: Progress | None = None,
     cache_bytes: int | None = None,
     graphs: bool = True,
+    least: bool = False,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
@@ -111,9 +112,9 @@ def load(
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one. Raises EngineError when the folder is
-    damaged, newer, or for another machine, and CapacityError, before anything is loaded, when it
-    does not fit the free memory.
+    one; with `least` only the least bucket of decode and of prefill is opened on a CPU. Raises
+    EngineError when the folder is damaged, newer, or for another machine, and CapacityError, before
+    anything is loaded, when it does not fit the free memory.
     """
     mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
@@ -137,17 +138,24 @@ def load(
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
         return _load_native(folder, threads, mark, shown, cache_bytes, graphs)
     manifest = folder.manifest  # from here on the verified one
-    shown.say(f"opening {len(manifest.buckets)} buckets")
+    wanted = least_buckets(manifest) if least else manifest.buckets
+    shown.say(f"opening {len(wanted)} buckets")
     executors: dict[BucketKey, Executor] = {}
     with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, free)) as pool:
-        opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), manifest.buckets)
-        for bucket, executor in zip(manifest.buckets, opened, strict=True):
+        opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), wanted)
+        for bucket, executor in zip(wanted, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
-            shown.advance(len(executors), len(manifest.buckets))
+            shown.advance(len(executors), len(wanted))
     mark("buckets")
     opener = EXECUTORS[manifest.executor]
     made = Loaded(*_common(manifest), executors, folder, opener=opener)
     return _measured(made, manifest, manifest.limits.snapshots, cache_bytes)
+
+
+def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
+    """Of decode and of prefill the bucket of fewest rows."""
+    by_family = ([b for b in manifest.buckets if b.family == f] for f in (DECODE, PREFILL))
+    return tuple(min(found, key=lambda b: b.rows) for found in by_family if found)
 
 
 def _opened_at_once(memory: Memory, swap_bytes: int, free: int | None) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,13 @@ from spark_engine.runtime.engine.step_costs import RUN_RANGE, RUN_WEIGHT, StepCo
 from spark_engine.runtime.executors.memory import BucketKey
 
 KEPT = 0.9  # of prefill's best rate, which a balanced chunk must reach
-CALM = 12.0  # steps of one lone row: the longest balanced step
+CALM = 12.5  # steps of one lone row: the longest balanced step
+READ = 55_000.0  # microseconds: as well, so that even a large model is read as one stream
 STRETCH = 2.0  # idle steps: the longest step for the sake of latency
 PATIENCE = 1e6  # microseconds: who gets nothing for longer is not held back for latency's sake
-HELD = 8  # steps that a launch waits at most to become fuller
+HELD = 8  # steps that a launch waits at most to be fuller; half as many where balance is asked for
+WINDOW = 0.5e6  # microseconds: what came lately
+BUSY = 0.6  # of what calm steps prefill: where more comes, and goes, they are not for calm
 ALONE = 100_000.0  # microseconds: the longest launch, where it need not be, while nobody decodes
 FULL = 0.75  # of a bucket's tiles that are live in a launch which says what the bucket costs
 FAR = 32_768  # positions: there half of a launch's error is laid to its context
@@ -42,9 +46,10 @@ class Pace(enum.StrEnum):
 
     LATENCY: a step with prefill takes at most twice as long as one without, or carries the
     smallest bucket, until a prompt has waited for its next launch for a second. BALANCED: the
-    smallest launch that keeps 90 % of prefill's rate, in a step of at most twelve times a lone
-    row's; of several prompts that wait each may add as much. THROUGHPUT: the largest launch, which
-    waits for a few steps where it would not be full.
+    smallest launch that keeps 90 % of prefill's rate, in a step of at most 12.5 times a lone row's
+    and 55 ms; of several prompts that wait each may add as much, and where they come faster than
+    such steps prefill them, the rate alone counts. THROUGHPUT: the largest launch. A launch for the
+    rate's sake waits for a few steps where it would not be full.
     """
 
     LATENCY = "latency"
@@ -90,6 +95,7 @@ class Pacing:
         self._lone: BucketKey = (DECODE, lone)
         self._clock = 0.0  # microseconds of all steps so far
         self._held, self._lost = 0, 0.0  # steps of the present wait, and microseconds it has cost
+        self._came: deque[tuple[float, Request]] = deque()  # when each prompt was first seen
         self._context = 0.0  # microseconds of a token for each position before it
         self._bases: list[float] = []  # of a launch at the beginning of a sequence; 0: not known
         self._version = -1  # of the costs that `_bases` were made from
@@ -103,11 +109,24 @@ class Pacing:
         `beside`: the round of those who decode in the same step, if any do.
         """
         self._refresh()
+        while self._came and self._came[0][0] < self._clock - WINDOW:
+            self._came.popleft()
         for seq in order:
-            seq.since = self._clock if seq.since is None else seq.since
+            if seq.since is None:
+                seq.since = self._clock
+                if seq.launched <= seq.cached:
+                    self._came.append((self._clock, seq))
         waiting = sum(-(-(s.prefill_end - s.launched) // self._tile) for s in order)
-        taken = self._split[min(waiting, self._most(order, beside))]
-        return 0 if self._hold(taken, len(order), beside) else taken
+        most, steps = self._most(order, beside)
+        taken = self._split[min(waiting, most)]
+        if beside is not None and self._held < steps:
+            self._held += 1
+            idle = self._costs.of((beside.family, beside.bucket))
+            self._lost += idle * len(order) / beside.live
+            if self._lost < self._saved(taken, most):
+                return 0
+        self._held, self._lost = 0, 0.0
+        return taken
 
     def order(self, behind: Iterable[Request]) -> list[Request]:
         """Whose tiles come first: the urgent, then who was passed over long enough, then the
@@ -151,18 +170,37 @@ class Pacing:
 
     # What a step may take.
 
-    def _most(self, order: Sequence[Request], beside: Batch | None) -> int:
-        """The largest bucket, in tiles, that this step should take."""
+    def _most(self, order: Sequence[Request], beside: Batch | None) -> tuple[int, int]:
+        """The largest bucket, in tiles, that this step should take, and for how many steps it may
+        wait to be fuller."""
         costs = [self.cost(b, order[0].launched) for b in self._buckets]
-        if not all(costs):
-            return self._buckets[-1]
-        best = self._buckets[-1]
-        if self.policy.pace is not Pace.THROUGHPUT:
+        idle = self._costs.of((beside.family, beside.bucket)) if beside is not None else 1.0
+        best, pace = self._buckets[-1], self.policy.pace
+        if not all((*costs, idle)):
+            return best, 0
+        if pace is not Pace.THROUGHPUT:
             best = self._brisk(costs)
         if beside is None:
-            alone = math.inf if self.policy.pace is Pace.THROUGHPUT else ALONE
-            return max(best, self._within(alone, costs))
-        return min(best, self._within(self._limit(order, beside), costs))
+            alone = math.inf if pace is Pace.THROUGHPUT else ALONE
+            return max(best, self._within(alone, costs)), 0
+        if self.policy.itl_ms is not None:
+            return min(best, self._within(self.policy.itl_ms * 1e3 - idle, costs)), 0
+        if pace is Pace.THROUGHPUT:
+            return best, HELD
+        swift = (STRETCH - 1) * idle
+        share = max(min(CALM * self._costs.of(self._lone), READ) - idle, swift)
+        if pace is Pace.LATENCY:
+            late = sum(self._clock - (seq.since or 0.0) > PATIENCE for seq in order)
+            return min(best, self._within(max(swift, share * late), costs)), 0
+        calm = min(best, self._within(share, costs))
+        if self._lately() > BUSY * calm * self._tile / (idle + costs[self._buckets.index(calm)]):
+            return best, HELD // 2
+        return min(best, self._within(share * len(order), costs)), 0
+
+    def _lately(self) -> float:
+        """Tokens a microsecond of the prompts that came in the last WINDOW and are prefilled."""
+        done = (s.prefill_end - s.cached for _, s in self._came if s.launched >= s.prefill_end)
+        return sum(done) / WINDOW
 
     def _within(self, limit: float, costs: list[float]) -> int:
         """The largest bucket that takes no longer, or else the smallest."""
@@ -175,38 +213,11 @@ class Pacing:
         pairs = zip(self._buckets, rates, strict=True)
         return next(b for b, rate in pairs if rate >= KEPT * max(rates))
 
-    def _limit(self, order: Sequence[Request], beside: Batch) -> float:
-        """Microseconds that prefill may add to a step in which others decode."""
-        idle = self._costs.of((beside.family, beside.bucket))
-        if self.policy.itl_ms is not None:
-            return self.policy.itl_ms * 1e3 - idle
-        lone = self._costs.of(self._lone)
-        if self.policy.pace is Pace.THROUGHPUT or not (idle and lone):
-            return math.inf
-        share = CALM * lone - idle
-        if self.policy.pace is Pace.BALANCED:
-            return share * len(order)
-        late = sum(self._clock - (seq.since or 0.0) > PATIENCE for seq in order)
-        return max((STRETCH - 1) * idle, share * late)
-
-    def _hold(self, taken: int, prompts: int, beside: Batch | None) -> bool:
-        """Whether a launch for throughput's sake waits for more, and others decode meanwhile.
-
-        It does while what a fuller one would save is more than what the prompts that wait would
-        have decoded so far, and for HELD steps at most.
-        """
-        idle = self._costs.of((beside.family, beside.bucket)) if beside else 0.0
-        if self.policy != THROUGHPUT or beside is None or not idle or not all(self._bases):
-            self._held, self._lost = 0, 0.0
-            return False
-        rate = max(b / c for b, c in zip(self._buckets, self._bases, strict=True))
+    def _saved(self, taken: int, most: int) -> float:
+        """Microseconds that so many tiles would take less as part of a launch of `most`. A launch
+        waits while that is more than what the prompts that wait would have decoded so far."""
         bucket = next(b for b in self._buckets if b >= taken)
-        self._held += 1
-        self._lost += idle * prompts / beside.live
-        if self._held <= HELD and self._lost < self.cost(bucket) - taken / rate:
-            return True
-        self._held, self._lost = 0, 0.0
-        return False
+        return self.cost(bucket) - self.cost(most) * taken / most
 
     # What launches take.
 

@@ -31,7 +31,7 @@ class Batch:
     Columns, because a decode step has a hundred rows and a few microseconds for each column.
     `sources` and `saves` are of prefill alone: the row of the "sequence" states that a tile begins
     from if it is its sequence's first of the launch, and that which also gets what is after it (-1:
-    none).
+    none). Without them each begins from its slot's.
     """
 
     family: str

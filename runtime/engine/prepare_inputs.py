@@ -78,8 +78,8 @@ def write_step_inputs(buffers: Arrays, batch: Batch) -> None:
     by_row.fill(0)
     for i, row in enumerate(batch.rows):
         by_row[i, : row.count] = row.seq.tokens[row.start : row.start + row.count]
-    _write(buffers["sources"], live, batch.sources, INERT)
-    _write(buffers["saves"], live, batch.saves, INERT)
+    _write(buffers["sources"], live, batch.sources or [s.slot for s in batch.seqs], INERT)
+    _write(buffers["saves"], live, batch.saves or INERT, INERT)
     if "next_ids" in buffers:
         _write(buffers["next_ids"], live, [_token_after(row) for row in batch.rows], 0)
 

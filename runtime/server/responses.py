@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.text_stream import Piece
 from spark_engine.runtime.text.tokenizer import Tokenizer
 

@@ -37,7 +37,8 @@ from spark_engine.runtime.server.protocol import (
 from spark_engine.runtime.server.responses import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
-from spark_engine.runtime.text.reply_parser import THINK, ReplyParser
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns

@@ -22,39 +22,19 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
-    END_PARAMETER,
     FUNCTION,
     PARAMETER,
     REASONING,
     TOOLS,
 )
+from spark_engine.runtime.text.reply_parts import Delta, Kind
+from spark_engine.runtime.text.reply_values import sure_of_value, value_end
 from spark_engine.runtime.text.stops import partial_match
 from spark_engine.runtime.text.tool_schema import Types, parameter_types, value_of
-
-THINK = "<think>"
-
-
-class Kind(enum.Enum):
-    """What a delta is."""
-
-    REASONING = "reasoning_content"
-    CONTENT = "content"
-    CALL = "tool_calls"
-
-
-@dataclass(frozen=True)
-class Delta:
-    """A piece of the answer. A call begins with a `name`; the `text` of its deltas, one after the
-    other, is its JSON arguments."""
-
-    kind: Kind
-    text: str
-    name: str = ""
 
 
 class State(enum.Enum):
@@ -357,15 +337,22 @@ class ReplyParser:
         self._leading = hit[1] == ">"  # one newline behind the mark is its own
         return self._enter(State.VALUE)
 
+    def _call_end(self) -> int:
+        """Where the call's end was generated as a token; -1: nowhere yet, or it is none."""
+        assert self._form is not None
+        hit = self._find((self._form.end,)) if self._form.end in self._tokens else None
+        return -1 if hit is None else hit[0]
+
     def _value(self, last: bool) -> bool:
+        assert self._form is not None
         if self._leading and self._text:
             self._leading = False
             if self._text[0] == "\n":
                 self._take(1)
-        end = self._value_end(last)
+        end = value_end(self._text, self._form.end, self._call_end(), last)
         if end is None:
             if not last and self._string:
-                self._string_delta(self._take(self._sure_of_value()))
+                self._string_delta(self._take(sure_of_value(self._text, self._form.end)))
             elif last:
                 self._string_delta(self._take(len(self._text)) if self._string else "")
             return False
@@ -382,45 +369,6 @@ class ReplyParser:
             self._deltas.append(Delta(Kind.CALL, made))
         self._leading = False
         return self._enter(State.BODY)
-
-    def _value_end(self, last: bool) -> tuple[int, int] | None:
-        """(place, bytes of the mark) of the value's end; None while it is not certain.
-
-        `</parameter>` ends it where another parameter or the function's end follows, so that a
-        value may hold the words; a line that begins with `<parameter=`, or the end of the call's
-        token, ends one that was left open.
-        """
-        assert self._form is not None
-        behind = (PARAMETER, END_FUNCTION, self._form.end, FUNCTION)
-        at = -1
-        while (at := self._text.find(END_PARAMETER, at + 1)) >= 0:
-            rest = self._text[at + len(END_PARAMETER) :].lstrip()
-            if rest.startswith(behind) or (last and not rest):
-                return self._open_end(at) or (at, len(END_PARAMETER))
-            if not last and any(mark.startswith(rest) for mark in behind):
-                return self._open_end(at)
-        return self._open_end(len(self._text))
-
-    def _open_end(self, before: int) -> tuple[int, int] | None:
-        """The end of a value whose mark was left out, if there is one before this place."""
-        assert self._form is not None
-        ends = [self._text.find("\n" + PARAMETER) + 1]
-        if self._form.end in self._tokens and (hit := self._find((self._form.end,))):
-            at = self._text.rfind(END_FUNCTION, 0, hit[0])
-            ends.append(hit[0] if at < 0 or self._text[at : hit[0]].strip() != END_FUNCTION else at)
-        found = [at for at in ends if 0 < at < before]
-        return (min(found), 0) if found else None
-
-    def _sure_of_value(self) -> int:
-        """How much of a string's text is sure to be part of it."""
-        assert self._form is not None
-        at = self._text.find(END_PARAMETER)
-        cut = len(self._text) if at < 0 else at
-        marks = (END_PARAMETER, "\n" + PARAMETER, END_FUNCTION, self._form.end)
-        hits = [hit for m in marks if (hit := self._text.find(m)) >= 0]
-        cut = min([cut, *hits])
-        cut = min(cut, len(self._text) - partial_match(self._text, marks))
-        return cut - (cut > 0 and self._text[cut - 1] == "\n")
 
     def _string_delta(self, text: str) -> None:
         if text:

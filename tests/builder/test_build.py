@@ -129,7 +129,8 @@ def test_an_engine_with_rings_speaks_as_one_without(tmp_path: Path, fuse: bool) 
     assert (ringed.limits.gdn_ring, plain.limits.gdn_ring) == (4, 0)
     rings = [s.spec for s in ringed.states if s.spec.name.endswith(".gdn_ring")]
     assert len(ringed.states) - len(plain.states) == len(rings) == 3
-    assert ringed.memory.states - plain.memory.states == sum(s.nbytes for s in rings) > 0
+    taken = [m.memory.states + m.memory.snapshots for m in (ringed, plain)]
+    assert taken[0] - taken[1] == sum(s.nbytes for s in rings) > 0
     both = (trace(tmp_path / name, decodes=9) for name in ("ringed", "plain"))
     for one, two in zip(*both, strict=True):
         np.testing.assert_allclose(one["logits"], two["logits"], rtol=1e-3, atol=1e-3)
@@ -236,7 +237,8 @@ def test_the_report_counts_the_bytes_of_the_files(tmp_path: Path, checkpoint: Pa
     assert manifest.memory.weights == (folder / "weights.safetensors").stat().st_size
     engine = open_folder(folder, "cpu").engine(manifest.buckets[0])
     assert (
-        sum(s.nbytes for s in engine.header.states) == manifest.memory.kv + manifest.memory.states
+        sum(s.nbytes for s in engine.header.states)
+        == manifest.memory.kv + manifest.memory.states + manifest.memory.snapshots
     )
     tables = {t.name: t.nbytes for t in manifest.tables}
     assert manifest.memory.tables == sum(tables.values())

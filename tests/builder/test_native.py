@@ -269,9 +269,9 @@ def test_what_packing_spoils_is_seen_before_a_tactic_is_chosen(
 
 class ByRows:
     """Stands for a GPU on which a launch takes a second and one for each of its first operand's
-    rows beyond `free`."""
+    rows beyond `free`, which count by the `grain`."""
 
-    free, notes = 0, ()
+    free, grain, notes = 0, 1, ()
 
     def __init__(self, *_: object) -> None:
         self.asked = 0
@@ -285,16 +285,19 @@ class ByRows:
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float:
         self.asked += 1
         dims = work.ins[0].dims
-        return 1.0 + max((dims[0] if dims else 1) - self.free, 0)
+        rows = -(-(dims[0] if dims else 1) // self.grain) * self.grain
+        return 1.0 + max(rows - self.free, 0)
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(("free", "added"), [(0, True), (1 << 20, False)])
+@pytest.mark.parametrize(
+    ("free", "grain", "added"), [(0, 1, True), (1 << 20, 1, False), (0, 4, False)]
+)
 def test_a_build_that_times_adds_the_sizes_that_pay(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, added: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, grain: int, added: bool
 ) -> None:
     monkeypatch.setattr(NativeBackend, "_times", lambda self, wish: True)
-    monkeypatch.setattr(gpu_timer, "GpuTimer", type("Timer", (ByRows,), {"free": free}))
+    monkeypatch.setattr(gpu_timer, "GpuTimer", type("T", (ByRows,), {"free": free, "grain": grain}))
     sizes = {"decode": None, "prefill": None, "max_seqs": 8}
     wish = Options(target="sm_90a", **{**SIZES, **sizes})
     write_checkpoint(folder / "checkpoint", config_kwargs=HEADS)

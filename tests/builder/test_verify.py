@@ -338,3 +338,51 @@ def test_inputs_and_outputs_are_those_of_the_interface() -> None:
 def test_verify_names_family_stage_and_check() -> None:
     with pytest.raises(GraphError, match="decode graph, stage rewritten, outputs: .* more"):
         verify.verify(subject(toy_graph()), "rewritten")
+
+
+def prefilling(graph: gs.Graph, told: tuple[str, ...], unit: str = "sequence") -> Subject:
+    """Of prefill; `last` updates a state of `unit`, and reads `told` of the launch's steps."""
+    named = {name: variable(TensorSpec(name, DType.I32, ("rows",))) for name in verify.ELSEWHERE}
+    graph.inputs += [*named.values()]
+    graph.nodes[2].inputs += [named[name] for name in told]
+    state = {"total": (STATES["total"][0], unit)}
+    return replace(subject(graph), family="prefill", states=state)
+
+
+@pytest.mark.parametrize(
+    ("family", "unit", "told", "legal"),
+    [
+        ("prefill", "sequence", ("sources", "saves"), True),
+        ("prefill", "sequence", (), False),
+        ("prefill", "sequence", ("sources",), False),
+        ("prefill", "sequence", ("saves", "sources"), False),
+        ("prefill", "slot", ("sources", "saves"), False),
+        ("prefill", "slot", (), True),
+        ("decode", "sequence", ("sources", "saves"), False),
+        ("decode", "sequence", (), True),
+    ],
+)
+def test_who_is_told_what_to_begin_from(
+    family: str, unit: str, told: tuple[str, ...], legal: bool
+) -> None:
+    found = [*verify.elsewhere(replace(prefilling(toy_graph(), told, unit), family=family))]
+    assert not found if legal else f"accumulate last is told {len(told)} of sources and" in found[0]
+
+
+def test_a_prefill_whose_graph_has_no_such_steps_is_seen() -> None:
+    given = replace(subject(toy_graph()), family="prefill")
+    given = replace(given, states={"total": (STATES["total"][0], "sequence")})
+    assert [*verify.elsewhere(given)] == ["accumulate last is told 0 of sources and saves"]
+
+
+@pytest.mark.parametrize(("unit", "rows"), [("slot", 3), ("page", 8), ("sequence", 8)])
+def test_a_state_has_a_row_for_each_unit(unit: str, rows: int) -> None:
+    limits = Limits(2, 64, 7, 5, snapshots=5)
+    for given in (rows, rows + 1):
+        states = {"total": (TensorSpec("total", DType.F32, (given, 3)), unit)}
+        found = [
+            *verify.rows_of_states(replace(subject(toy_graph()), limits=limits, states=states))
+        ]
+        assert found == (
+            [] if given == rows else [f"state total has {given} rows, by {unit} it has {rows}"]
+        )

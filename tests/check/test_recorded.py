@@ -54,6 +54,15 @@ def test_an_engine_says_what_it_said(built: Path) -> None:
     assert {f["name"]: f["passed"] for f in level["findings"]} == dict.fromkeys(record.md5, True)
 
 
+def test_a_default_build_for_a_cpu_runs_its_least_buckets(built: Path, tmp_path: Path) -> None:
+    checkpoint, folder = built.parent / "checkpoint", tmp_path / "engine"
+    build(checkpoint, folder, OPTIONS, lambda text: None, record=None)
+    whole, least = read_manifest(built).greedy, read_manifest(folder).greedy
+    assert least == Greedy(whole.machine, {n: whole.md5[n] for n in ("decode_b1", "prefill_t64")})
+    done = _check(folder, "--level", "record", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["levels"][0]["launches"] == 2
+
+
 def test_other_tokens_are_told_by_the_bucket(built: Path, tmp_path: Path) -> None:
     record = read_manifest(built).greedy
     wrong = Greedy(record.machine, {**record.md5, "decode_b2": "0" * 32})

@@ -39,6 +39,7 @@ class Sequence:
 
     def __init__(self, s: delta_truth.Sizes, arrays: dict[str, Array], how: str, ring: int) -> None:
         self.s, self.arrays, self.how, self.ring = s, arrays, how, ring
+        self.slot, self.source, self.save = SLOT, SLOT, -1
         self.state = np.full((4, s.hv, s.dv, s.dk), np.nan, np.float32)
         width = -(-(s.hv * s.dv + s.hk * s.dk + s.hv + 1) // 16) * 16
         self.records = np.full((4, ring or 1, width), np.nan, np.float32)
@@ -49,7 +50,8 @@ class Sequence:
         pad = ((0, tile - count), (0, 0))
         cut = {n: np.pad(self.arrays[n][start : start + count], pad) for n in ("c", "ba")}
         operands = {**self.arrays, **cut, "gdn_state": self.state, "gdn_ring": self.records}
-        rows = {"slots": SLOT, "starts": start, "counts": count, "sources": SLOT, "saves": -1}
+        rows = {"slots": self.slot, "starts": start, "counts": count}
+        rows |= {"sources": self.source, "saves": self.save}
         operands |= {n: np.asarray([v], np.int32) for n, v in rows.items()}
         s = self.s
         heads = {"key_heads": s.hk, "value_heads": s.hv, "key_dim": s.dk, "value_dim": s.dv}
@@ -157,3 +159,29 @@ def test_the_ops_follow_the_recurrence(length: int, plan: str, how: str) -> None
                 np.testing.assert_allclose(records[index, : len(want)], want, **near)
     for other in (0, 2):
         assert np.isnan(sequence.state[other]).all(), "another slot was written"
+
+
+@HOW
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("length", [0, 3, 8])
+def test_a_prompt_goes_on_from_a_saved_row_and_from_a_copy(
+    length: int, steps: int, how: str
+) -> None:
+    """In slot 0 from row 2, which was saved behind 9 tokens or is a copy of the slot after more."""
+    arrays = given(SIZES)
+    history = delta_truth.recur(SIZES, *(a.astype(np.float64) for a in arrays.values()))
+    sequence, near = Sequence(SIZES, arrays, how, length), {"rtol": 2e-5, "atol": 2e-6}
+    sequence.save = 2
+    sequence.records[2] = 1.5  # what it had before
+    sequence.go(0, 9, chunk=True)
+    for t in range(9, 9 + steps):
+        sequence.go(t, 1, chunk=False)
+    if steps:  # records are pending
+        sequence.state[2], sequence.records[2] = sequence.state[SLOT], sequence.records[SLOT]
+    sequence.state[SLOT] = np.nan
+    sequence.slot, sequence.source, sequence.save = 0, 2, -1
+    at = 9 + steps
+    o = sequence.go(at, 7, chunk=True)
+    np.testing.assert_allclose(o, history.o[at : at + 7], **near)
+    for t in range(at + 7, at + 12):
+        np.testing.assert_allclose(sequence.go(t, 1, chunk=False)[0], history.o[t], **near)

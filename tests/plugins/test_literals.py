@@ -166,6 +166,18 @@ def test_conv_windows_reach_over_the_edges_of_tiles(ask: Ask) -> None:
 
 
 @BOTH
+def test_conv_begins_from_a_row_and_saves_behind_a_tile(ask: Ask) -> None:
+    """From row 1, whose columns are 10, 20, 30, in slot 0; its first tile is saved to row 2."""
+    state = np.full((4, 3, 1), np.nan, np.float32)
+    state[1, :, 0] = (10, 20, 30)
+    x = np.arange(1, 129, dtype=np.float32).reshape(128, 1) / 64
+    rows = [[0, 0], [7, 71], [64, 1], [1, 99], [2, -1]]
+    c, new = ask("causal_conv", {"tile": 64}, [x, TAPS, state, *rows])
+    near(c[:2, 0], silu(np.asarray([10 - 40 + 120 + 8 / 64, 20 - 60 + 4 / 64 + 16 / 64]) / 32))
+    near(new[:3, :, 0], [[63 / 64, 1, 65 / 64], [10, 20, 30], [62 / 64, 63 / 64, 1]])
+
+
+@BOTH
 def test_conv_state_of_a_tile_shorter_than_the_window(ask: Ask) -> None:
     state = np.full((3, 3, 1), 7.0, np.float32)
     x = np.zeros((64, 1), np.float32)

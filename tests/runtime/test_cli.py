@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from spark_engine.errors import EngineError
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
-from spark_engine.runtime.text.reply_parser import Delta, Kind
+from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_engine
 

@@ -6,10 +6,9 @@ Events carry log-probabilities, so that equality says more than equal tokens do.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,56 +20,28 @@ from spark_engine.builder.build import build
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
-from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.tensors import Array
-from tests.runtime.real import OPTIONS, VOCAB, load_random, random_request
+from spark_engine.runtime.engine.request import Event, FinishReason
+from tests.runtime.real import (
+    OPTIONS,
+    VOCAB,
+    Heard,
+    compare,
+    heard,
+    load_random,
+    play,
+    poison,
+    quantised,
+    random_request,
+    run_solo,
+    wild,
+)
 
 KINDS = (("f32", False), ("modelopt_mixed", True))
-Heard = list[tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load_random(tmp_path_factory.mktemp("engine"), *request.param)
-
-
-def heard(events: list[Event]) -> Heard:
-    return [(e.token, e.logprob, e.top, e.finish) for e in events]
-
-
-def run_solo(
-    loaded: Loaded, requests: list[Request], options: EngineOptions | None = None
-) -> list[Heard]:
-    """Each request alone, one after another in one engine."""
-    engine, results = Engine(loaded, options), []
-    for request in requests:
-        engine.submit(request)
-        events: list[Event] = []
-        while not engine.idle:
-            events += engine.step()
-        results.append(heard(events))
-    return results
-
-
-def quantised(loaded: Loaded) -> bool:
-    return bool(
-        loaded.folder and any(q.format != "f32" for q in loaded.folder.manifest.quantisation)
-    )
-
-
-def poison(engine: Engine) -> None:
-    """NaN (codes of NaN, wild integers) in every state row that no sequence holds."""
-    pools = {"slot": engine.scheduler.slots, "page": engine.scheduler.pages}
-    for info in engine.loaded.states:
-        state = engine.memory.states[info.spec.name]
-        rows = [*pools[info.unit]._free, len(state) - 1]
-        state[rows] = _wild(state)
-
-
-def _wild(state: Array) -> object:
-    if state.dtype == np.uint8:
-        return 0x7F  # NaN in e4m3
-    return -(1 << 30) if state.dtype == np.int32 else state.dtype.type(np.nan)
 
 
 def test_sixty_four_prompts_in_one_engine_equal_their_solo_runs(loaded: Loaded) -> None:
@@ -116,44 +87,7 @@ def test_traces_equal_solo_runs(
     requests = [
         replace(random_request(rng, 70, 60), priority=rng.choice((0, 0, 1, 2))) for _ in range(7)
     ]
-    compare(_play(engine, requests, rng), run_solo(loaded, requests), exact)
-
-
-def compare(events: list[list[Event]], solo: list[Heard], exact: bool) -> None:
-    """Bit for bit if `exact`; else what recomputing may change is the log-probabilities' last."""
-    for together, alone in zip(events, solo, strict=True):
-        cut = together[-1].finish is FinishReason.CANCELLED
-        mine = heard(together[:-1] if cut else together)
-        theirs = alone[: len(mine)] if cut else alone
-        if exact:
-            assert mine == theirs
-        else:
-            assert [t[0] for t in mine] == [t[0] for t in theirs]
-            assert [t[3] for t in mine] == [t[3] for t in theirs]
-            np.testing.assert_allclose([t[1] for t in mine], [t[1] for t in theirs], atol=1e-3)
-
-
-def _play(
-    engine: Engine,
-    requests: list[Request],
-    rng: random.Random,
-    after: Callable[[], None] = lambda: None,
-) -> list[list[Event]]:
-    """Each request's events; `after` is called after each step."""
-    events: dict[int, list[Event]] = {}
-    queue = list(requests)
-    while queue or not engine.idle:
-        if queue and rng.random() < 0.8:
-            events[engine.submit(queue.pop(0))] = []
-        if events and rng.random() < 0.03:
-            engine.cancel(rng.choice(list(events)))
-        for event in engine.step():
-            events[event.request_id].append(event)
-        engine.scheduler.check()
-        poison(engine)
-        after()
-    engine.check_idle()
-    return list(events.values())
+    compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
 
 
 def test_preemption_by_swap_is_exact_on_the_real_executor(loaded: Loaded) -> None:
@@ -212,7 +146,7 @@ def _logits(engine: Engine, live: int) -> bytes:
 
 def test_nan_of_every_state_dtype_is_nan() -> None:
     for dtype in (np.float32, ml_dtypes.bfloat16):
-        assert np.isnan(np.asarray(_wild(np.zeros(1, dtype))).astype(np.float32)).all()
+        assert np.isnan(np.asarray(wild(np.zeros(1, dtype))).astype(np.float32)).all()
 
 
 def test_runs_write_states_in_place(loaded: Loaded) -> None:
@@ -331,7 +265,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     ]
     requests = [replace(r, priority=rng.choice((0, 0, 1, 2))) for r in requests]
     solo = run_solo(drafting, requests, UNDRAFTED)
-    compare(_play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
+    compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
 
 
 def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
@@ -341,7 +275,7 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
     solo = run_solo(drafting, requests, UNDRAFTED)
     engine = Engine(drafting, EngineOptions(depth=1))
     engine.scheduler.depth.choose = lambda seqs: DRAFTS  # type: ignore[method-assign]
-    events = [heard(e) for e in _play(engine, requests, rng, Foresight(engine, solo, rng))]
+    events = [heard(e) for e in play(engine, requests, rng, Foresight(engine, solo, rng))]
     assert events == solo
     stats = engine.stats()
     offered, kept = stats["drafts_by_position"], stats["accepted_by_position"]

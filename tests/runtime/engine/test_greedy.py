@@ -105,7 +105,7 @@ def test_another_token_in_one_bucket_is_another_sum() -> None:
 def test_few_pages_and_a_short_context(pages: int) -> None:
     said = _said(build_fake(replace(LIMITS, pages=pages), *BUCKETS))
     assert [len(said[f"decode_b{n}"]) for n in BUCKETS[0]] == [1, min(4, pages), min(6, pages)]
-    short = _said(build_fake(replace(LIMITS, max_context=13), *BUCKETS))
+    short = _said(build_fake(replace(LIMITS, max_context=SAID + 1), *BUCKETS))
     assert set(map(len, short.values())) == {0}, "no text fits"
 
 

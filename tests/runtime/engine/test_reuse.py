@@ -1,0 +1,279 @@
+"""What requests take over from each other, rule by rule; the traces test that no token changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_engine.interface import PREFILL, Limits
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
+from spark_engine.runtime.engine.reuse import EVERY
+from spark_engine.runtime.engine.scheduler import Scheduler
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.engine.sizes import Sizes
+from tests.runtime.fake import VOCAB, build_fake, poison_free
+
+LIMITS = Limits(8, 1000, 300, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=40)
+STEM = tuple((i * 7 + i // 9) % VOCAB for i in range(600))
+
+
+def make(limits: Limits = LIMITS, invariant: bool = False, **options: object) -> Engine:
+    loaded = build_fake(limits, (1, 4, 8), (1, 2, 4))
+    chosen = EngineOptions(**{"depth": 1, **options})  # type: ignore[arg-type]
+    return Engine(replace(loaded, invariant=invariant), chosen)
+
+
+def ask(
+    engine: Engine, prompt: tuple[int, ...], marks: tuple[int, ...] = (), **more: object
+) -> int:
+    params = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, "seed": 1, **more})  # type: ignore[arg-type]
+    return engine.submit(Request(prompt, params, marks=marks))
+
+
+def finish(engine: Engine) -> dict[int, list[Event]]:
+    events: dict[int, list[Event]] = {}
+    while not engine.idle:
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+        engine.scheduler.check()
+        poison_free(engine)
+    engine.check_idle()
+    return events
+
+
+def cached(engine: Engine, prompt: tuple[int, ...], **more: object) -> int:
+    """How many tokens of the prompt are not computed, asked now and alone."""
+    number = ask(engine, prompt, **more)  # type: ignore[arg-type]
+    return finish(engine)[number][-1].cached
+
+
+def answer(engine: Engine, prompt: tuple[int, ...], **more: object) -> tuple[int, ...]:
+    number = ask(engine, prompt, **more)  # type: ignore[arg-type]
+    return tuple(e.token for e in finish(engine)[number] if e.token is not None)
+
+
+def own(n: int, count: int = 9) -> tuple[int, ...]:
+    return tuple((n * 11 + i * 3 + 1) % VOCAB for i in range(count))
+
+
+def test_many_with_one_beginning_compute_it_once() -> None:
+    engine = make()
+    for n in range(30):  # more than there are slots
+        ask(engine, STEM[:256] + own(n))
+    events = finish(engine)
+    stats = engine.stats()
+    assert stats["prefilled"] == 256 + 30 * 9
+    assert (stats["prefix_queries"], stats["prefix_hits"]) == (30 * 265, 29 * 256)
+    assert [e[-1].cached for e in events.values()] == [0] + [256] * 29
+
+
+def test_several_answers_to_one_prompt_compute_it_once() -> None:
+    engine = make()
+    for n in range(5):
+        ask(engine, STEM[:200], seed=n)
+    finish(engine)
+    assert engine.stats()["prefilled"] == 200 + 4 * (200 - 192)
+
+
+def test_one_that_waits_lets_others_pass_and_keeps_its_place() -> None:
+    engine = make(replace(LIMITS, max_seqs=2))
+    ask(engine, STEM[:500] + own(0), max_tokens=90)
+    ask(engine, STEM[:500] + own(1))
+    ask(engine, own(2), max_tokens=90)
+    ask(engine, own(3), max_tokens=90)
+    engine.step()
+    leader, *rest = engine._live.values()
+    assert [s.status for s in rest] == [Status.WAITING] * 3, "the last slot is the second's"
+    assert rest[0].leader is leader and rest[0].leader_end == 448
+    while not rest[0].cached:
+        engine.step()
+    assert rest[0].cached == 448 and rest[1].status is Status.WAITING
+    engine = make(replace(LIMITS, max_seqs=3))
+    for n, prompt in enumerate((STEM[:500], STEM[:500], (), ())):
+        ask(engine, prompt + own(n))
+    engine.step()
+    states = [s.status is Status.RUNNING for s in engine._live.values()]
+    assert states == [True, False, True, False]
+
+
+def test_who_waits_goes_on_alone_when_the_leader_ends() -> None:
+    engine = make()
+    first, second = ask(engine, STEM + own(0)), ask(engine, STEM + own(1))
+    engine.step()
+    assert engine._live[second].leader is engine._live[first]
+    engine.cancel(first)
+    events = finish(engine)
+    # what the first had launched by then, in whole tiles, had no state
+    assert events[second][-1].cached == 0 and len(events[second]) == 4
+    assert engine.stats()["prefix_lost_for_state"] != 0
+
+
+def test_an_urgent_one_does_not_wait_for_a_later_one() -> None:
+    engine = make(replace(LIMITS, max_seqs=2))
+    ask(engine, STEM[:500] + own(0))
+    urgent = Request(STEM[:500] + own(1), SamplingParams(max_tokens=4, seed=1), priority=1)
+    number = engine.submit(urgent)
+    engine.step()
+    assert engine._live[number].leader is None and engine._live[number].launched > 0
+
+
+def test_a_state_stands_where_two_parted_at_the_second_sighting() -> None:
+    engine = make()
+    assert cached(engine, STEM[:400]) == 0
+    assert cached(engine, STEM[:200] + own(1, 100)) == 0
+    assert engine.stats()["prefix_lost_for_state"] == 192
+    assert cached(engine, STEM[:200] + own(2, 100)) == 192
+
+
+def test_marks_say_where_states_are_kept() -> None:
+    engine = make()
+    assert cached(engine, STEM[:400], marks=(130, 300)) == 0
+    assert cached(engine, STEM[:140] + own(1)) == 128
+    assert cached(engine, STEM[:310] + own(1)) == 256
+    assert cached(engine, STEM[:399]) == 256, "none before the last tile"
+    engine = make()
+    cached(engine, STEM[:400])
+    assert cached(engine, STEM[:399]) == 384, "without marks there is"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_conversation_goes_on_from_its_last_token(depth: int) -> None:
+    """The token that ended it was fed where a step was under way by then."""
+    engine = make(depth=depth)
+    prompt = STEM[:100]
+    for turn in range(4):
+        said = answer(engine, prompt, max_tokens=30)
+        fed = len(prompt) + len(said) - 1
+        prompt += (*said, *own(turn))
+        assert cached(engine, prompt, max_tokens=1) == fed
+    stop = answer(engine, STEM[:100] + own(1), max_tokens=40)
+    at = next(i for i, token in enumerate(stop) if i > 5 and token not in stop[:i])
+    prompt = STEM[:100] + own(1)
+    engine = make(depth=depth)
+    said = answer(engine, prompt, max_tokens=40, stop_token_ids=(stop[at],))
+    assert said == stop[: at + 1]
+    assert cached(engine, (*prompt, *said, 5)) == len(prompt) + len(said) - 1 + depth
+
+
+def test_an_invariant_engine_takes_over_prefill_on_the_grid_alone() -> None:
+    engine = make(invariant=True)
+    prompt = STEM[:100]
+    said = answer(engine, prompt, max_tokens=150)
+    assert cached(engine, (*prompt, *said, 5)) == 64
+
+
+def test_a_request_that_lost_its_pages_begins_where_it_was() -> None:
+    """Two outgrow the pages; without a swap budget the later one prefills what is still needed."""
+    engine = make(replace(LIMITS, pages=30), swap_bytes=0)
+    ask(engine, STEM[:200], max_tokens=120)
+    ask(engine, own(1, 100), max_tokens=120)
+    finish(engine)
+    stats = engine.stats()
+    assert stats["preempted_recompute"] == 1
+    assert stats["prefix_queries"] == 300, "it was looked up for the client once"
+
+
+def test_what_gave_no_finite_answer_is_not_taken_over() -> None:
+    engine = make()
+    number = ask(engine, STEM[:300])
+    while not engine._live[number].tokens[300:]:
+        engine.step()
+    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR)
+    finish(engine)
+    assert cached(engine, STEM[:301]) == 0 and engine.scheduler.reuse.lost == 0
+
+
+def test_without_a_budget_nothing_is_kept() -> None:
+    engine = make(cache_bytes=0)
+    for _ in range(2):
+        assert cached(engine, STEM[:300]) == 0
+    stats = engine.stats()
+    assert stats["prefix_queries"] == stats["cache_budget"] == stats["snapshots"] == 0
+    assert stats["free_pages"] == LIMITS.pages == engine.scheduler.pages.free
+
+
+def test_the_cache_is_what_is_left_and_is_given_back() -> None:
+    engine = make()
+    cached(engine, STEM[:300])
+    stats, pages = engine.stats(), engine.scheduler.pages
+    assert stats["free_pages"] == LIMITS.pages > pages.free and stats["snapshots"] == 2
+    held = stats["cache_bytes"]
+    memory = engine.memory
+    assert held == pages.kept * memory.page_bytes + 2 * memory.snapshot_bytes
+    engine.clear_cache()
+    engine.check_idle()
+    assert pages.free == LIMITS.pages and engine.stats()["cache_bytes"] == 0
+    assert cached(engine, STEM[:300]) == 0
+
+
+def test_running_requests_take_the_pages_that_the_cache_keeps() -> None:
+    engine = make(replace(LIMITS, pages=40))
+    cached(engine, STEM[:500])
+    assert engine.scheduler.pages.free < 10
+    assert cached(engine, own(5, 500)) == 0
+    assert engine.stats()["preempted_swap"] == 0 and engine.stats()["evicted_pages"] != 0
+
+
+# ---- by the numbers alone ----------------------------------------------------------------------
+
+
+def scheduler(**changes: object) -> Scheduler:
+    sizes: dict[str, object] = {
+        **{"slots": 4, "pages": 400, "page_size": 64, "decode": (1, 4), "prefill": (1, 64)},
+        **{"tile": 64, "slot_bytes": 9, "page_bytes": 10, "swap_bytes": 0, "max_waiting": 9},
+        **{"snapshots": 30, "snapshot_bytes": 50, "cache_bytes": 1 << 20},
+    }
+    return Scheduler(Sizes(**{**sizes, **changes}))  # type: ignore[arg-type]
+
+
+def prefill(made: Scheduler, seq: Sequence) -> list[tuple[int, int, int]]:
+    """(end, source, save) of its tiles that begin or keep something."""
+    made.add(seq)
+    tiles = []
+    while seq.prefilling:
+        plan = made.schedule(0)
+        for batch in [b for b in plan.batches if b.family == PREFILL]:
+            rows = zip(batch.rows, batch.sources, batch.saves, strict=True)
+            tiles += [(r.start + r.count, source, save) for r, source, save in rows]
+        made.collected(plan.step)
+        made.reuse.settled()
+        made.check()
+    return [tile for tile in tiles if tile[1] != seq.slot or tile[2] >= 0]
+
+
+def sequence(number: int, prompt: tuple[int, ...]) -> Sequence:
+    return Sequence(number, Request(prompt), len(prompt) + 99, frozenset(), seed=0)
+
+
+def test_long_prompts_keep_a_state_every_so_often() -> None:
+    made = scheduler()
+    prompt = tuple(i % 251 for i in range(2 * EVERY + 100))
+    kept = prefill(made, sequence(0, prompt))
+    assert [(end, source) for end, source, _ in kept] == [
+        *((end, 0) for end in (EVERY, 2 * EVERY, 2 * EVERY + 64)),
+    ]
+    rows = [save for _, _, save in kept]
+    assert len({*rows}) == 3 and min(rows) >= 4, "behind the slots' rows"
+    seq = sequence(1, (*prompt[: EVERY + 10], 7, *prompt[:70]))
+    [(_, source, _)] = prefill(made, seq)
+    assert (source, seq.cached) == (rows[0], EVERY)
+
+
+def test_a_model_without_recurrence_goes_on_from_its_pages() -> None:
+    made = scheduler(snapshots=0, snapshot_bytes=0)
+    prompt = tuple(i % 251 for i in range(500))
+    assert prefill(made, sequence(0, prompt)) == []
+    second = sequence(1, (*prompt[:300], *prompt[:99]))
+    assert prefill(made, second) == [] and second.cached == 256
+    assert second.pages[:4] == made.running[0].pages[:4]
+
+
+def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() -> None:
+    made = scheduler(slots=1)
+    prefill(made, sequence(0, tuple(range(100))))
+    made.add(sequence(1, tuple(range(200))))
+    made.reuse.find = None  # type: ignore[assignment, method-assign]
+    for _ in range(3):
+        made.schedule(0)

@@ -1,0 +1,233 @@
+"""The prefix cache on onnxruntime: what is taken over from other requests changes no token."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
+from spark_engine.runtime.engine.request import Event, Request, SamplingParams
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from spark_engine.runtime.text.turns import Turns
+from tests.house import ROOT
+from tests.runtime.real import (
+    OPTIONS,
+    VOCAB,
+    compare,
+    heard,
+    load_random,
+    play,
+    poison,
+    quantised,
+    random_request,
+    run_solo,
+)
+
+KINDS = (("f32", False), ("modelopt_mixed", True))
+DRAFTS = 2
+TINY = ROOT / "models" / "tiny" / "checkpoint"
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    verify = tuple((8, k + 1) for k in range(DRAFTS))
+    options = replace(OPTIONS, decode=(1, 8), verify=verify, drafts=DRAFTS)
+    folder = tmp_path_factory.mktemp("engine")
+    return load_random(folder, *request.param, options, head=True)
+
+
+def shared(rng: random.Random, count: int) -> list[Request]:
+    """Prompts that part from two others anywhere, some of them early repetitions of another."""
+    stems = [[rng.randrange(VOCAB) for _ in range(260)] for _ in range(2)]
+    made = []
+    for _ in range(count):
+        request = random_request(rng, 60, 40)
+        cut = rng.choice((0, 64, 130, 200, rng.randrange(260)))
+        prompt = (*rng.choice(stems)[:cut], *request.prompt)
+        marks = tuple(sorted(rng.randrange(cut + 1) for _ in range(rng.randrange(3))))
+        made.append(replace(request, prompt=prompt, marks=marks, priority=rng.choice((0, 0, 1))))
+    return made
+
+
+@settings(
+    max_examples=settings().max_examples // 12,  # 8; 83 in `make soak`
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    seed=st.integers(0, 2**32),
+    depth=st.integers(0, 1),
+    swap=st.booleans(),
+    kept=st.sampled_from((None, None, 20, 3)),
+    invariant=st.booleans(),
+)
+def test_traces_of_shared_beginnings_equal_cold_solo_runs(
+    loaded: Loaded, seed: int, depth: int, swap: bool, kept: int | None, invariant: bool
+) -> None:
+    """Bit for bit where only prefill's own work is taken over; `kept`: a budget of few states."""
+    exact, rng = quantised(loaded) or invariant, random.Random(seed)
+    limits = replace(loaded.limits, pages=rng.choice((8, 16, 60)), max_seqs=6)
+    budget = kept and kept * (loaded.limits.page_size * 512 + 40_000)
+    options = EngineOptions(
+        policy=THROUGHPUT if seed % 2 else LATENCY,
+        depth=depth,
+        swap_bytes=1 << 30 if swap or exact else 0,
+        cache_bytes=budget,
+    )
+    engine = Engine(replace(loaded, limits=limits, invariant=exact), options)
+    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    requests = shared(rng, 8)
+    compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
+    engine.clear_cache()
+    pools = engine.scheduler.pages, engine.scheduler.reuse.rows
+    assert [pool.free for pool in pools] == [pool.size for pool in pools]
+
+
+def test_conversations_go_on_from_what_was_generated(loaded: Loaded) -> None:
+    """Three turns of four at once: each prompt is the one before, its answer, and a few more."""
+    rng, engine = random.Random(17), Engine(loaded, EngineOptions(depth=1))
+    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    prompts = [tuple(rng.randrange(VOCAB) for _ in range(20 + 30 * i)) for i in range(4)]
+    for turn in range(3):
+        greedy = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True, logprobs=1)
+        requests = [Request(prompt, greedy) for prompt in prompts]
+        before = engine.stats()
+        events: dict[int, list[Event]] = {engine.submit(r): [] for r in requests}
+        while not engine.idle:
+            for event in engine.step():
+                events[event.request_id].append(event)
+            poison(engine)
+        engine.check_idle()
+        done = [heard(one) for one in events.values()]
+        alone = run_solo(loaded, requests)
+        if quantised(loaded):  # rounded otherwise where it is not computed as in a cold run
+            assert turn or done == alone
+        else:
+            assert [[e[0] for e in one] for one in done] == [[e[0] for e in one] for one in alone]
+        if turn:
+            new = sum(len(one[-1:]) + 9 for one in done)  # the last token was never fed
+            assert engine.stats()["prefilled"] - before["prefilled"] == new  # type: ignore[operator]
+            assert [one[-1].cached for one in events.values()] == [len(p) - 10 for p in prompts]
+        prompts = [
+            (*prompt, *(e[0] for e in one), *(rng.randrange(VOCAB) for _ in range(9)))
+            for prompt, one in zip(prompts, done, strict=True)
+        ]
+
+
+# ---- the embedded model ------------------------------------------------------------------------
+
+TOOL = {"name": "weather", "description": "What the weather is like there.", "parameters": {}}
+SYSTEM = "You help people who travel. Use the tools and answer in one sentence. " * 3
+RESULT = (
+    "<|im_start|>user\n<tool_response>\nIt is {} degrees in town {}.\n</tool_response><|im_end|>\n"
+)
+ASK = "<|im_start|>assistant\n<think>\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = tmp_path_factory.mktemp("tiny") / "engine"
+    sizes = Options(decode=(2,), prefill=(64,), max_seqs=2, max_context=2048, kv_tokens=8192)
+    build(TINY, folder, sizes, lambda text: None)
+    return load(folder, threads=1)
+
+
+class Agent:
+    """A chat with tools, of which each turn adds a tool's result."""
+
+    def __init__(self, question: str) -> None:
+        template = ChatTemplate.load(TINY)
+        assert template
+        self.tokenizer = Tokenizer.load(TINY)
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        tools = [{"type": "function", "function": TOOL}]
+        self.ids = self.tokenizer.encode(template.render(messages, tools))
+        self.turns = Turns(self.tokenizer)
+
+    def request(self) -> Request:
+        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        return Request(tuple(self.ids), params, marks=self.turns.marks(self.ids))
+
+    def answered(self, tokens: list[int], turn: int) -> int:
+        """Takes the answer and the tool's result; how many tokens that is beside the answer."""
+        more = "<|im_end|>\n" + RESULT.format(10 + turn, turn) + ASK
+        new = self.tokenizer.encode(more)
+        self.ids += [*tokens, *new]
+        return len(new)
+
+
+def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
+    """Its tokens, how many of its prompt were computed, and how many were not."""
+    before = engine.stats()["prefilled"]
+    engine.submit(request)
+    events: list[Event] = []
+    while not engine.idle:
+        events += engine.step()
+        poison(engine)
+    computed = engine.stats()["prefilled"] - before  # type: ignore[operator]
+    return [e.token for e in events if e.token is not None], computed, events[-1].cached
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_ten_turns_of_an_agent_compute_only_what_is_new(tiny: Loaded, invariant: bool) -> None:
+    """All of the turn before is taken over; if invariant all before the answer, bit for bit.
+
+    The model's weights are in four bits and so are its activations: what was generated is rounded
+    otherwise than what is prefilled.
+    """
+    engine, agent = Engine(replace(tiny, invariant=invariant)), Agent("How warm is it?")
+    cold = Engine(tiny, EngineOptions(cache_bytes=0))
+    new = total = asked = 0
+    for turn in range(10):
+        request = agent.request()
+        tokens, computed, cached = answer(engine, request)
+        if invariant and turn % 4 == 1:
+            assert tokens == answer(cold, request)[0]
+        assert computed + cached == len(request.prompt)
+        if turn and not invariant:
+            assert computed == new + 1, "the answer's last token was never fed"
+        elif turn:
+            assert computed < new + len(tokens) + 64 + 8, "from the grid before the answer"
+        total, asked = total + computed, asked + len(request.prompt)
+        new = agent.answered(tokens, turn)
+    assert total < asked / 4
+
+
+def test_two_agents_share_system_and_tools_from_their_first_turn(tiny: Loaded) -> None:
+    agents = [Agent("How warm is it in Rome?"), Agent("Is it colder in Oslo than in Bergen?")]
+    requests = [agent.request() for agent in agents]
+    mark = requests[0].marks[0]
+    assert requests[0].prompt[:mark] == requests[1].prompt[:mark] and mark > 128
+    for together in (False, True):
+        engine = Engine(tiny)
+        events: dict[int, list[Event]] = {}
+        for request in requests:
+            number = engine.submit(request)
+            events[number] = []
+            while not (together or engine.idle):
+                events[number] += engine.step()
+        while not engine.idle:
+            for event in engine.step():
+                events[event.request_id].append(event)
+        first, second = events.values()
+        assert (first[-1].cached, second[-1].cached) == (0, mark - mark % 64)
+        assert [heard(e) for e in (first, second)] == run_solo(tiny, requests)
+
+
+def test_a_prompt_of_200_tokens_hits(tiny: Loaded) -> None:
+    engine, ids = Engine(tiny), [i * 7 % 4000 + 5 for i in range(200)]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    found = [answer(engine, Request((*ids, n), params))[1:] for n in (1, 2)]
+    assert found == [(201, 0), (9, 192)]
