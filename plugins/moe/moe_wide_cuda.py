@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from spark_engine.kernel import Arg, Attrs, Launch, Plan, Scalar, Scratch, Specs, Tactic, Target
 from spark_engine.plugins.moe import expert_layout as et
@@ -29,7 +30,7 @@ from spark_engine.plugins.moe.moe_problem import (
 SORT_CLUSTER = 8  # blocks that sort
 STATIC = 5120  # bytes of shared memory that the kernels take beside their ring
 FEWEST = 512  # tokens below which no expert fills a tile of 128
-Refuse = Key = Callable[[Attrs, Specs, Target], str | None]
+Key: TypeAlias = Callable[[Attrs, Specs, Target], str | None]
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> flo
     return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + 15e-6
 
 
-def _tactic(name: str, refusal: Refuse, tiling: Tiling, key: Key | None = None) -> Tactic:
+def _tactic(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Tactic:
     plan, cost = partial(plan_wide, tiling=tiling), partial(cost_wide, tiling=tiling)
     return Tactic(name, "moe/moe_wide.cu", refusal, plan, cost, key)
 
