@@ -204,7 +204,7 @@ def test_a_twin_drafts_as_the_engine_does(built: Path, tmp_path: Path) -> None:
     build(built / "m", tmp_path / "e", replace(OPTIONS, draft_vocab=ids), lambda text: None)
     engine = open_engine(tmp_path / "e")
     twin = build_twin(built / "m", engine, tmp_path / "twin", lambda text: None, fuse=False)
-    assert read_manifest(twin).limits == engine.limits
+    assert read_manifest(twin).limits == replace(engine.limits, snapshots=0)  # nobody reads them
     found = [folder_of(e).weights()["mtp.shortlist"] for e in (engine, open_engine(twin))]
     assert found[0].tolist() == found[1].tolist() and set(ids) <= set(found[0].tolist())
     keys = [{(b.family, b.rows) for b in read_manifest(p).buckets} for p in (tmp_path / "e", twin)]
