@@ -13,7 +13,7 @@ from tests.house import ROOMS, ROOT, files
 
 # In total: 10,000 lines are kernels (forms for few tokens, rounds, many, prefill, for two GPUs),
 # 12,500 the ops with their declarations, references and cases, 9,700 the serving runtime, 5,500 the
-# builder, 1,400 spark-bench. Drafts took 5,900: a second form of every op that has a state, the head
+# builder, 1,400 spark-bench. Drafts took 5,900: a second form of every op with a state, the head
 # and its quantisers, and the loop's rounds. The prefix cache, pacing, spark-bench, traces and the
 # attention of prefill took 6,600.
 FILE, FUNCTION, TOTAL = 400, 80, 50_500

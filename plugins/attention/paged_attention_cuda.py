@@ -185,7 +185,7 @@ TILES = Tactic(
 
 
 def _pairs(splits: int) -> Tactic:
-    """A token's bits depend on the parts of its tile: those of a grid of 64 tokens, and SPLITS."""
+    """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
     return Tactic(
         f"pairs_by_{splits}" if splits > 1 else "pairs",
         "attention/paged_pairs.cu",

@@ -8,9 +8,9 @@
 // bits do not depend on where its tile of queries begins.
 // Figures: log/paged_pairs.md.
 // Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
-// last to arrive adds the parts up, in their order.
-// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions, those in
-// registers), MOST, REST (registers of a consumer's and a producer's thread).
+// last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
+// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
+// those in registers), MOST, REST (registers of a consumer's and a producer's thread).
 #include "attention/paged_rings.cuh"
 #include "common/wgmma16.cuh"
 
@@ -270,8 +270,8 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
-// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the most
-// to read.
+// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
+// most to read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_pairs(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                 const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -286,8 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int each = max(LEAST, (all + SPLITS - 1) / SPLITS), before = part * each;
   const int tiles = min(each, all - before);
   const i64 first = ((i64)row * QUERIES * HEADS + head) * D;
-  if (SPLITS > 1 && part > 0 && tiles <= 0)
-    return wait_for_previous();  // the launch after relies on it
+  if (SPLITS > 1 && part > 0 && tiles <= 0) return wait_for_previous();  // as in paged_append
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * STAGES; i++) {
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);

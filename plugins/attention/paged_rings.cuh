@@ -1,6 +1,6 @@
 // Tiles of 64 tokens' keys and values as wgmma reads them: a ring of two of each in shared memory,
-// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is, by
-// cp.async; e4m3 codes by TMA bulk copies, and from there as f16.
+// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is,
+// by cp.async; e4m3 codes by TMA bulk copies, and from there as f16.
 //
 // Layout: STAGES tiles of keys, as many of values; e4m3: the codes of one of each. A tile: four
 // panels as in wgmma16.cuh.
