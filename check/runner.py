@@ -182,15 +182,14 @@ class SessionRunner(EngineRunner):
         yield from self._engine.tables
 
     def _poison(self, page_table: NDArray[Any]) -> None:
-        """NaN into the slots and pages that the session owns, the scratch ones and snapshots."""
+        """NaN into the slots and pages that the session owns, and the scratch ones."""
         pages = np.append(np.unique(page_table[page_table >= 0]), self._engine.limits.pages)
         owners = np.flatnonzero((page_table >= 0).any(axis=1))
         slots = np.append(owners, self._engine.limits.max_seqs)
         for info in self._engine.states:
             state = self._states[info.spec.name]
-            state[pages if info.unit == "page" else slots] = _wild(state.dtype)
-            if info.unit == "sequence":
-                state[self._engine.limits.max_seqs :] = _wild(state.dtype)
+            scratch = len(state) - 1  # behind the snapshots, where a state has any
+            state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
         store = self._engine.store
         for slot in slots.tolist() if store is not None else ():
             assert store is not None

@@ -162,8 +162,7 @@ DEVICE void load_queries(Consumer& x, const u16* from, int count, int group) {
 #pragma unroll 4
   for (int at = threadIdx.x % GROUP; at < QUERIES * (D / 8); at += GROUP) {
     const int r = at / (D / 8), c = at % (D / 8);
-    const int turned = KV_FP8 ? c / 8 & 1 : 0;  // as `convert` has it
-    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8 ^ turned),
+    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8),
                from + (i64)r * HEADS * D + c * 8, r < count ? 16 : 0);
   }
   commit_copies();
@@ -182,8 +181,7 @@ DEVICE void store_row(u16* o, const Consumer& x, int j, float scale, int t) {
   if constexpr (KV_FP8) {
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {  // four dimensions in neighbouring tiles
-      const int turned = c / 4 & 1;     // as `convert` has it
-      const float *e = &x.o[2 * c + turned][2 * j], *f = &x.o[2 * c + 1 - turned][2 * j];
+      const float *e = &x.o[2 * c][2 * j], *f = &x.o[2 * c + 1][2 * j];
       *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) =
           make_uint2(pack_bf16(e[0] * scale, e[1] * scale), pack_bf16(f[0] * scale, f[1] * scale));
     }
@@ -292,7 +290,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);
       barrier_init(&barriers.empty[0][0] + i, CONSUMERS * 4);
     }
-    barrier_init(&barriers.codes[0], 1), barrier_init(&barriers.codes[1], 1);
     barrier_init_fence();
   }
   __syncthreads();

@@ -22,6 +22,8 @@ from tests.house import ROOT
 
 TILE = 64
 BEHIND = 2 * TILE  # tokens before a turn's end whose state need not be kept
+# Else a new question takes the thoughts out of the answers before it, and all behind is new.
+KEEP = '{"chat_template_kwargs": {"preserve_thinking": true}}'
 SMALL = ("--input", "20-200", "--output", "4-24", "--repeats", "2", "--processes", "1")
 Row = dict[str, Any]
 LOADS: dict[str, tuple[str, ...]] = {
@@ -33,7 +35,7 @@ LOADS: dict[str, tuple[str, ...]] = {
                       "--turn-input", "10-40", *SMALL),
     "text": ("--closed", "4", "--requests", "8", "--prompts", "text", *SMALL),
     "agents": ("--closed", "2", "--requests", "2", "--replay", str(ROOT / "bench" / "agent.json"),
-               "--repeats", "1", "--warm", "0", "--processes", "1"),
+               "--repeats", "1", "--warm", "0", "--processes", "1", "--body", KEEP),
 }  # fmt: skip
 
 
