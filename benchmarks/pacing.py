@@ -1,10 +1,10 @@
 """Whole loads reckoned from what launches take: what a policy or another set of buckets comes to.
 
-The real scheduler plans every step; only the launches are reckoned, from the rows of
-`benchmarks.launch_costs`, with one step of run-ahead as on a GPU. `python -m benchmarks.pacing`
-prints the mixed load, a long prompt beside 64 who decode, and short arrivals, for each policy and
-model of `results/launches_h200.json`; `--buckets 256,1024,4096` leaves all other prefill buckets
-out, `--decode` likewise, `--faster 1.3` reckons a prefill as much faster.
+The real scheduler plans every step; only the launches are reckoned, with one step of run-ahead as
+on a GPU: from the rows that `benchmarks.launch_costs --out` measured, or from an engine's manifest.
+`python -m benchmarks.pacing ROWS.json|ENGINE` prints the mixed load, a long prompt beside 64 who
+decode, and short arrivals, for each policy and model; `--buckets 256,1024,4096` leaves all other
+prefill buckets out, `--decode` likewise, `--faster 1.3` reckons a prefill as much faster.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import loads
+from spark_engine.engine_file import read_manifest
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.engine.plan import Batch, StepPlan
@@ -25,7 +26,6 @@ from spark_engine.runtime.engine.request import FinishReason, Request, SamplingP
 from spark_engine.runtime.engine.scheduler import Scheduler, Sizes
 from spark_engine.runtime.engine.sequence import Sequence
 
-STORED = Path(__file__).parent / "results" / "launches_h200.json"
 HOST = 60e-6  # seconds of the host in a step, most of them beside the device's
 FAR = 16_384  # the context of the rows' second time
 PAGE = 64
@@ -142,16 +142,23 @@ def reckon(launches: Launches, policy: PrefillPolicy) -> list[str]:
     ]
 
 
-def stored(path: Path, model: str, sizes: dict[str, Several[int]]) -> tuple[dict[str, Any], ...]:
-    """The rows of one model, but for the families of which `sizes` names others."""
-    rows = [r for r in json.loads(path.read_text())["rows"] if r["model"] == model]
-    return tuple(r for r in rows if r["rows"] in sizes.get(r["family"], (r["rows"],)))
+def stored(path: Path, sizes: dict[str, Several[int]]) -> dict[str, tuple[dict[str, Any], ...]]:
+    """The rows by model, those left out of which `sizes` names others in their family."""
+    if path.is_dir():
+        manifest = read_manifest(path)
+        told = [(b, {"us": b.cost_us, "built_us": b.cost_us}) for b in manifest.buckets]
+        rows = [{"model": manifest.name, "family": b.family, "rows": b.rows} | c for b, c in told]
+    else:
+        rows = json.loads(path.read_text())["rows"]
+    kept = [r for r in rows if r["rows"] in sizes.get(r["family"], (r["rows"],))]
+    models = dict.fromkeys(r["model"] for r in kept)
+    return {model: tuple(r for r in kept if r["model"] == model) for model in models}
 
 
 def main(words: Several[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--costs", type=Path, default=STORED)
+    parser.add_argument("costs", type=Path, help="rows of launch_costs, or an engine folder")
     parser.add_argument("--buckets", help="tokens of the prefill buckets to keep")
     parser.add_argument("--decode", help="rows of the decode buckets to keep")
     parser.add_argument("--itl-ms", type=float, action="append", default=[])
@@ -164,8 +171,8 @@ def main(words: Several[str] | None = None) -> None:
         sizes[DECODE] = [int(r) for r in args.decode.split(",")]
     policies = [PrefillPolicy(pace) for pace in Pace]
     policies += [PrefillPolicy(Pace.THROUGHPUT, ms) for ms in args.itl_ms]
-    for model in dict.fromkeys(r["model"] for r in json.loads(args.costs.read_text())["rows"]):
-        launches = Launches(stored(args.costs, model, sizes), args.faster)
+    for model, rows in stored(args.costs, sizes).items():
+        launches = Launches(rows, args.faster)
         print(model, "prefill", *(b * PREFILL_TILE for b in launches.buckets(PREFILL)))
         for policy in policies:
             print(*reckon(launches, policy), sep="\n", flush=True)
