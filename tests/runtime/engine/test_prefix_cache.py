@@ -288,7 +288,7 @@ def test_a_row_that_is_still_to_be_read_is_not_given_to_another() -> None:
     world.now += 100 * TAU
     other = story(world, [*range(50, 60)])
     world.extend(other, 8)
-    assert world.save(other, 8) is None
+    assert world.save(other, 8) is None and world.match([*range(10)]).position == 8
     world.end(seq), world.end(other)
     world.cache.clear()
     assert world.rows.free == 0, "given up, and still to be read"

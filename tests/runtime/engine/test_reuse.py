@@ -216,6 +216,44 @@ def test_running_requests_take_the_pages_that_the_cache_keeps() -> None:
     assert engine.stats()["preempted_swap"] == 0 and engine.stats()["evicted_pages"] != 0
 
 
+def test_a_launch_does_not_write_the_row_that_it_reads() -> None:
+    """There is one, and what the launch could keep in it is worth more."""
+    engine = make(replace(LIMITS, snapshots=1))
+    assert cached(engine, STEM[:66], marks=(65,)) == 0
+    assert cached(engine, STEM[:64] + own(1, 250)) == 64
+    assert cached(engine, STEM[:64] + own(2, 250)) == 64
+
+
+def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
+    engine = make()
+    prompt = STEM[:100]
+    prompt += (*answer(engine, prompt, max_tokens=30), *STEM[:300])
+    assert cached(engine, prompt, marks=(300,)) == 129
+    assert cached(engine, (*prompt[:310], *own(3))) == 129 + 128
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> None:
+    """Ends in the middle of a round, one after another, and what goes on from each."""
+    limits = replace(LIMITS, drafts=5)
+    engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
+    most = len(engine.scheduler.sizes.verify)
+    engine.scheduler.depth.choose = lambda seqs: most  # type: ignore[method-assign]
+    hits = 0
+    for n in range(25):
+        prompt = own(n, 30)
+        free = answer(cold, prompt, max_tokens=40)
+        stop = free[7 + n % 9]
+        said = answer(engine, prompt, max_tokens=40, stop_token_ids=(stop,))
+        assert said == free[: free.index(stop) + 1]
+        prompt += (*said, *own(n + 1, 5))
+        number = ask(engine, prompt, max_tokens=12)
+        events = finish(engine)[number]
+        hits += events[-1].cached > 30
+        assert tuple(e.token for e in events) == answer(cold, prompt, max_tokens=12)
+    assert hits > 5
+
+
 # ---- by the numbers alone ----------------------------------------------------------------------
 
 
@@ -268,6 +306,49 @@ def test_a_model_without_recurrence_goes_on_from_its_pages() -> None:
     second = sequence(1, (*prompt[:300], *prompt[:99]))
     assert prefill(made, second) == [] and second.cached == 256
     assert second.pages[:4] == made.running[0].pages[:4]
+
+
+def test_penalties_are_told_what_was_prompt_and_what_was_generated() -> None:
+    made = scheduler()
+    prompt = tuple(i % 251 for i in range(500))
+    prefill(made, sequence(0, prompt))
+    for params, known in (
+        (SamplingParams(), ((), ())),
+        (SamplingParams(repetition=1.1), (prompt[:200], prompt[200:448])),
+        (SamplingParams(presence=0.5), (prompt[:200], prompt[200:448])),
+    ):
+        seq = Sequence(1, Request(prompt[:200], params), 900, frozenset(), seed=0)
+        seq.tokens += prompt[200:460]
+        seq.restart()
+        made.add(seq)
+        plan = made.schedule(0)
+        assert plan.counts == [(seq.slot, *known)]
+        made.collected(plan.step)
+        made.reuse.settled()
+        made.finish(seq, FinishReason.CANCELLED)
+
+
+def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
+    made = scheduler(slots=2, prefill=(1,), swap_bytes=1 << 20)
+    prompt = tuple(i % 251 for i in range(500))
+    first = sequence(0, prompt)
+    prefill(made, first)
+    made.finish(first, FinishReason.LENGTH)
+    long, hit = sequence(1, prompt[1:]), sequence(2, prompt)
+    long.request = replace(long.request, priority=1)
+    made.add(long), made.add(hit)
+    made.pacing.order = lambda behind: sorted(behind, key=lambda s: s.rank)  # type: ignore[method-assign]
+    plan = made.schedule(0)
+    assert plan.admitted == [long, hit] and hit.source and hit.launched == 448
+    made.collected(plan.step)
+    made.reuse.settled()
+    urgent = sequence(3, (5,))
+    urgent.request = replace(urgent.request, priority=2)
+    made.add(urgent)
+    plan = made.schedule(0)
+    assert plan.preempted == [hit] and not plan.saves and hit.source is None
+    assert (hit.status, hit.launched) == (Status.WAITING, 0)
+    made.check()
 
 
 def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() -> None:
