@@ -307,6 +307,8 @@ def test_pages_that_a_running_sequence_needs_are_given_up() -> None:
     assert world.begin([7] * 16) is None, "the two that are used stay"
     seq = world.begin([7] * 12)
     assert seq and world.pages.free == 0 and world.match([*range(17)]).position == 8
+    world.extend(seq, 12)
+    assert not world.cache.reclaim(1) and world.match([7] * 13).kv_position == 12
     world.check()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.prefix_trie import Hit
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.reuse import EVERY
 from spark_engine.runtime.engine.scheduler import Scheduler
@@ -113,8 +116,11 @@ def test_who_waits_goes_on_alone_when_the_leader_ends() -> None:
 def test_an_urgent_one_does_not_wait_for_a_later_one() -> None:
     engine = make(replace(LIMITS, max_seqs=2))
     ask(engine, STEM[:500] + own(0))
+    engine.step()
     urgent = Request(STEM[:500] + own(1), SamplingParams(max_tokens=4, seed=1), priority=1)
     number = engine.submit(urgent)
+    first = engine._live[0]
+    assert first.prefilling
     engine.step()
     assert engine._live[number].leader is None and engine._live[number].launched > 0
 
@@ -220,8 +226,17 @@ def test_a_launch_does_not_write_the_row_that_it_reads() -> None:
     """There is one, and what the launch could keep in it is worth more."""
     engine = make(replace(LIMITS, snapshots=1))
     assert cached(engine, STEM[:66], marks=(65,)) == 0
-    assert cached(engine, STEM[:64] + own(1, 250)) == 64
-    assert cached(engine, STEM[:64] + own(2, 250)) == 64
+    reuse = engine.scheduler.reuse
+    begin = reuse.begin
+
+    def begin_long_ago(seq: Sequence, hit: Hit, *more: Any) -> list[int]:
+        pages = begin(seq, hit, *more)
+        assert hit.snapshot
+        hit.snapshot.used -= 1e6
+        return pages
+
+    reuse.begin = begin_long_ago  # type: ignore[method-assign]
+    assert cached(engine, STEM[:64] + own(1, 200), max_tokens=1) == 64
 
 
 def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
@@ -349,6 +364,55 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     assert plan.preempted == [hit] and not plan.saves and hit.source is None
     assert (hit.status, hit.launched) == (Status.WAITING, 0)
     made.check()
+
+
+def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:
+    """A scheduler, two that run, and one that waits for the first of them."""
+    made = scheduler(prefill=(1,), **changes)
+    prompt = tuple(i % 251 for i in range(500))
+    leader, other, second = sequence(0, prompt), sequence(1, (9, 9)), sequence(2, prompt + (5,))
+    for seq, priority in ((leader, 1), (other, -1), (second, 1)):
+        seq.request = replace(seq.request, priority=priority)
+        made.add(seq)
+        step(made)
+    assert made.running == [leader, other] and made.waiting == [second]
+    assert second.leader is leader and second.leader_end == 448
+    return made, leader, second
+
+
+def step(made: Scheduler) -> StepPlan:
+    plan = made.schedule(0)
+    made.collected(plan.step)
+    made.reuse.settled()
+    for batch in plan.batches:
+        for row in batch.rows:
+            row.seq.tokens += [0] * row.emit
+    made.check()
+    return plan
+
+
+def test_who_waits_goes_on_in_the_step_after_the_one_that_gets_there() -> None:
+    made, leader, second = waiting_pair()
+    while leader.launched < 448:
+        assert second.status is Status.WAITING
+        step(made)
+    assert step(made).admitted == [second] and second.cached == 448
+
+
+def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
+    # pages: 8 of the leader and 1 of the other; the second will want 8 - 7
+    for slots, pages, tokens, passes in (
+        (4, 20, 400, True),
+        (2, 20, 60, False),
+        (4, 17, 400, False),
+    ):
+        made, _, second = waiting_pair(slots=slots, pages=pages)
+        late = sequence(3, tuple(range(7, 7 + tokens)))
+        late.request = replace(late.request, priority=1)
+        made.add(late)
+        plan = step(made)
+        assert not plan.preempted and second.status is Status.WAITING
+        assert (late.status is Status.RUNNING) == passes, (slots, pages)
 
 
 def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() -> None:
