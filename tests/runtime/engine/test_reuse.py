@@ -405,6 +405,7 @@ def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
         (4, 20, 400, True),
         (2, 20, 60, False),
         (4, 17, 400, False),
+        (4, 17, 450, False),
     ):
         made, _, second = waiting_pair(slots=slots, pages=pages)
         late = sequence(3, tuple(range(7, 7 + tokens)))
