@@ -41,11 +41,9 @@ def ways(problem: sg.Problem, layer: Layer, target: Target) -> Iterator[tuple[st
     alone = replace(launch, grid=(tiles, 1, 1), resident=False)
     yield "stream-k", stream
     yield "a block a tile", Plan((alone,), (Scratch(256), *stream.scratch[1:]))
-    for block_n, block_m in ((256, 128), (128, 256)):
-        tile = sg.fill(sg.StreamKConfig(block_n, block_m, 1, 1, 2, True), problem, form, target)
-        band = sg.band_of(tile, form, target)
-        made = sg.plan(tile, problem, form, target, inputs, "bf16", band)
-        yield f"{block_n} x {block_m} in turn, bands of {band}", made
+    large = sg.plan_large(problem, form, target, inputs, "bf16")
+    if large is not None:
+        yield "large tiles in turn", large
 
 
 class Measured:

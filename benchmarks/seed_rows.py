@@ -98,6 +98,8 @@ def _split(found: Found) -> str:
 
 def _four_and_eight(found: Found) -> str:
     step = _step(found, True)
+    if not {4, 8} <= step.keys():
+        return MISSING
     return f"{step[8]:.2f} ms of 8 rows, {step[8] / step[4]:.2f} times that of 4"
 
 

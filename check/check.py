@@ -203,8 +203,8 @@ def _sessions(one: Loaded, other: Loaded, seed: int) -> list[Session]:
     a, b = one.limits, other.limits
     if (a.vocab, a.page_size) != (b.vocab, b.page_size):
         raise OptionError(f"the engines differ in vocabulary or page size: {a} and {b}")
-    # States are shown with what their rings hold, and as they are without drafts.
-    if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts):
+    # States are shown with what their rings hold, and as they are without drafts and snapshots.
+    if a != replace(b, gdn_ring=a.gdn_ring, drafts=a.drafts, snapshots=a.snapshots):
         raise OptionError(
             f"the engines have other limits, so they cannot run the same tables: {a} and {b}; "
             "build both with the same --max-context, --max-seqs and --kv-tokens"

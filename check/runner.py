@@ -188,7 +188,8 @@ class SessionRunner(EngineRunner):
         slots = np.append(owners, self._engine.limits.max_seqs)
         for info in self._engine.states:
             state = self._states[info.spec.name]
-            state[pages if info.unit == "page" else slots] = _wild(state.dtype)
+            scratch = len(state) - 1  # behind the snapshots, where a state has any
+            state[pages if info.unit == "page" else [*slots, scratch]] = _wild(state.dtype)
         store = self._engine.store
         for slot in slots.tolist() if store is not None else ():
             assert store is not None

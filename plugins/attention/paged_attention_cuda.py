@@ -37,9 +37,9 @@ TILE = 64  # tokens of a prefill row
 KEYS = 32  # tokens of a prefill tile of keys
 PAIR = 2  # heads of a block of `paged_pairs`
 PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
-# Of `paged_pairs`: pieces of a query in registers, and registers of a consumer's and a producer's
-# thread: three groups of 128 have 504 for each lane.
-HELD = (6, 232, 40)
+# Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
+# consumer's and a producer's thread: three groups of 128 have 504 for each lane.
+HELD = {True: (0, 208, 88), False: (6, 232, 40)}
 SPLITS = (2, 4, 8, 16)  # blocks that share a tile's keys, a tactic each
 
 
@@ -92,8 +92,7 @@ def refuse_split(attrs: Attrs, specs: Specs, target: Target, splits: int) -> str
 def plan_pairs(attrs: Attrs, specs: Specs, target: Target, splits: int) -> Plan:
     """`paged_append`, then `paged_pairs` over rows, pairs of heads and parts of the keys."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
-    held, most, rest = HELD
-    codes = 2 * s.dim * PAIR_KEYS if s.storage is DType.U8 else 0
+    held, most, rest = HELD[s.storage is DType.U8]
     numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
     parts = rows * s.heads * splits if splits > 1 else 0
     scratch = (
@@ -108,7 +107,7 @@ def plan_pairs(attrs: Attrs, specs: Specs, target: Target, splits: int) -> Plan:
         attend_arguments(
             specs, *(pointers("scratch", 1, 2, 3) if splits > 1 else (NULL, NULL, NULL))
         ),
-        shared=2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS) + codes,
+        shared=2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
         pdl=True,
         source="attention/paged_pairs.cu",
@@ -185,7 +184,7 @@ TILES = Tactic(
 
 
 def _pairs(splits: int) -> Tactic:
-    """A token's bits depend on the parts of its tile: those of a grid of 64 tokens, and SPLITS."""
+    """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
     return Tactic(
         f"pairs_by_{splits}" if splits > 1 else "pairs",
         "attention/paged_pairs.cu",

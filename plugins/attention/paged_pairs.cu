@@ -8,9 +8,9 @@
 // bits do not depend on where its tile of queries begins.
 // Figures: log/paged_pairs.md.
 // Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
-// last to arrive adds the parts up, in their order.
-// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions, those in
-// registers), MOST, REST (registers of a consumer's and a producer's thread).
+// last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
+// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
+// those in registers), MOST, REST (registers of a consumer's and a producer's thread).
 #include "attention/paged_rings.cuh"
 #include "common/wgmma16.cuh"
 
@@ -162,8 +162,7 @@ DEVICE void load_queries(Consumer& x, const u16* from, int count, int group) {
 #pragma unroll 4
   for (int at = threadIdx.x % GROUP; at < QUERIES * (D / 8); at += GROUP) {
     const int r = at / (D / 8), c = at % (D / 8);
-    const int turned = KV_FP8 ? c / 8 & 1 : 0;  // as `convert` has it
-    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8 ^ turned),
+    copy_async(x.queries + c / 8 * (QUERIES * 128) + swizzled<128>(r, c % 8),
                from + (i64)r * HEADS * D + c * 8, r < count ? 16 : 0);
   }
   commit_copies();
@@ -182,8 +181,7 @@ DEVICE void store_row(u16* o, const Consumer& x, int j, float scale, int t) {
   if constexpr (KV_FP8) {
 #pragma unroll
     for (int c = 0; c < D / 16; c++) {  // four dimensions in neighbouring tiles
-      const int turned = c / 4 & 1;     // as `convert` has it
-      const float *e = &x.o[2 * c + turned][2 * j], *f = &x.o[2 * c + 1 - turned][2 * j];
+      const float *e = &x.o[2 * c][2 * j], *f = &x.o[2 * c + 1][2 * j];
       *reinterpret_cast<uint2*>(o + 16 * c + 4 * t) =
           make_uint2(pack_bf16(e[0] * scale, e[1] * scale), pack_bf16(f[0] * scale, f[1] * scale));
     }
@@ -270,8 +268,8 @@ DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int 
   return true;
 }
 
-// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the most
-// to read.
+// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
+// most to read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_pairs(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                 const int* page_table, const int* slots, const int* starts, const int* counts,
@@ -286,14 +284,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int each = max(LEAST, (all + SPLITS - 1) / SPLITS), before = part * each;
   const int tiles = min(each, all - before);
   const i64 first = ((i64)row * QUERIES * HEADS + head) * D;
-  if (SPLITS > 1 && part > 0 && tiles <= 0)
-    return wait_for_previous();  // the launch after relies on it
+  if (SPLITS > 1 && part > 0 && tiles <= 0) return wait_for_previous();  // as in paged_append
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * STAGES; i++) {
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);
       barrier_init(&barriers.empty[0][0] + i, CONSUMERS * 4);
     }
-    barrier_init(&barriers.codes[0], 1), barrier_init(&barriers.codes[1], 1);
     barrier_init_fence();
   }
   __syncthreads();

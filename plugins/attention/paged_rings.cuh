@@ -1,9 +1,8 @@
 // Tiles of 64 tokens' keys and values as wgmma reads them: a ring of two of each in shared memory,
-// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is, by
-// cp.async; e4m3 codes by TMA bulk copies, and from there as f16.
+// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is,
+// by cp.async; e4m3 codes through registers, where they become f16 (a code is exact in it).
 //
-// Layout: STAGES tiles of keys, as many of values; e4m3: the codes of one of each. A tile: four
-// panels as in wgmma16.cuh.
+// Layout: STAGES tiles of keys, as many of values. A tile: four panels as in wgmma16.cuh.
 // Macros: those of paged_kv.cuh.
 #pragma once
 #include "attention/paged_kv.cuh"
@@ -12,13 +11,11 @@
 constexpr int QUERIES = 64, KEYS = 64, GROUP = 128, STAGES = 2;
 constexpr int PANEL = KEYS * 128, PANELS = D / 64;  // 64 dimensions of a tile
 constexpr int HALF_TILE = PANELS * PANEL;           // keys or values of a tile
-constexpr int PRODUCERS = 3;                        // the first of two barriers' names
-constexpr int CODES = KEYS * ROW;                   // bytes of e4m3 keys or values of a tile
+constexpr int PART = 32;  // tokens whose codes a producer has in registers
 static_assert(D == 256 && PAGE % KEYS == 0, "unsupported sizes");
 
 struct Barriers {
   u64 full[2][STAGES], empty[2][STAGES];  // of keys, of values
-  u64 codes[2];
 };
 
 // Where a tile of queries reads from: positions begin (a multiple of 64) … end - 1 of one sequence,
@@ -97,23 +94,27 @@ DEVICE void produce_copies(const Producer& p) {
   wait_copies<0>(), p.announce(1, p.s.tiles - 1);
 }
 
-// e4m3: two warps do the keys and two the values. The codes of a tile come by one TMA bulk copy; a
-// lane has 16 of each fourth row. Eight lanes read 128 bytes of codes in a row and write eight bank
-// groups: in every second panel neighbouring chunks change places, here, in the queries and in the
-// sums. Dimensions come in the order of `slot_of`.
-DEVICE void convert(const Producer& p, u32 raw, u32 to, int rows) {
-  const int row = (p.warp & 1) * 2 + (p.lane >> 4), panel = p.lane >> 2 & 3;
-  const int chunk = (p.lane & 3) * 2 + (panel & 1);
-  to += panel * PANEL + row * 128;
-  raw += row * ROW + (p.lane & 15) * 16;
-  const u32 first = to + ((chunk ^ row) << 4), second = first ^ 16;
-#pragma unroll 4
-  for (int n = 0; n < KEYS / 4; n++) {
-    uint4 c = load_shared16(raw + n * 4 * ROW);
-    if (4 * n + row >= rows) c = make_uint4(0, 0, 0, 0);
+// e4m3: two warps do the keys and two the values, in parts of 32 tokens, the next part under way
+// while one is converted. A lane has 16 codes of every fourth row; eight lanes lie in eight bank
+// groups: four neighbouring chunks of two rows.
+struct Codes {
+  uint4 raw[PART / 4];
+
+  DEVICE void load(int n, const u8* from, int left) {
+    raw[n] = load_if16(4 * n < left, from + n * 4 * ROW);
+  }
+};
+
+// Converts a part, and asks for the one after it, row by row; `left`: rows of that from the lane's
+// first one on. Dimensions come in the order of `slot_of`.
+DEVICE void convert_part(Codes& codes, u32 first, u32 second, const u8* next, int left) {
+#pragma unroll
+  for (int n = 0; n < PART / 4; n++) {
+    const uint4 c = codes.raw[n];
     u32 low[4], high[4];
     widen(c.x, low[0], high[0]), widen(c.y, low[1], high[1]);
     widen(c.z, low[2], high[2]), widen(c.w, low[3], high[3]);
+    codes.load(n, next, left);
     const u32 turned = n & 1 ? 64 : 0;  // rows 4 to 7 of eight
     store_shared16((first ^ turned) + n * 512, low[0], low[1], low[2], low[3]);
     store_shared16((second ^ turned) + n * 512, high[0], high[1], high[2], high[3]);
@@ -121,24 +122,27 @@ DEVICE void convert(const Producer& p, u32 raw, u32 to, int rows) {
 }
 
 DEVICE void produce_codes(const Producer& p) {
-  const int which = p.warp >> 1;
-  const u32 raw = p.tiles + (2 * STAGES) * HALF_TILE + which * CODES;
-  const bool first = (p.warp & 1) == 0 && p.lane == 0;
-  u64* const arrived = &p.b.codes[which];
-  int page = p.s.page(0);
+  const int which = p.warp >> 1, row = (p.warp & 1) * 2 + (p.lane >> 2 & 1);
+  const int chunk = (p.lane & 3) * 2, panel = p.lane >> 3;
+  const int column = row * ROW + panel * 64 + (p.lane & 3) * 16;
+  Codes codes;
+  const u8* from = p.half(which, p.s.page(0), 0) + column;
+#pragma unroll
+  for (int n = 0; n < PART / 4; n++) codes.load(n, from, p.s.left(0) - row);
 #pragma unroll 1
   for (int i = 0; i < p.s.tiles; i++) {
-    if (i == 0 && first) {
-      barrier_expect(arrived, CODES), bulk_load(raw, p.half(which, page, 0), CODES, arrived);
-    }
-    page = p.s.page(i + 1);
+    const int page = p.s.page(i + 1);
+    const u32 to = p.place(which, i) + panel * PANEL + row * 128;
+    const u32 first = to + ((chunk ^ row) << 4), second = to + (((chunk + 1) ^ row) << 4);
     p.wait_empty(which, i);
-    barrier_wait(arrived, i & 1);
-    convert(p, raw, p.place(which, i), p.s.left(i));
-    p.announce(which, i);
-    meet(PRODUCERS + which, 64);  // the codes are read
-    if (i + 1 < p.s.tiles && first) {
-      barrier_expect(arrived, CODES), bulk_load(raw, p.half(which, page, i + 1), CODES, arrived);
+#pragma unroll
+    for (int part = 0; part < KEYS / PART; part++) {
+      const bool last = part + 1 == KEYS / PART;
+      from = kept(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
+      const int left = p.s.left(i) - (part + 1) * PART;
+      const u32 down = part * PART * 128;
+      convert_part(codes, first + down, second + down, from, left - row);
     }
+    p.announce(which, i);
   }
 }

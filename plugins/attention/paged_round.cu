@@ -10,8 +10,8 @@
 // some makes them from the activations; those of a row's last run store them.
 // Figures: 27B, e4m3 pages, 1k, T = 4, H200: 10 us at 1 row, 162 at 128 (log/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
-// (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, MOST_CHUNKS, BLOCKS (of a multiprocessor),
-// SHARED (bytes).
+// (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, MOST_CHUNKS, BLOCKS (of a
+// multiprocessor), SHARED (bytes).
 #define APART 1
 #include "attention/paged_walk.cuh"
 

@@ -67,6 +67,15 @@ DEVICE u32 load_if(bool there, const u32* p) {
                : "l"(p), "r"((u32)there));
   return v;
 }
+DEVICE uint4 load_if16(bool there, const void* p) {
+  uint4 v;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; "
+      "mov.u32 %3, 0; @p ld.global.v4.u32 {%0,%1,%2,%3}, [%5]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "r"((u32)there), "l"(p));
+  return v;
+}
 
 // ---- shared memory -----------------------------------------------------------------------------
 template <class Address>

@@ -1,13 +1,13 @@
-// wgmma over bf16 or f16 as attention needs them: Q·K^T with Q in shared memory or in registers, and
-// P·V with V as its rows lie in a page. sm_90a only.
+// wgmma over bf16 or f16 as attention needs them: Q·K^T with Q in shared memory or in registers,
+// and P·V with V as its rows lie in a page. sm_90a only.
 //
 // Tiles: panels of 64 values (128 bytes, 128-byte swizzle: 16-byte chunk ^= row & 7) by all their
 // rows, one panel after the other, at multiples of 1024 bytes. D as in wgmma.cuh.
 #pragma once
 #include "common/wgmma.cuh"
 
-// The descriptor of a tile of ROWS rows whose columns are N (V): 64 columns a panel, the rows are k;
-// + 128 for each 16 of k.
+// The descriptor of a tile of ROWS rows whose columns are N (V): 64 columns a panel, the rows are
+// k; + 128 for each 16 of k.
 template <int ROWS>
 DEVICE u64 wgmma_columns(u32 tile) {
   return (u64)((tile & 0x3FFFF) >> 4) | (u64)(ROWS * 128 >> 4) << 16 | (u64)(1024 >> 4) << 32 |

@@ -7,8 +7,8 @@
 // registers it stalls its warp until it drains and slows dequantisation in other warps 1.4-1.7x
 // (suspected register-port contention); so four consumer warpgroups ping-pong.
 // NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_k_gemm.md).
-// The including file is the format: ELEMENT_BITS, SCALE_BYTES (of an m16 tile's k-slab), X_BYTES (of
-// an activation), FP8_MMA, Raw (what a lane loads), load, decode (to a[step][register]), multiply.
+// The including file is the format: ELEMENT_BITS, SCALE_BYTES (an m16 tile's k-slab's), X_BYTES (an
+// activation's), FP8_MMA, Raw (what a lane loads), load, decode (to a[step][register]), multiply.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
 // RESIDENT (blocks a multiprocessor), BAND (if given, blocks take whole tiles in turn; tiles along

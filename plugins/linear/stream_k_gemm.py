@@ -14,6 +14,7 @@ from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
 BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
+LARGE_N, LARGE_M = 128, 256
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
 
@@ -116,13 +117,13 @@ def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
 def choose_large(problem: Problem, form: Format, target: Target) -> StreamKConfig | None:
     """The tile where there are several for each multiprocessor; None where there are not.
 
-    256 x 128 or 128 x 256: what a multiprocessor fetches for a product is what L2 has to give.
+    A weight is decoded once for 256 rows, and L2 gives three quarters of what it gives for tiles
+    of 128 x 128.
     """
-    block_n, block_m = (128, 256) if form.weight_bits == 8 else (256, 128)
-    tiles = -(-problem.n // block_n) * -(-problem.m // block_m)
+    tiles = -(-problem.n // LARGE_N) * -(-problem.m // LARGE_M)
     if not target.wgmma or problem.m <= BLOCK_MS[-1] or tiles <= target.sms:
         return None
-    return fill(StreamKConfig(block_n, block_m, 1, 1, 2, True), problem, form, target)
+    return fill(StreamKConfig(LARGE_N, LARGE_M, 1, 1, 2, True), problem, form, target)
 
 
 def cut_of(block_n: int, problem: Problem, form: Format, target: Target) -> int:

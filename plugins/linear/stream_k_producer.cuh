@@ -25,7 +25,7 @@ constexpr int BLOCK = FIRST_COPIER + COPIERS;
 // From producers to consumers, where the sums of a warp want it: what four warpgroups may have of a
 // block's, or two.
 constexpr bool MOVE_REGISTERS = BLOCK_M > 64 && BLOCK_N > 128 || BLOCK_M > 128;
-constexpr int FEWER = WARPS > 8 ? 32 : 40, MORE = WARPS > 8 ? 112 : 232;
+constexpr int FEWER = WARPS > 8 ? 24 : 40, MORE = WARPS > 8 ? 112 : 232;
 
 // Stages whose activations are on the way before the first of them is announced.
 constexpr int LAG = STAGES > 4 ? 3 : STAGES - 2;

@@ -121,12 +121,13 @@ extern "C" __global__ void __launch_bounds__(256)
     moe_combine(const int* ids, const float* weights, const Part* parts, u32* y CHUNK_ARG) {
   constexpr int EACH = 16 / sizeof(Part);
   __shared__ int order[K1];
-  __shared__ float shares[K1 + 1];  // the last is nobody's
+  __shared__ float shares[K1];
   ids += (u64)chunk_start * K1, weights += (u64)chunk_start * K1;
   y += (u64)chunk_start * (HIDDEN / 2);
   const u64 pair = (u64)blockIdx.x * K1;
   const float own = threadIdx.x < K1 ? weights[pair + threadIdx.x] : 0.0f;
-  shares[sort_experts(ids + pair, order)] = own;
+  const int place = sort_experts(ids + pair, order);
+  if (threadIdx.x < K1) shares[place] = own;
   __syncthreads();
   float share[K1];
 #pragma unroll

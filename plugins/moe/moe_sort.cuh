@@ -94,7 +94,7 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   if (blockIdx.x == 0) cut_tiles(count, all, tiles);
 }
 
-// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which of them.
+// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which one.
 DEVICE void transpose_words(uint4& v, int mine, int stride) {
   const auto swap = [](bool high, u32& a, u32& b, int apart) {
     const u32 got = __shfl_xor_sync(~0u, high ? a : b, apart);

@@ -7,22 +7,22 @@
 // consumer warpgroups, a panel each, and a producer warpgroup that fills a ring: weights and `h` by
 // TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
 // thread that copied. `h` is written in the order in which its tiles are read.
-// BLOCK_M 64: the sums and bits of moe_grouped.cu. 128: half as much is dequantised; one sum (the WK
-// are 1) and PARTS_BF16. 256 experts, top 8, H200: FIGURES.
-// Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages), SPAN (k-slabs of a stage).
+// BLOCK_M 64: sums and bits of moe_grouped.cu. 128: half as much to dequantise; one sum (UP_WK,
+// DOWN_WK 1), PARTS_BF16. 256 experts, top 8, H200: 188 / 398 / 1446 us with 64, 211 / 323 / 1056
+// with 128 at 512 / 2048 / 8192 tokens; floors 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
 
 // A stage is SPAN k-slabs: the tokens' rows of each, the weights of four panels, their scales.
+constexpr int SPAN = Side<true>::PART_SLABS % 2 || Side<false>::PART_SLABS % 2 ? 1 : 2;
 constexpr int KSLAB_X = BLOCK_M * 128;
 constexpr int PANEL_BYTES = SPAN * 4 * M16_BYTES, PANEL_SCALES = SPAN * 4 * M16_SCALES;
 constexpr int WEIGHTS_AT = SPAN * KSLAB_X, SCALES_AT = WEIGHTS_AT + 4 * PANEL_BYTES;
 constexpr int STAGE = SCALES_AT + 4 * PANEL_SCALES;
 constexpr int CONSUMERS = 4 * 128, PRODUCERS = 128;
-constexpr int ROUNDS = BLOCK_M / 16;  // rows that a thread copies
-#ifndef LAG
+constexpr int ROUNDS = BLOCK_M / 16;            // rows that a thread copies
 constexpr int LAG = DEPTH > 2 ? 2 : DEPTH - 1;  // stages of rows in flight behind the one announced
-#endif
 constexpr int WIDE_THREADS = CONSUMERS + PRODUCERS;
 static_assert(STAGE % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
 
@@ -166,7 +166,7 @@ struct TileWork {
 };
 
 // The columns of a panel, an m16 tile a warp: a lane has rows g and g + 8, columns 2t and 2t + 1 of
-// each eight. bf16 goes out by pairs of rows, transposed in registers: column g, rows 2t and 2t + 1.
+// each eight. bf16 leaves by pairs of rows, transposed in registers: column g, rows 2t and 2t + 1.
 template <int N>
 DEVICE void write_up(const TileWork& work, const float (&sums)[N / 8][4]) {
   const int g = (work.thread & 31) >> 2, t = work.thread & 3, m16 = work.m16();

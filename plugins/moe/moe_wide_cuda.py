@@ -40,18 +40,16 @@ class Tiling:
     Attributes:
         block_m: tokens of a tile.
         part_bytes: of a column of an expert's output.
-        span: k-slabs of a stage.
         tuning: macros beside those of every tactic.
     """
 
     block_m: int
     part_bytes: int
-    span: int
     tuning: Mapping[str, int]
 
 
-BY_PARTS = Tiling(64, 4, 2, {})
-ASCENDING = Tiling(128, 2, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
+BY_PARTS = Tiling(64, 4, {})
+ASCENDING = Tiling(128, 2, {"UP_WK": 1, "DOWN_WK": 1, "PARTS_BF16": 1})
 
 
 def refuse_wide(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -87,10 +85,10 @@ def plan_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pla
     defines = macros(p, BLOCK_M=tiling.block_m, **tiling.tuning)
     slabs = [-(-k // et.KSLAB) for k in (p.hidden, p.inner)]
     ways = [int(dict(defines)[name]) for name in ("UP_WK", "DOWN_WK")]
-    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else tiling.span
+    span = 1 if any(n // w % 2 for n, w in zip(slabs, ways, strict=True)) else 2  # of a stage
     stage = span * (tiling.block_m * 128 + 16 * M16_BYTES[p.weights])
     depth = min(12, (target.shared_bytes - STATIC) // stage)
-    defines += (("DEPTH", str(depth)), ("SPAN", str(span)))
+    defines += (("DEPTH", str(depth)),)
     x, order, tiles, h, parts, ranks = scratch(0, 1, 2, 3, 4, 5)
     rest = -(-p.tokens * slabs[0] * 2 // 1024)  # blocks that could reorder x
     clusters = max(2, min(target.sms, SORT_CLUSTER + rest) // SORT_CLUSTER)
@@ -127,9 +125,10 @@ def cost_wide(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> flo
     p = problem(attrs, specs)
     read = 1.25 * p.hit * p.expert_bytes / target.bandwidth
     multiply = 1.5 * 6 * p.pairs * p.hidden * p.inner / target.bf16_flops
+    rest = 15e-6
     if tiling is ASCENDING:
-        multiply /= 1.5
-    return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + 15e-6
+        multiply, rest = multiply / 1.5, 45e-6
+    return read + multiply + tiling.part_bytes * p.pairs * p.hidden / target.bandwidth + rest
 
 
 def _tactic(name: str, refusal: Key, tiling: Tiling, key: Key | None = None) -> Tactic:

@@ -238,12 +238,13 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         parts += f"buffers {m.buffers / GIB:.2f}, "
         parts += f"snapshots {m.snapshots / GIB:.2f}, " if m.snapshots else ""
         card = f", built for the card {manifest.card}," if manifest.card else ""
+        less = " or snapshots (--cache-gib)" if m.snapshots else ""
         here = "for this card (--card), or " if manifest.card else ""
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
             f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
             f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs, "
-            "or with fewer buckets (--decode, --prefill)"
+            f"or with fewer buckets (--decode, --prefill){less}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,14 @@ def test_who_does_not_answer_is_said(engine: Path, tmp_path: Path) -> None:
         assert "does not answer as an OpenAI server" in _run(odd.url).stderr
     with running(Scripted({}, lambda body: (200, []))) as odd:
         assert "answers 404" in _run(odd.url).stderr
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("measure", "clients", "client"):
+        monkeypatch.delitem(sys.modules, f"spark_engine.bench.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    done = _run("http://127.0.0.1:9")
+    assert done.exit_code == 2 and "pip install 'spark-engine[bench]'" in done.stderr
 
 
 def test_another_bench_is_in_the_way(server: Scripted, tmp_path: Path) -> None:

@@ -219,7 +219,8 @@ def test_a_gpus_memory_is_shared_out() -> None:
     limits = plan.limits
     assert (limits.max_seqs, limits.max_context) == (128, 32768)
     assert [s.rows for s in plan.buckets.decode] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
-    assert [s.dims["tokens"] for s in plan.buckets.prefill] == [256, 1024, 4096]
+    tokens = [s.dims["tokens"] for s in plan.buckets.prefill]
+    assert tokens == [64, 128, 256, 512, 1024, 2048, 4096]
     kv = (limits.pages + 1) * limits.page_size * DENSE.kv_token_width
     states = 129 * (37748736 * 4 + 1474560 * 2 + 248320 * 4)
     total = kv + states + int(1.05 * DENSE.weight_bytes) + budget.WORKSPACE

@@ -198,6 +198,7 @@ def test_tactics_stand_in_the_manifest(folder: Path) -> None:
 @pytest.mark.usefixtures("uncompiled")
 def test_an_invariant_build_takes_one_order_in_all_buckets(folder: Path) -> None:
     engine = open_folder(built(folder, name="invariant", invariant=True), "sm_90a")
+    assert engine.manifest.invariant and not open_folder(built(folder), "sm_90a").manifest.invariant
     by_node: dict[str, set[str]] = {}
     for row in engine.manifest.tactics:
         family = row["bucket"].split("_")[0]

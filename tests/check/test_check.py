@@ -282,8 +282,9 @@ def test_states_on_a_device_are_fetched_and_poisoned(nvfp4: tuple[Path, Path]) -
             for name in want:
                 np.testing.assert_array_equal(want[name], got[name], err_msg=name)
     poisoned = store.arrays["layers.0.gdn_state"]
-    assert np.isnan(poisoned[-1]).all(), "the scratch slot"
-    assert not np.isnan(poisoned[:-1]).all()
+    slots = plain.limits.max_seqs
+    assert np.isnan(poisoned[slots]).all(), "the row behind the slots: a snapshot's, or scratch"
+    assert not np.isnan(poisoned[:slots]).all()
 
 
 def test_a_runner_refuses_a_bucket_it_lacks(nvfp4: tuple[Path, Path]) -> None:

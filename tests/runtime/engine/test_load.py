@@ -13,6 +13,7 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.host_memory import available_memory
+from spark_engine.manifest import bytes_of
 from spark_engine.progress import Advance
 from spark_engine.runtime.engine import load as module
 from spark_engine.runtime.engine.load import check_capacity, load
@@ -55,12 +56,34 @@ def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     need = manifest.memory.total + (3 << 30)
     check_capacity(manifest, 3 << 30, need)
     check_capacity(manifest, 3 << 30, None)
-    with pytest.raises(CapacityError, match=r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"):
+    words = r"needs 3\.\d\d GiB .*KV pages.*3\.\d\d GiB are free"
+    with pytest.raises(CapacityError, match=words):
         check_capacity(manifest, 3 << 30, need - 1)
+    none, kept = (
+        replace(manifest, memory=replace(manifest.memory, snapshots=n)) for n in (0, 5 << 30)
+    )
+    with pytest.raises(CapacityError) as refusal:
+        check_capacity(none, 3 << 30, 1000)
+    assert "snapshots" not in str(refusal.value)
+    with pytest.raises(CapacityError, match=r"snapshots 5\.00, .* or snapshots \(--cache-gib\)"):
+        check_capacity(kept, 0, need)
     other = replace(manifest, card="h200")
     remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
     with pytest.raises(CapacityError, match=remedy):
         check_capacity(other, 3 << 30, need - 1)
+
+
+def test_what_the_cache_may_hold_is_told(engine: Path) -> None:
+    """All pages and snapshots there are, or what was asked for."""
+    manifest = read_manifest(engine)
+    for asked in (None, 0, 5000):
+        loaded = load(engine, threads=1, cache_bytes=asked)
+        pages = bytes_of(manifest.states, "page") * manifest.limits.pages
+        rows = bytes_of(manifest.states, "sequence") * manifest.limits.snapshots
+        assert loaded.cache_bytes == (pages + rows if asked is None else asked)
+        assert not loaded.invariant
+    told = module._measured(loaded, replace(manifest, invariant=True), 0, None)
+    assert told.invariant and told.costs == loaded.costs
 
 
 def test_memory_is_checked_before_anything_is_opened(

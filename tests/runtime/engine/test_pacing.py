@@ -115,6 +115,17 @@ def test_where_prompts_come_faster_than_calm_steps_prefill_them_the_rate_counts(
         assert pacing.tiles([waiting(10_000, number=4)], LIVE) == 4
 
 
+def test_a_prompt_of_several_launches_came_once() -> None:
+    """1,900 tokens, which are too few for haste; twice as many would not be."""
+    pacing, gone = make(), waiting(1_900)
+    for _ in range(3):
+        pacing.tiles([gone], LIVE)
+        gone.launched += 4 * TILE
+        pacing.pass_over([gone], [gone] * 4)
+    gone.launched = gone.prefill_end
+    assert pacing.tiles([waiting(10_000)], LIVE) == 4
+
+
 def test_then_a_launch_waits_for_half_as_many_steps_as_throughputs() -> None:
     pacing, gone = make(), waiting(5_000)
     pacing.tiles([gone], LIVE)

@@ -17,10 +17,11 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.engine_file import EngineHeader  # noqa: E402
 from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
-from spark_engine.interface import Limits, common_states, steps, tables  # noqa: E402
+from spark_engine.interface import PREFILL, Limits, common_states, steps, tables  # noqa: E402
 from spark_engine.manifest import Bucket, StateInfo  # noqa: E402
 from spark_engine.runtime.executors import device_memory, native  # noqa: E402
 from spark_engine.runtime.executors.memory import EngineMemory, allocate  # noqa: E402
+from spark_engine.runtime.executors.program import MemoryOperand  # noqa: E402
 from spark_engine.tensors import DType, TensorSpec  # noqa: E402
 from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
 from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
@@ -250,6 +251,18 @@ def test_a_snapshot_larger_than_the_stage_goes_in_pieces(
     pages[:] = 0
     memory.restore(saved, 0, [1, 2, 0])
     assert pages[:96].tolist() == list(range(96))
+
+
+def test_a_prefill_is_first_run_over_rows_that_save_nothing(engine: native.NativeEngine) -> None:
+    """Opening runs the launches once: they may reach no row of a state."""
+    more = tuple(s.bind({"rows": ROWS, "tokens": ROWS}) for s in steps(PREFILL)[-2:])
+    assert [spec.name for spec in more] == ["sources", "saves"]
+    plain = header()
+    executor = engine.open(replace(plain, inputs=(*plain.inputs, *more)), payload(), Path(), 1)
+    gpu: Any = engine.gpu
+    for name, value in (("slots", -1), ("sources", -1), ("saves", -1), ("counts", 0)):
+        address = executor.address(MemoryOperand("input", name))
+        assert _i32(gpu, address, ROWS).tolist() == [value] * ROWS, name
 
 
 def test_equal_cubins_are_loaded_once_and_keep_the_most_shared_memory(
