@@ -416,6 +416,23 @@ def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
         assert (late.status is Status.RUNNING) == passes, (slots, pages)
 
 
+def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
+    made, calls = scheduler(pages=12), []
+    inner = made.reuse.cache.match
+    made.reuse.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore
+    first = sequence(0, tuple(range(500)))
+    prefill(made, first)
+    late = sequence(1, tuple(range(7, 407)))
+    made.add(late)
+    seen = len(calls)
+    for _ in range(5):
+        step(made)
+    assert late.status is Status.WAITING and len(calls) == seen + 1
+    made.finish(first, FinishReason.LENGTH)
+    made.reuse.settled()
+    assert step(made).admitted == [late] and len(calls) == seen + 2
+
+
 def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() -> None:
     made = scheduler(slots=1)
     prefill(made, sequence(0, tuple(range(100))))
