@@ -54,6 +54,7 @@ class PrefixCache:
     ) -> None:
         self.budget = budget
         self.counts = CacheCounts()
+        self.version = 0  # grows with every node and state that comes or goes
         self._pages, self._rows = pages, rows
         self._size, self._page_bytes, self._row_bytes = page_size, page_bytes, row_bytes
         self._clock = clock
@@ -119,6 +120,7 @@ class PrefixCache:
                 child = Node(names[index], node, node.end + self._size, page, maker, self._clock())
                 node.children.add(child)
                 self._nodes[child.name] = child
+                self.version += 1
                 self._pages.keep(page)
             elif child.page != page and not self._pages.users(child.page):
                 self._pages.keep(page)  # one page for the same tokens is enough
@@ -152,6 +154,7 @@ class PrefixCache:
         if after:
             self._pages.keep(page)
         self._states.add(state)
+        self.version += 1
         self._push(state)
         return state
 
@@ -335,6 +338,7 @@ class PrefixCache:
     def _drop_state(self, state: CachedState) -> None:
         self._detach(state)
         self._states.remove(state)
+        self.version += 1
         if state.tail:
             self._pages.drop(state.page)
         if state.pins:
@@ -349,6 +353,7 @@ class PrefixCache:
         node.alive = False
         node.parent.children.remove(node)
         del self._nodes[node.name]
+        self.version += 1
         self._pages.drop(node.page)
         self.counts.evicted_pages += 1
         self._consider(node.parent)

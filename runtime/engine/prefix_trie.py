@@ -53,9 +53,9 @@ class Node:
         return [*self.tails] if self.snapshot is None else [self.snapshot, *self.tails]
 
     def state_for(self, tokens: Sequence[int], most: int, size: int) -> CachedState | None:
-        """The deepest of them at `most` or before that `tokens`, which begin with the node's path,
-        go through; pages are of `size` tokens."""
-        best = self.snapshot if self.end <= most else None
+        """The deepest of them at `most` or before that `tokens` go through, which begin with the
+        node's path, `most` being behind it; pages are of `size` tokens."""
+        best = self.snapshot
         if self.tails:
             after = tuple(tokens[self.end : min(self.end + size, most)])
             for state in self.tails:

@@ -41,6 +41,7 @@ class Reuse:
         self.queries = self.hits = self.lost = 0  # tokens
         self.copies: list[tuple[int, int]] = []
         self._pages = pages
+        self._last: tuple[tuple[int, int, int], Hit] | None = None
         self._pinned: list[CachedState] = []  # written or read by what is launched next
         self._copied: list[int] = []  # pages that are read by it
 
@@ -93,7 +94,7 @@ class Reuse:
             return NO_HIT
         if len(seq.tokens) > seq.prompt_len:  # it begins again
             self.add(seq)
-        hit = self.cache.match(seq.tokens, seq.names, len(seq.tokens) - 1)
+        hit = self._match(seq)
         seq.leader_end = hit.position + self.sizes.page_size - 1
         for leader in running:
             if leader.launched < leader.prefill_end and leader.rank < seq.rank:
@@ -105,6 +106,14 @@ class Reuse:
         seq.held_back = True
         _add_point(seq.leader, seq.leader_end)
         return None
+
+    def _match(self, seq: Sequence) -> Hit:
+        """As long as nothing changed, one that waits for room is not looked up again."""
+        known, key = self._last, (seq.id, len(seq.tokens), self.cache.version)
+        if known is None or known[0] != key:
+            hit = self.cache.match(seq.tokens, seq.names, len(seq.tokens) - 1)
+            self._last = known = key, hit
+        return known[1]
 
     def without_tail(self, seq: Sequence, hit: Hit) -> Hit:
         """The next best hit that lies at a page's end, where no page is copied."""

@@ -288,7 +288,7 @@ def test_a_row_that_is_still_to_be_read_is_not_given_to_another() -> None:
     world.now += 100 * TAU
     other = story(world, [*range(50, 60)])
     world.extend(other, 8)
-    assert world.save(other, 8) is None
+    assert world.save(other, 8) is None and world.match([*range(10)]).position == 8
     world.end(seq), world.end(other)
     world.cache.clear()
     assert world.rows.free == 0, "given up, and still to be read"
@@ -308,6 +308,19 @@ def test_pages_that_a_running_sequence_needs_are_given_up() -> None:
     seq = world.begin([7] * 12)
     assert seq and world.pages.free == 0 and world.match([*range(17)]).position == 8
     world.check()
+
+
+def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
+    world = World(12, 4, 1 << 20)
+    world.end(story(world, [*range(9)], 8))
+    hit = world.match([*range(10)])
+    running = world.begin([*range(10)])
+    world.now += 1
+    world.end(story(world, [7] * 9))
+    assert running and hit.snapshot and world.pages.spare == 2
+    world.cache._drop_state(hit.snapshot)  # now nothing hangs on the older page
+    assert world.cache.reclaim(world.pages.free + 2)
+    assert world.match([*range(10)]).kv_position == 8 and world.match([7] * 9).kv_position == 0
 
 
 def test_what_one_that_went_wrong_computed_is_dropped() -> None:

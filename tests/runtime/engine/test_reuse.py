@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.plan import StepPlan
+from spark_engine.runtime.engine.prefix_trie import Hit
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
 from spark_engine.runtime.engine.reuse import EVERY
 from spark_engine.runtime.engine.scheduler import Scheduler
@@ -113,8 +116,11 @@ def test_who_waits_goes_on_alone_when_the_leader_ends() -> None:
 def test_an_urgent_one_does_not_wait_for_a_later_one() -> None:
     engine = make(replace(LIMITS, max_seqs=2))
     ask(engine, STEM[:500] + own(0))
+    engine.step()
     urgent = Request(STEM[:500] + own(1), SamplingParams(max_tokens=4, seed=1), priority=1)
     number = engine.submit(urgent)
+    first = engine._live[0]
+    assert first.prefilling
     engine.step()
     assert engine._live[number].leader is None and engine._live[number].launched > 0
 
@@ -216,6 +222,53 @@ def test_running_requests_take_the_pages_that_the_cache_keeps() -> None:
     assert engine.stats()["preempted_swap"] == 0 and engine.stats()["evicted_pages"] != 0
 
 
+def test_a_launch_does_not_write_the_row_that_it_reads() -> None:
+    """There is one, and what the launch could keep in it is worth more."""
+    engine = make(replace(LIMITS, snapshots=1))
+    assert cached(engine, STEM[:66], marks=(65,)) == 0
+    reuse = engine.scheduler.reuse
+    begin = reuse.begin
+
+    def begin_long_ago(seq: Sequence, hit: Hit, *more: Any) -> list[int]:
+        pages = begin(seq, hit, *more)
+        assert hit.snapshot
+        hit.snapshot.used -= 1e6
+        return pages
+
+    reuse.begin = begin_long_ago  # type: ignore[method-assign]
+    assert cached(engine, STEM[:64] + own(1, 200), max_tokens=1) == 64
+
+
+def test_states_are_kept_on_the_grid_of_a_prompt_that_began_off_it() -> None:
+    engine = make()
+    prompt = STEM[:100]
+    prompt += (*answer(engine, prompt, max_tokens=30), *STEM[:300])
+    assert cached(engine, prompt, marks=(300,)) == 129
+    assert cached(engine, (*prompt[:310], *own(3))) == 129 + 128
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> None:
+    """Ends in the middle of a round, one after another, and what goes on from each."""
+    limits = replace(LIMITS, drafts=5)
+    engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
+    most = len(engine.scheduler.sizes.verify)
+    engine.scheduler.depth.choose = lambda seqs: most  # type: ignore[method-assign]
+    hits = 0
+    for n in range(25):
+        prompt = own(n, 30)
+        free = answer(cold, prompt, max_tokens=40)
+        stop = free[7 + n % 9]
+        said = answer(engine, prompt, max_tokens=40, stop_token_ids=(stop,))
+        assert said == free[: free.index(stop) + 1]
+        prompt += (*said, *own(n + 1, 5))
+        number = ask(engine, prompt, max_tokens=12)
+        events = finish(engine)[number]
+        hits += events[-1].cached > 30
+        assert tuple(e.token for e in events) == answer(cold, prompt, max_tokens=12)
+    assert hits > 5
+
+
 # ---- by the numbers alone ----------------------------------------------------------------------
 
 
@@ -268,6 +321,116 @@ def test_a_model_without_recurrence_goes_on_from_its_pages() -> None:
     second = sequence(1, (*prompt[:300], *prompt[:99]))
     assert prefill(made, second) == [] and second.cached == 256
     assert second.pages[:4] == made.running[0].pages[:4]
+
+
+def test_penalties_are_told_what_was_prompt_and_what_was_generated() -> None:
+    made = scheduler()
+    prompt = tuple(i % 251 for i in range(500))
+    prefill(made, sequence(0, prompt))
+    for params, known in (
+        (SamplingParams(), ((), ())),
+        (SamplingParams(repetition=1.1), (prompt[:200], prompt[200:448])),
+        (SamplingParams(presence=0.5), (prompt[:200], prompt[200:448])),
+    ):
+        seq = Sequence(1, Request(prompt[:200], params), 900, frozenset(), seed=0)
+        seq.tokens += prompt[200:460]
+        seq.restart()
+        made.add(seq)
+        plan = made.schedule(0)
+        assert plan.counts == [(seq.slot, *known)]
+        made.collected(plan.step)
+        made.reuse.settled()
+        made.finish(seq, FinishReason.CANCELLED)
+
+
+def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
+    made = scheduler(slots=2, prefill=(1,), swap_bytes=1 << 20)
+    prompt = tuple(i % 251 for i in range(500))
+    first = sequence(0, prompt)
+    prefill(made, first)
+    made.finish(first, FinishReason.LENGTH)
+    long, hit = sequence(1, prompt[1:]), sequence(2, prompt)
+    long.request = replace(long.request, priority=1)
+    made.add(long), made.add(hit)
+    made.pacing.order = lambda behind: sorted(behind, key=lambda s: s.rank)  # type: ignore[method-assign]
+    plan = made.schedule(0)
+    assert plan.admitted == [long, hit] and hit.source and hit.launched == 448
+    made.collected(plan.step)
+    made.reuse.settled()
+    urgent = sequence(3, (5,))
+    urgent.request = replace(urgent.request, priority=2)
+    made.add(urgent)
+    plan = made.schedule(0)
+    assert plan.preempted == [hit] and not plan.saves and hit.source is None
+    assert (hit.status, hit.launched) == (Status.WAITING, 0)
+    made.check()
+
+
+def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:
+    """A scheduler, two that run, and one that waits for the first of them."""
+    made = scheduler(prefill=(1,), **changes)
+    prompt = tuple(i % 251 for i in range(500))
+    leader, other, second = sequence(0, prompt), sequence(1, (9, 9)), sequence(2, prompt + (5,))
+    for seq, priority in ((leader, 1), (other, -1), (second, 1)):
+        seq.request = replace(seq.request, priority=priority)
+        made.add(seq)
+        step(made)
+    assert made.running == [leader, other] and made.waiting == [second]
+    assert second.leader is leader and second.leader_end == 448
+    return made, leader, second
+
+
+def step(made: Scheduler) -> StepPlan:
+    plan = made.schedule(0)
+    made.collected(plan.step)
+    made.reuse.settled()
+    for batch in plan.batches:
+        for row in batch.rows:
+            row.seq.tokens += [0] * row.emit
+    made.check()
+    return plan
+
+
+def test_who_waits_goes_on_in_the_step_after_the_one_that_gets_there() -> None:
+    made, leader, second = waiting_pair()
+    while leader.launched < 448:
+        assert second.status is Status.WAITING
+        step(made)
+    assert step(made).admitted == [second] and second.cached == 448
+
+
+def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
+    # pages: 8 of the leader and 1 of the other; the second will want 8 - 7
+    for slots, pages, tokens, passes in (
+        (4, 20, 400, True),
+        (2, 20, 60, False),
+        (4, 17, 400, False),
+        (4, 17, 450, False),
+    ):
+        made, _, second = waiting_pair(slots=slots, pages=pages)
+        late = sequence(3, tuple(range(7, 7 + tokens)))
+        late.request = replace(late.request, priority=1)
+        made.add(late)
+        plan = step(made)
+        assert not plan.preempted and second.status is Status.WAITING
+        assert (late.status is Status.RUNNING) == passes, (slots, pages)
+
+
+def test_one_that_waits_for_room_is_looked_up_when_something_changed() -> None:
+    made, calls = scheduler(pages=12), []
+    inner = made.reuse.cache.match
+    made.reuse.cache.match = lambda *a, **k: calls.append(1) or inner(*a, **k)  # type: ignore
+    first = sequence(0, tuple(range(500)))
+    prefill(made, first)
+    late = sequence(1, tuple(range(7, 407)))
+    made.add(late)
+    seen = len(calls)
+    for _ in range(5):
+        step(made)
+    assert late.status is Status.WAITING and len(calls) == seen + 1
+    made.finish(first, FinishReason.LENGTH)
+    made.reuse.settled()
+    assert step(made).admitted == [late] and len(calls) == seen + 2
 
 
 def test_a_look_up_is_made_when_a_request_is_admitted_and_not_in_every_step() -> None:
