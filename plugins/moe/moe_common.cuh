@@ -36,10 +36,8 @@ struct Side {
   static constexpr int STEPS = (PANELS + WN - 1) / WN;
 };
 
-// Instructions that flush subnormals: half as many, and 1 + e is the same.
 DEVICE float silu_mul(float gate, float up) {
-  const float e = exp2_fast(gate * -1.4426950408889634f);
-  return __fmul_rn(__fmul_rn(gate, reciprocal_fast(1.0f + e)), up);
+  return __fmul_rn(__fdividef(gate, 1.0f + __expf(-gate)), up);
 }
 DEVICE float scaled(float dot, float scale2) { return __fmul_rn(dot, scale2 * REST); }
 
@@ -93,15 +91,14 @@ DEVICE void fragments(const Raw& raw, int m16, u32 (&a)[4][4]) {
 #endif
 }
 
-// The places 0…K1-1 of a token's experts in ascending order of index. Returns where this thread's
-// stands, if it has one.
-DEVICE int sort_experts(const int* ids, int* order) {
-  if (threadIdx.x >= K1) return K1;
-  const int id = ids[threadIdx.x];
-  int rank = 0;
-  for (int j = 0; j < K1; ++j) rank += ids[j] < id || (ids[j] == id && j < (int)threadIdx.x);
-  order[rank] = threadIdx.x;
-  return rank;
+// The places 0…K1-1 of a token's experts in ascending order of index.
+DEVICE void sort_experts(const int* ids, int* order) {
+  if (threadIdx.x < K1) {
+    const int id = ids[threadIdx.x];
+    int rank = 0;
+    for (int j = 0; j < K1; ++j) rank += ids[j] < id || (ids[j] == id && j < (int)threadIdx.x);
+    order[rank] = threadIdx.x;
+  }
 }
 
 // What a thread adds at once: so many columns of a part, 16 bytes.
@@ -121,17 +118,14 @@ extern "C" __global__ void __launch_bounds__(256)
     moe_combine(const int* ids, const float* weights, const Part* parts, u32* y CHUNK_ARG) {
   constexpr int EACH = 16 / sizeof(Part);
   __shared__ int order[K1];
-  __shared__ float shares[K1];
   ids += (u64)chunk_start * K1, weights += (u64)chunk_start * K1;
   y += (u64)chunk_start * (HIDDEN / 2);
   const u64 pair = (u64)blockIdx.x * K1;
-  const float own = threadIdx.x < K1 ? weights[pair + threadIdx.x] : 0.0f;
-  const int place = sort_experts(ids + pair, order);
-  if (threadIdx.x < K1) shares[place] = own;
+  sort_experts(ids + pair, order);
   __syncthreads();
   float share[K1];
 #pragma unroll
-  for (int j = 0; j < K1; ++j) share[j] = shares[j];
+  for (int j = 0; j < K1; ++j) share[j] = weights[pair + order[j]];
   wait_for_previous();
   launch_dependents();
   for (int i = threadIdx.x * EACH; i < HIDDEN; i += blockDim.x * EACH) {

@@ -2,9 +2,8 @@
 // tokens, and the activations with k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
-// count), those of most tokens first: then blocks that take every so-many-th end together. Where
-// in its tile a pair stands, and a tile among its equals, depends on a race of atomics; no result
-// does, since a token's column of a product does not depend on its neighbours.
+// count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
+// token's column of a product does not depend on its neighbours.
 #pragma once
 #include "moe/moe_common.cuh"
 
@@ -21,44 +20,9 @@ DEVICE void for_pairs(int pairs, const Each& each) {
   for (int i = from + threadIdx.x; i < end; i += SORT_THREADS) each(i);
 }
 
-DEVICE int eights(int tokens) { return (tokens + 7) / 8; }
-
-// Calls `what(expert, first, n, size)` for n tiles of `size` tokens, the first-th of the expert's
-// and the following: all but its last, then that. They are of nearly equal size.
-template <class What>
-DEVICE void for_tiles(const int* all, const What& what) {
-  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
-    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M;
-    if (n == 0) continue;
-    const int size = eights((all[e] + n - 1) / n) * 8;
-    if (n > 1) what(e, 0, n - 1, size);
-    what(e, (n - 1) * size, 1, all[e] - (n - 1) * size);
-  }
-}
-
-// One block: the tiles of experts that have `all` pairs each, from `first` on.
-DEVICE void cut_tiles(const int* first, const int* all, int4* tiles) {
-  constexpr int SIZES = BLOCK_M / 8;
-  __shared__ int next[SIZES];
-  if (threadIdx.x < SIZES) next[threadIdx.x] = 0;
-  __syncthreads();
-  for_tiles(all, [&](int, int, int n, int size) { atomicAdd(next + SIZES - eights(size), n); });
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int before = 1;
-    for (int i = 0; i < SIZES; ++i) before += next[i], next[i] = before - next[i];
-    tiles[0].x = before - 1;
-  }
-  __syncthreads();
-  for_tiles(all, [&](int e, int from, int n, int size) {
-    const int at = atomicAdd(next + SIZES - eights(size), n);
-    for (int i = 0; i < n; ++i) tiles[at + i] = make_int4(e, first[e] + from + i * size, size, 0);
-  });
-}
-
 // The first SORT_BLOCKS blocks, a cluster. `ranks`: a pair's place among its expert's of its block.
 DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* tiles) {
-  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS];
+  __shared__ int count[EXPERTS], all[EXPERTS], begin[EXPERTS], tile[EXPERTS];
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
   for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
@@ -73,60 +37,57 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
     all[e] = sum, begin[e] = before;
   }
   cluster_meet();          // nobody reads here any more
-  if (threadIdx.x < 32) {  // sums of pairs before each expert
+  if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;
-    int own = 0;
-    for (int e = from; e < min(from + EACH, EXPERTS); ++e) own += all[e];
-    int before = own;
+    int own = 0, cut = 0;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e)
+      own += all[e], cut += (all[e] + BLOCK_M - 1) / BLOCK_M;
+    int before = own, tiles_before = cut;
     for (int d = 1; d < 32; d *= 2) {
-      const int a = __shfl_up_sync(~0u, before, d);
-      if (threadIdx.x >= d) before += a;
+      const int a = __shfl_up_sync(~0u, before, d), b = __shfl_up_sync(~0u, tiles_before, d);
+      if (threadIdx.x >= d) before += a, tiles_before += b;
     }
-    before -= own;
-    for (int e = from; e < min(from + EACH, EXPERTS); ++e) count[e] = before, before += all[e];
+    if (threadIdx.x == 31 && blockIdx.x == 0) tiles[0].x = tiles_before;
+    before -= own, tiles_before -= cut;
+    for (int e = from; e < min(from + EACH, EXPERTS); ++e) {
+      count[e] = before, tile[e] = tiles_before;
+      before += all[e], tiles_before += (all[e] + BLOCK_M - 1) / BLOCK_M;
+    }
   }
   __syncthreads();
   for_pairs(pairs, [&](int i) {
     const int e = __ldcg(ids + i);
     order[count[e] + begin[e] + ranks[i]] = i;
   });
-  if (blockIdx.x == 0) cut_tiles(count, all, tiles);
+  if (blockIdx.x) return;
+  for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {  // tiles of nearly equal size
+    const int n = (all[e] + BLOCK_M - 1) / BLOCK_M,
+              size = n ? ((all[e] + n - 1) / n + 7) / 8 * 8 : 0;
+    for (int i = 0; i < n; ++i)
+      tiles[1 + tile[e] + i] = make_int4(e, count[e] + i * size, min(size, all[e] - i * size), 0);
+  }
 }
 
-// The transpose of four words by four lanes, `stride` and 2 · `stride` apart; `mine`: which one.
-DEVICE void transpose_words(uint4& v, int mine, int stride) {
-  const auto swap = [](bool high, u32& a, u32& b, int apart) {
-    const u32 got = __shfl_xor_sync(~0u, high ? a : b, apart);
-    (high ? a : b) = got;
-  };
-  swap(mine & 1, v.x, v.y, stride), swap(mine & 1, v.z, v.w, stride);
-  swap(mine & 2, v.x, v.z, 2 * stride), swap(mine & 2, v.y, v.w, 2 * stride);
-}
-
-// 16 bytes a lane: eight k, the h-th half of the t-th 16 of a k-slab. Chunk q of 16 bytes of the
-// result holds the q-th pairs of the four halves h.
+// Half a k-slab a thread, the h-th eight of each 16 k: chunk q of 16 bytes holds their q-th pairs.
 DEVICE void reorder_rows(const u8* x, u8* out, int tokens) {
-  constexpr int CHUNKS = Side<true>::SLABS * 8;
-  const i64 all = (i64)tokens * CHUNKS, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
-  const int lane = lane_id(), t = lane >> 1 & 3, h = lane & 1;
-  i64 first = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x - lane;  // the warp's
-  for (; first < all; first += TOGETHER * step) {
-    uint4 v[TOGETHER];
+  constexpr int HALVES = Side<true>::SLABS * 2;
+  const i64 all = (i64)tokens * HALVES, step = (i64)(gridDim.x - SORT_BLOCKS) * SORT_THREADS;
+  for (i64 i = (i64)(blockIdx.x - SORT_BLOCKS) * SORT_THREADS + threadIdx.x; i < all; i += step) {
+    const int half = (int)(i % HALVES);
+    const int k = half / 2 * 64 + half % 2 * 8;
+    const u8* from = x + ((i / HALVES) * HIDDEN + k) * 2;
+    uint4 v[4];
 #pragma unroll
-    for (int u = 0; u < TOGETHER; ++u) {
-      const i64 i = first + u * step + lane;
-      const int k = (int)(i % CHUNKS) * 8;
-      v[u] = make_uint4(0, 0, 0, 0);
-      if (i < all && (HIDDEN % 64 == 0 || k < HIDDEN))
-        v[u] = __ldcg((const uint4*)(x + (i / CHUNKS * HIDDEN + k) * 2));
+    for (int t = 0; t < 4; ++t) {
+      v[t] = make_uint4(0, 0, 0, 0);
+      if (HIDDEN % 64 == 0 || k + t * 16 < HIDDEN) v[t] = __ldcg((const uint4*)from + 2 * t);
     }
-#pragma unroll
-    for (int u = 0; u < TOGETHER; ++u) {
-      transpose_words(v[u], t, 2);
-      const i64 i = first + u * step + lane;
-      if (i < all) ((uint4*)out)[i - (lane & 7) + h * 4 + t] = v[u];
-    }
+    uint4* to = (uint4*)(out + i * 64);
+    to[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+    to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+    to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+    to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
   }
 }
 

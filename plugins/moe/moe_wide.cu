@@ -2,14 +2,15 @@
 //
 // Four launches: moe_sort cuts the pairs (token, expert) into tiles of up to BLOCK_M tokens of one
 // expert; wide_up and wide_down multiply; moe_combine adds a token's experts in ascending index.
+// With BLOCK_M 64 weights and the order of every sum are moe_grouped.cu's, hence the bits; with 128
+// all of k is one sum, and parts are bf16.
 // Work: a tile of tokens (wgmma's N, 8 … BLOCK_M; 128-byte swizzle in shared memory) times four
 // panels of 64 weight rows (wgmma's M, dequantised to registers). Persistent blocks: four ping-pong
 // consumer warpgroups, a panel each, and a producer warpgroup that fills a ring: weights and `h` by
 // TMA bulk copies, gathered rows of x by cp.async, each followed by an async proxy fence of the
 // thread that copied. `h` is written in the order in which its tiles are read.
-// BLOCK_M 64: sums and bits of moe_grouped.cu. 128: half as much to dequantise; one sum (UP_WK,
-// DOWN_WK 1), PARTS_BF16. 256 experts, top 8, H200: 188 / 398 / 1446 us with 64, 211 / 323 / 1056
-// with 128 at 512 / 2048 / 8192 tokens; floors 106 / 147 / 587 (benchmarks/log/moe_wide.md).
+// 256 experts, top 8, H200: 257 / 418 / 1459 us at 1024 / 2048 / 8192 tokens by tiles of 64, 253 /
+// 343 / 1022 by 128; floors 106 / 147 / 587 (benchmarks/log/moe_wide.md).
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH (stages).
 #include "moe/moe_sort.cuh"
 #include "common/wgmma.cuh"
@@ -103,10 +104,8 @@ DEVICE void produce_all(const Ring& r, const Tokens& x, const int4* tiles, const
   const u64 policy = evict_first_policy();
   PipelineState here, behind;  // the stage that is filled, the one that is announced next
   int done = 0;
-  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int4 tile = UP ? tiles[1 + item / Wide<UP>::BLOCKS] : next;
-    if (!UP) next = tiles[1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS];
+    const int4 tile = tiles[1 + item / Wide<UP>::BLOCKS];
     const int panel = item % Wide<UP>::BLOCKS * 4 + (thread >> 5);
     const u64 at = (u64)tile.x * S::PANELS + panel;
     u32 from[ROUNDS];  // bytes; x is below 4 GiB
@@ -165,54 +164,42 @@ struct TileWork {
   }
 };
 
-// The columns of a panel, an m16 tile a warp: a lane has rows g and g + 8, columns 2t and 2t + 1 of
-// each eight. bf16 leaves by pairs of rows, transposed in registers: column g, rows 2t and 2t + 1.
-template <int N>
-DEVICE void write_up(const TileWork& work, const float (&sums)[N / 8][4]) {
-  const int g = (work.thread & 31) >> 2, t = work.thread & 3, m16 = work.m16();
-  const int count = work.tile.z, slab = work.panel >> 1;
-  constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
-  if (slab >= Side<false>::SLABS) return;
-  const bool there = WHOLE || work.panel * 32 + m16 * 8 + 2 * t < INNER;
-  const int chunk = (m16 & 1) * 4 + t, place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4;
-  u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128 +
-                g * 128 + ((chunk ^ g) << 4) + place;
-#pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-    const float (&v)[4] = sums[j];
+// Four values of an m16 tile: rows g and g + 8, columns 2t and 2t + 1. bf16 goes out by pairs of
+// rows, transposed in registers: then a lane has column g, rows 2t and 2t + 1.
+template <bool UP>
+DEVICE void write(const TileWork& work, const float (&v)[4], int column) {
+  const int g = (work.thread & 31) >> 2, t = work.thread & 3;
+  const int m16 = work.m16(), count = work.tile.z;
+  if (UP) {
+    const int row = work.panel * 32 + m16 * 8 + 2 * t, slab = work.panel >> 1, c = column + g;
+    constexpr bool WHOLE = INNER % 64 == 0;  // no rows of padding within a k-slab
+    if (slab >= Side<false>::SLABS) return;
     const float first = silu_mul(scaled(v[0], work.a), scaled(v[2], work.b));
     const float second = silu_mul(scaled(v[1], work.a), scaled(v[3], work.b));
     const u32 pair = transpose_matrix<true>(pack_bf16(first, second));
-    if (j * 8 + g < count) *(u32*)(h + j * 1024) = there ? pair : 0;
+    u8* const h = (u8*)work.to + (u64)work.tile.y * Wide<false>::ROW + (u64)slab * count * 128;
+    const int chunk = (m16 & 1) * 4 + t, place = ((work.panel & 1) * 2 + (m16 >> 1)) * 4;
+    if (c < count)
+      *(u32*)(h + c * 128 + ((chunk ^ g) << 4) + place) = WHOLE || row < INNER ? pair : 0;
+    return;
   }
-}
-
-template <int N>
-DEVICE void write_down(const TileWork& work, const float (&sums)[N / 8][4]) {
-  const int g = (work.thread & 31) >> 2, t = work.thread & 3, count = work.tile.z;
-  const int row = work.panel * 64 + work.m16() * 16;
+  const int row = work.panel * 64 + m16 * 16;
   constexpr bool WHOLE = HIDDEN % 256 == 0;  // no rows of padding in a block of four panels
   if (!WHOLE && row >= HIDDEN) return;
 #ifdef PARTS_BF16
-  u8* const to = (u8*)work.to + (row + 2 * t) * 2;
-#pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-    const float (&v)[4] = sums[j];
-    const u32 low = transpose_matrix<true>(pack_bf16(scaled(v[0], work.a), scaled(v[1], work.a)));
-    const u32 high = transpose_matrix<true>(pack_bf16(scaled(v[2], work.b), scaled(v[3], work.b)));
-    if (j * 8 + g >= count) continue;
-    u32* const y = (u32*)(to + (u64)(u32)work.pair[j * 8 + g] * (HIDDEN * 2));
-    y[0] = low, y[4] = high;
-  }
+  const u32 low = transpose_matrix<true>(pack_bf16(scaled(v[0], work.a), scaled(v[1], work.a)));
+  const u32 high = transpose_matrix<true>(pack_bf16(scaled(v[2], work.b), scaled(v[3], work.b)));
+  if (column + g >= count) return;
+  u32* y = (u32*)work.to + ((u64)work.pair[column + g] * HIDDEN + row) / 2 + t;
+  y[0] = low, y[4] = high;
 #else
-  float* const to = (float*)work.to + row + g;
 #pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    const int column = i / 2 * 8 + 2 * t + i % 2;
-    if (column >= count) continue;
-    float* const y = to + (u64)(u32)work.pair[column] * HIDDEN;
-    y[0] = scaled(sums[i / 2][i % 2], work.a);
-    if (WHOLE || row + g + 8 < HIDDEN) y[8] = scaled(sums[i / 2][2 + i % 2], work.b);
+  for (int i = 0; i < 2; ++i) {
+    const int c = column + 2 * t + i;
+    if (c >= count) continue;
+    float* y = (float*)work.to + (u64)work.pair[c] * HIDDEN + row + g;
+    y[0] = scaled(v[i], work.a);
+    if (WHOLE || row + g + 8 < HIDDEN) y[8] = scaled(v[2 + i], work.b);
   }
 #endif
 }
@@ -259,8 +246,8 @@ DEVICE void consume_tile(const Ring& r, PipelineState& here, const TileWork& wor
   TileWork late = work;
   late.thread = forget(threadIdx.x);  // or what is computed of it is held all along
   late.panel = work.item % Wide<UP>::BLOCKS * 4 + (late.thread >> 7);
-  if constexpr (UP) write_up<N>(late, sums);
-  else write_down<N>(late, sums);
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) write<UP>(late, sums[j], j * 8);
 }
 
 // In as many columns as the tile needs, to the next eight.
@@ -283,21 +270,18 @@ DEVICE void consume_all(const Ring& r, const int4* tiles, const int* order, Ahea
   const int items = tiles[0].x * Wide<UP>::BLOCKS;
   PipelineState here;
   int turn = 0;
-  int4 next = tiles[1 + min((int)blockIdx.x, items - 1) / Wide<UP>::BLOCKS];
   for (int item = blockIdx.x; item < items; item += gridDim.x, turn ^= 1) {
     TileWork work;
     work.thread = forget(threadIdx.x);  // or all that depends on it is held all along
     const int own = work.thread >> 7, column = work.thread & 127;
     Ahead& mine = ahead[own];
-    work.tile = UP && item != blockIdx.x ? mine.tile[turn] : next;
+    work.tile = item == blockIdx.x ? tiles[1 + item / Wide<UP>::BLOCKS] : mine.tile[turn];
     work.item = item, work.panel = item % Wide<UP>::BLOCKS * 4 + own, work.to = to;
     work.load_factors<UP>(scale2);
-    const int4* const then = tiles + 1 + min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
-    if (UP && column == 0) copy_async(mine.tile + (turn ^ 1), then);
-    if (!UP) next = *then;  // up has no registers to hold it
-    if (!UP && column < work.tile.z)
-      copy_async4(mine.pair[turn] + column, order + work.tile.y + column);
+    const int next = min(item + (int)gridDim.x, items - 1) / Wide<UP>::BLOCKS;
+    if (column == 0) copy_async(mine.tile + (turn ^ 1), tiles + 1 + next);
     commit_copies();
+    if (!UP && column < work.tile.z) mine.pair[turn][column] = order[work.tile.y + column];
     work.pair = mine.pair[turn];
     consume_width<UP, BLOCK_M>(r, here, work);
   }

@@ -45,9 +45,8 @@ LENGTHS = (
     5000,
 )
 B16, F8 = DType.BF16, DType.F8E4M3
-# Bytes: of paged_prefill two registers on sm_121a over bf16; of paged_pairs, where parts meet, what
-# is used before and after the loop over tiles.
-SPARED = {"paged_prefill": 16, "paged_pairs": 128}
+# Bytes: of paged_prefill on sm_121a over bf16 two registers, of paged_pairs' producer one.
+SPARED = {"paged_prefill": 16, "paged_pairs": 16}
 SERVED = {"27B": (24, 4), "35B": (16, 2), "two": (2, 1), "three": (6, 2), "alone": (2, 2)}
 
 
@@ -92,7 +91,7 @@ def test_kernels_take_what_a_target_has(target: Target, kv: DType, model: str, c
         found = plans(launch, target)
         shapes = {n.tactic.name.split("_")[-1]: n for n in found}  # one of each number of warps
         warps = ("8", "12", "6", "3") if target.large_shared else ("4",)
-        prefill = ("tiles", "pairs", "2", "4", "8", "16") if target.wgmma else ("tiles",)
+        prefill = ("tiles", "pairs") if target.wgmma else ("tiles",)
         assert tuple(shapes) == (warps if launch.tile == 1 else prefill)
         for work in shapes.values():
             jobs = nvrtc.jobs_of([(work.tactic.source, work.plan)])
@@ -173,7 +172,7 @@ class TestOnGpu:
         spans = {1: (8127, 64, 64), 0: (4096, 64, 3), 2: (511, 64)}
         check_all(bench, tiles(spans, kv, 4, 2))
 
-    @pytest.mark.parametrize("tactic", range(6))
+    @pytest.mark.parametrize("tactic", [0, 1])
     def test_odd_splits_of_a_prompt_agree(
         self, bench: cuda_node.Bench, kv: DType, tactic: int
     ) -> None:
