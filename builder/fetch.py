@@ -106,8 +106,12 @@ def _wanted(info: Any) -> tuple[_File, ...]:
 
 
 def _listed(hub: Any, want: dict[str, Any]) -> list[Any]:
-    """What a download would do, file by file."""
-    rows: list[Any] = hub.snapshot_download(**want, dry_run=True)
+    """What a download would do, file by file, without a bar of its own."""
+    hub.utils.disable_progress_bars()
+    try:
+        rows: list[Any] = hub.snapshot_download(**want, dry_run=True)
+    finally:
+        hub.utils.enable_progress_bars()
     return rows
 
 
