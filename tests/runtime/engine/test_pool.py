@@ -45,6 +45,11 @@ def test_check_finds_leaks_and_double_holders() -> None:
         pool.check([a])
     with pytest.raises(InternalError, match="held twice"):
         pool.check([a, b, b])
+    pool.share([a])
+    pool.check([a, a, b])
+    with pytest.raises(InternalError, match="a leak"):
+        pool.check([a, b])  # one of those who use it has gone without giving it back
+    pool.give([a])
     pool.give([b])
     with pytest.raises(InternalError, match="held twice, or held and free"):
         pool.check([a, b])
