@@ -28,7 +28,8 @@ class Connections:
     seconds over the head of a request, nor over its body.
 
     Where there is no room for another, the one that has been silent for longest gives way, if
-    its client owes us a request. A connection whose request is being answered never does.
+    its client owes us a request: one that was answered before only where there is no other. A
+    connection whose request is being answered never does.
     """
 
     def __init__(self, most: int, read_s: float) -> None:
@@ -42,7 +43,8 @@ class Connections:
         if len(self.inside) >= self.most:
             if not self.waiting:
                 return False
-            next(iter(self.waiting)).leave()
+            strangers = (c for c in self.waiting if not c.answered)
+            next(strangers, next(iter(self.waiting))).leave()
         self.inside.add(connection)
         self.wait(connection)
         return True
@@ -69,7 +71,7 @@ class Connection(H11Protocol):
         super().__init__(**given)
         self._connections = connections
         self._state: Any = None  # the client's, by h11
-        self._answered = False
+        self.answered = False  # once at least
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -89,7 +91,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """An answer is out: the next request may come, for which uvicorn keeps the time."""
         super().on_response_complete()
-        self._answered = True
+        self.answered = True
         if self in self._connections.inside and self.conn.their_state in WAITING:
             self._connections.wait(self)
             if self.conn.their_state is h11.SEND_BODY:  # the next request came with the last one
@@ -121,7 +123,7 @@ class Connection(H11Protocol):
         self._state = state
 
     def _on_timeout(self) -> None:
-        if self._answered and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+        if self.answered and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.leave()  # nothing was begun: an answer would be taken for that of the next request
             return
         part = "head" if self.conn.their_state is h11.IDLE else "body"

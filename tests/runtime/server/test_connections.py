@@ -192,6 +192,18 @@ def test_the_longest_silent_gives_way() -> None:
     Server(4).run(use)
 
 
+def test_a_client_between_two_requests_gives_way_last() -> None:
+    async def use(server: Server) -> None:
+        reader, writer = await server.open(GET)
+        await answer(reader)
+        silent = [await server.open(b"") for _ in range(5)]
+        writer.write(GET)
+        assert b"HTTP/1.1 200 " in await answer(reader)
+        assert await _end(silent[0][0]) == b"", "the first of the silent has left"
+
+    Server(2).run(use)
+
+
 def test_what_is_being_answered_never_gives_way() -> None:
     async def use(server: Server) -> None:
         busy = [await server.open(SLOW) for _ in range(4)]
