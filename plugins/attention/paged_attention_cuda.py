@@ -78,11 +78,11 @@ def plan_prefill(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return behind_append(attrs, specs, target, attend)
 
 
-def plan_pairs(attrs: Attrs, specs: Specs, target: Target, ahead: int = 1) -> Plan:
+def plan_pairs(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """`paged_append` over tokens, then `paged_pairs` over rows and pairs of heads."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     held, most, rest = HELD[s.storage is DType.U8]
-    numbers = {"HELD": held, "MOST": most, "REST": rest, "AHEAD": ahead}
+    numbers = {"HELD": held, "MOST": most, "REST": rest}
     attend = Launch(
         "paged_pairs",
         (rows, s.heads // PAIR, 1),

@@ -9,8 +9,7 @@
 // on where its tile of queries begins.
 // Figures: 35B, e4m3, 4,096 tokens behind 61k, H200: 7.4 ms, 574 TFLOP/s (log/paged_pairs.md).
 // Macros besides those of paged_kv.cuh: HELD (of a query's 16 pieces of 16 dimensions, those in
-// registers), MOST, REST (registers of a consumer's and a producer's thread), AHEAD (0: a tile's
-// values come before the next one's keys).
+// registers), MOST, REST (registers of a consumer's and a producer's thread).
 #include "attention/paged_rings.cuh"
 
 // --- Consumers -------------------------------------------------------------------------------
@@ -121,27 +120,15 @@ DEVICE void settle(Consumer& x) {
 // From tile - 1, whose weights are ready, to tile.
 template <bool MASKED>
 DEVICE void advance(Consumer& x, int tile) {
-  if (AHEAD) {
-    ask_scores(x, tile);
-    ask_sums(x, tile - 1);
-    wgmma_wait<1>();
-    keep_order(x.s);
-    release(x, 0, tile);
-    soften<MASKED>(x, tile);
-    wgmma_wait<0>();
-    keep_order(x.o);
-    release(x, 1, tile - 1);
-  } else {
-    ask_sums(x, tile - 1);
-    ask_scores(x, tile);
-    wgmma_wait<1>();
-    release(x, 1, tile - 1);
-    wgmma_wait<0>();
-    keep_order(x.s);
-    keep_order(x.o);
-    release(x, 0, tile);
-    soften<MASKED>(x, tile);
-  }
+  ask_scores(x, tile);
+  ask_sums(x, tile - 1);
+  wgmma_wait<1>();
+  keep_order(x.s);
+  release(x, 0, tile);
+  soften<MASKED>(x, tile);
+  wgmma_wait<0>();
+  keep_order(x.o);
+  release(x, 1, tile - 1);
   settle(x);
 }
 

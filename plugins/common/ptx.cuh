@@ -106,12 +106,6 @@ DEVICE void copy_async(Address to, const void* from, u32 bytes = 16) {
                "r"(bytes)
                : "memory");
 }
-// Four bytes, at any multiple of four.
-template <class Address>
-DEVICE void copy_async4(Address to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
-               : "memory");
-}
 // 16 bytes that do not stay in L2. `to` must differ by lane through all sums that make it: of a sum
 // with a uniform register ptxas 13.0 makes an illegal instruction.
 template <class Address>
