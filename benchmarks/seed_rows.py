@@ -188,7 +188,8 @@ ROWS = (
     SeedRow(35, "the host's parts of a step (also `spark-run --profile FILE`)", STEPS, _split),
     SeedRow(
         36, "an md5 of greedy outputs for each engine and bucket, in its manifest",
-        command="spark-check ENGINE --level record", held="made by every build, held by tests",
+        command="spark-check ENGINE --level record",
+        held="of every bucket on a GPU, of the least two on a CPU without `--record`; held by tests",
     ),
     SeedRow(37, "how often a plain build parts from itself", REPEAT, _parted),
     SeedRow(42, "a step of 8 rows <= 1.10 times one of 4", STEPS, _four_and_eight),
