@@ -189,7 +189,7 @@ ROWS = (
     SeedRow(
         36, "an md5 of greedy outputs for each engine and bucket, in its manifest",
         command="spark-check ENGINE --level record",
-        held="of every bucket on a GPU, of the least two on a CPU without `--record`; held by tests",
+        held="of every bucket on a GPU, of the least two on a CPU but with `--record`; by tests",
     ),
     SeedRow(37, "how often a plain build parts from itself", REPEAT, _parted),
     SeedRow(42, "a step of 8 rows <= 1.10 times one of 4", STEPS, _four_and_eight),
