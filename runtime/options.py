@@ -16,7 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
-from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
+from spark_engine.runtime.option import CHATS, MANY, ONE, SERVING, Group, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.server import ServerOptions
 
@@ -37,10 +37,11 @@ ANSWER = (
     Option(
         "--no-thinking",
         Group.ANSWER,
-        "With --chat: answer without thinking first.",
+        "Answer a chat without thinking first.",
         bool,
-        modes=frozenset({Mode.CHAT}),
+        modes=CHATS,
     ),
+    Option("--system", Group.ANSWER, "Begin a chat with this system message.", modes=CHATS),
     Option(
         "--max-tokens",
         Group.ANSWER,
@@ -105,9 +106,10 @@ ANSWER = (
         "Report log-probabilities and the top K (with --json).",
         int,
         metavar="K",
+        modes=ONE,
         needs=("--json", "which prints them"),
     ),
-    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
+    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool, modes=ONE),
 )
 ENGINE = (
     Option(
@@ -157,14 +159,14 @@ ENGINE = (
         "GiB of the prefix cache, pages and states; by default from the memory that is free.",
         float,
         metavar="G",
-        modes=SERVING,
+        modes=MANY,
     ),
     Option(
         "--no-cache",
         Group.ENGINE,
         "Compute every prompt from its beginning.",
         bool,
-        modes=SERVING,
+        modes=MANY,
     ),
 )
 SERVER = (
@@ -258,7 +260,17 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 def body(values: Mapping[str, Any]) -> Body:
     """What one answer is asked for, as a request of the server would say it."""
-    return fill(Body, OPTIONS, values)
+    return Body(**settings(values))
+
+
+def settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that were given, and their values."""
+    made = {}
+    for row in OPTIONS:
+        if row.fills is not None and row.fills[0] is Body and row.said(values[row.name]):
+            value = values[row.name]
+            made[row.fills[1]] = value if row.turn is None else row.turn(value)
+    return made
 
 
 def _cache_bytes(gib: float | None, none: bool) -> int | None:

@@ -104,7 +104,7 @@ WRONG = [
     (("--prompt-ids", "1", "--temperature", "-1"), "temperature is -1.0"),
     (("--prompt-ids", "1", "--max-tokens", "0"), "max_tokens is 0"),
     (("--prompt-ids", "1", "--json", "--logprobs", "21"), "21"),
-    (("--prompt", "a", "--serve"), "exactly one"),
+    (("--prompt", "a", "--serve"), "only one of"),
     (("--serve", "--top-p", "0.5"), "--top-p does nothing with --serve"),
     (("--serve", "--stop", "x"), "--stop does nothing with --serve"),
     (("--serve", "--json"), "--json does nothing with --serve"),
@@ -124,13 +124,16 @@ WRONG = [
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
     (("--serve", "--cache-gib", "1", "--no-cache"), "contradict each other"),
-    (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing without --serve"),
-    (("--prompt", "a", "--no-cache"), "--no-cache does nothing without --serve"),
+    (
+        ("--prompt", "a", "--cache-gib", "1"),
+        "--cache-gib does nothing with --prompt",
+    ),
+    (("--prompt", "a", "--no-cache"), "--no-cache does nothing with --prompt"),
     (("--prompt", "a", "--policy", "latency"), "--policy does nothing without --serve"),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
-    ((), "exactly one"),
+    ((), "standard input is empty"),
 ]
 
 
