@@ -31,9 +31,11 @@ from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
+RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
 # Each target's executor, by the module of the builder that has its build half.
 TARGETS = {
     CPU: "executors.ort",
+    RTX: "executors.trt",
     **dict.fromkeys(kernel.TARGETS, "native.backend"),
 }
 KV_DTYPES = ("f32", "bf16", "fp8")
@@ -221,6 +223,8 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
         if gpu and activation is not DType.BF16:
             raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
+    if options.target == RTX and kv is DType.F8E4M3:
+        kv = DType.BF16  # its parser takes no pages of bytes
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)
