@@ -233,7 +233,7 @@ def error_response(problem: Exception) -> tuple[int, Json]:
         param, code = getattr(problem, "param", None), getattr(problem, "code", None)
         return status, error(words, "invalid_request_error", param, code)
     if isinstance(problem, Busy):
-        return 503, error(words, "service_unavailable", code="queue_full")
+        return 503, error(words, "service_unavailable", code=problem.code)
     if isinstance(problem, TimedOut):
         return 504, error(words, "timeout", code="timeout")
     if isinstance(problem, HTTPException):
