@@ -63,8 +63,8 @@ def _sequence(seq: Sequence) -> Row:
     params = seq.request.params
     return {
         "id": seq.id,
-        "status": seq.status.name,
-        "finish": seq.finish and seq.finish.name,
+        "status": seq.status.value,
+        "finish": seq.finish and seq.finish.value,
         "slot": seq.slot,
         "pages": len(seq.pages),
         "prompt_tokens": seq.prompt_len,
