@@ -24,7 +24,7 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import BALANCED, Pace, PrefillPolicy
 from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.profile import finish
-from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.server import ServerOptions, run
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
