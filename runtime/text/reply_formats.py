@@ -93,6 +93,8 @@ def _taught(template: str) -> str:
 # What the XML form is made of; text, never tokens of their own.
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+# Written behind a call that is closed already; the last is of an older form.
+STRAY = (END_FUNCTION, END_PARAMETER, "</function_invocation>")
 
 
 def marks() -> frozenset[str]:
