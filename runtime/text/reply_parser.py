@@ -75,8 +75,7 @@ class ReplyParser:
         """Calls so far whose name is known."""
         return self._calls.count if self._calls is not None else 0
 
-    @property
-    def done(self) -> bool:
+    def has_ended(self) -> bool:
         """Nothing that follows is part of the answer: it need not be generated."""
         return self._state is State.DONE
 
