@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+
 def extra(name: str) -> str:
     """How to install what an extra of the package has."""
     return f"pip install 'spark-engine[{name}]'"

@@ -26,7 +26,7 @@ from spark_engine.builder.executors.backend import Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.executors.ort import OrtBackend, encode, predicted_seconds
 from spark_engine.builder.graph.family import FamilyGraph
-from spark_engine.builder.graph.nodes import Ops, spec_of
+from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.errors import GraphError, OptionError
