@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -48,7 +49,15 @@ class Busy(CapacityError):
     """The queue is full; come back later."""
 
 
-Answer = list[Event] | Busy | EngineDied  # a request's events of one step, in their order
+class Begun(NamedTuple):
+    """The engine began with a request, or went on with it, at `at` of `time.monotonic`."""
+
+    request_id: int
+    at: float
+
+
+# a request's events of one step, in their order, or what happened to it instead
+Answer = list[Event] | Begun | Busy | EngineDied
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -210,6 +219,8 @@ class EngineClient:
         if report.stats.steps != self.stats.steps or report.events:
             self._last_progress = self._last_report
         self.stats = report.stats
+        for number, at in report.begun:
+            self._deliver(number, Begun(number, at), last=False)
         rounds: dict[int, list[Event]] = {}
         for event in report.events:
             rounds.setdefault(event.request_id, []).append(event)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.engine.trace import REQUESTS
-from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
+from spark_engine.runtime.server.client import Answer, Begun, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
 from spark_engine.runtime.text.text_stream import Piece, TextStream
@@ -53,7 +54,8 @@ class Generation:
         self._trace, self._start = client.trace, client.trace.now()
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
-        self._watches = [Stopwatch(metrics) for _ in choices]
+        self._metrics = metrics
+        self._watches = [Stopwatch(metrics, len(c.request.prompt)) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
         metrics.accepted(sum(len(c.request.prompt) for c in choices))
 
@@ -67,6 +69,9 @@ class Generation:
                 answer = await self._next()
                 if isinstance(answer, Exception):
                     raise answer
+                if isinstance(answer, Begun):
+                    self._begin(answer)
+                    continue
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
                     raise GenerationFailed(last.message or "the engine gave the request up")
@@ -88,6 +93,11 @@ class Generation:
         """Cancels what has not finished. May be called twice."""
         self._end("cancelled")
 
+    def _begin(self, begun: Begun) -> None:
+        index = self._open.get(begun.request_id)
+        if index is not None and self._watches[index].begun is None:
+            self._watches[index].begun = begun.at
+
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
             self._watches[index].tokens(len(piece.tokens))
@@ -102,12 +112,24 @@ class Generation:
         del self._open[number]
         if not ended:
             self._client.cancel(number)
+        if not self._open:
+            self._sum_up()
 
     def _end(self, reason: str) -> None:
         for number, index in self._open.items():
             self._client.cancel(number)
             self._watches[index].end(reason)
-        self._open = {}
+        if self._open:
+            self._open = {}
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Everything has ended: what is counted by prompt, whose choices follow each other."""
+        pairs = zip(self._choices, self._watches, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: id(pair[0].request.prompt)):
+            rows = list(group)
+            asked = rows[0][0].request.params.max_tokens
+            self._metrics.answered(max(w.count for _, w in rows), len(rows), asked)
 
     async def _next(self) -> Answer:
         if self._deadline.timeout_s is None:  # a timeout costs as much as the rest of an event

@@ -16,7 +16,7 @@ from spark_engine.runtime.engine.request import FinishReason, Request, capacity
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.protocol import (
     MAX_CHOICES,
@@ -108,7 +108,7 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self._tokenizer = tokenizer
         self._template = template
         self._turns = Turns(tokenizer)
@@ -117,6 +117,9 @@ class Service:
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
 
     async def chat(self, data: bytes) -> InFlight:
         """/v1/chat/completions. Raises RequestError, Busy, EngineDied, TimedOut."""

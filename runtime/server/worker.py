@@ -67,6 +67,11 @@ class Steppable(Protocol):
         """Ends every request with ERROR, after `step` raised."""
         ...
 
+    @property
+    def begun(self) -> Sequence[tuple[int, float]]:
+        """Requests that got a slot in the last step, and when (`time.monotonic`)."""
+        ...
+
     def stats(self) -> Mapping[str, Any]:
         """The counters by name."""
         ...
@@ -88,9 +93,12 @@ class Worker:
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
-            events = [] if self._engine.idle else self._step()
-            if events or asked:
-                self._report(events)
+            events: Sequence[Event] = ()
+            begun: Sequence[tuple[int, float]] = ()
+            if not self._engine.idle:
+                events, begun = self._step(), self._engine.begun
+            if events or begun or asked:
+                self._report(events, begun)
 
     def _step(self) -> Sequence[Event]:
         try:
@@ -101,9 +109,9 @@ class Worker:
                 self._report(self._engine.fail(describe_error(error)))
             raise
 
-    def _report(self, events: Sequence[Event]) -> None:
+    def _report(self, events: Sequence[Event], begun: Sequence[tuple[int, float]] = ()) -> None:
         stats = summarise(self._engine.stats())
-        self._send(StepReport(list(events), stats))
+        self._send(StepReport(list(events), stats, list(begun)))
 
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""
