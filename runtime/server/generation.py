@@ -17,6 +17,7 @@ from spark_engine.runtime.engine.trace import REQUESTS
 from spark_engine.runtime.server.client import Answer, Begun, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
+from spark_engine.runtime.server.visits import Work, current
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
@@ -58,6 +59,9 @@ class Generation:
         self._watches = [Stopwatch(metrics, len(c.request.prompt)) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
         metrics.accepted(sum(len(c.request.prompt) for c in choices))
+        self._visit = current()
+        if self._visit is not None:
+            self._visit.charge(sum(len(group[0][0].request.prompt) for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -101,6 +105,8 @@ class Generation:
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
             self._watches[index].tokens(len(piece.tokens))
+            if self._visit is not None:
+                self._visit.charge(len(piece.tokens))
             if index not in self._first:
                 prompt = len(self._choices[index].request.prompt)
                 self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
@@ -123,13 +129,31 @@ class Generation:
             self._open = {}
             self._sum_up()
 
-    def _sum_up(self) -> None:
-        """Everything has ended: what is counted by prompt, whose choices follow each other."""
+    def _by_prompt(self) -> list[list[tuple[Choice, Stopwatch]]]:
+        """The choices of each prompt, which follow each other and share its tokens."""
         pairs = zip(self._choices, self._watches, strict=True)
-        for _, group in groupby(pairs, key=lambda pair: id(pair[0].request.prompt)):
-            rows = list(group)
-            asked = rows[0][0].request.params.max_tokens
-            self._metrics.answered(max(w.count for _, w in rows), len(rows), asked)
+        return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]
+
+    def _sum_up(self) -> None:
+        """Everything has ended: tells what is counted by prompt, and by visit."""
+        groups = self._by_prompt()
+        for group in groups:
+            asked = group[0][0].request.params.max_tokens
+            self._metrics.answered(max(w.count for _, w in group), len(group), asked)
+        if self._visit is None:
+            return
+        watches = self._watches
+        queued = [w.queued for w in watches if w.queued is not None]
+        first = [w.first - w.start for w in watches if w.first is not None]
+        self._visit.work = Work(
+            prompt=sum(group[0][1].prompt for group in groups),
+            cached=sum(group[0][0].stream.cached for group in groups),
+            completion=sum(w.count for w in watches),
+            ends=tuple(w.reason for w in watches),
+            queued=min(queued, default=None),
+            first=min(first, default=None),
+            params=self._choices[0].request.params,
+        )
 
     async def _next(self) -> Answer:
         if self._deadline.timeout_s is None:  # a timeout costs as much as the rest of an event

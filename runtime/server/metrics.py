@@ -91,9 +91,9 @@ class Metrics:
         self._generated.inc(count)
         (self._first if first else self._between).observe(seconds)
 
-    def ended(self, reason: str, watch: Stopwatch) -> None:
+    def ended(self, watch: Stopwatch) -> None:
         """A choice ended."""
-        self._ended[reason].inc()
+        self._ended[watch.reason].inc()
         self._whole.observe(watch.whole)
         self._prompts.observe(watch.prompt)
         self._answers.observe(watch.count)
@@ -185,6 +185,7 @@ class Stopwatch:
         self.begun: float | None = None
         self.first: float | None = None
         self.whole = 0.0  # seconds, once it has ended
+        self.reason = ""  # for which it ended
 
     @property
     def queued(self) -> float | None:
@@ -201,7 +202,8 @@ class Stopwatch:
     def end(self, reason: str) -> None:
         """The choice ended. Boards know a cancelled one as `abort`."""
         self.whole = time.monotonic() - self.start
-        self._metrics.ended("abort" if reason == "cancelled" else reason, self)
+        self.reason = "abort" if reason == "cancelled" else reason
+        self._metrics.ended(self)
 
 
 class _Twice(Collector):

@@ -43,6 +43,7 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 
@@ -129,7 +130,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
         )
         endpoints = Endpoints(service)
-        app = create_app(endpoints, options.api_key)
+        app = create_app(endpoints, Keyring(None, options.api_key))
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)
