@@ -16,12 +16,14 @@ from pathlib import Path
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.state import describe
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
@@ -46,6 +48,7 @@ class EngineOptions:
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
     policy: PrefillPolicy = BALANCED
@@ -58,6 +61,7 @@ class EngineOptions:
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
+    grammars: Grammars | None = None
 
 
 class Engine:
@@ -215,6 +219,12 @@ class Engine:
             **scheduler.reuse.stats(),
             **counted,
         }
+
+    def state(self) -> dict[str, object]:
+        """What the engine is doing, for a dump: plain values without a token. It may be called by
+        another thread while `step` hangs, and fail while it runs."""
+        loop, seqs = self._loop, list(self._live.values())
+        return describe(self.scheduler, loop.plan, loop.launched, seqs) | {"stats": self.stats()}
 
     def check_idle(self) -> None:
         """Raises InternalError unless everything is back where it was at the start, or is kept by

@@ -93,16 +93,22 @@ class Loop:
         self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
         self.begun: list[tuple[int, float]] = []  # who got a slot in the last step, and when
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
+        self.plan: StepPlan | None = None  # of the last step that was begun
 
     @property
     def in_flight(self) -> int:
         """Steps that were launched and not collected."""
         return len(self._in_flight)
 
+    @property
+    def launched(self) -> list[tuple[int, list[Batch]]]:
+        """Their numbers and batches."""
+        return [(step, [one.batch for one in all_]) for step, _, all_ in self._in_flight]
+
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
         self._trace.begin()
-        plan = self.scheduler.schedule(self.in_flight)
+        plan = self.plan = self.scheduler.schedule(self.in_flight)
         now = time.monotonic()
         self.begun = [(seq.id, now) for seq in plan.admitted]
         self._trace.done("schedule")
