@@ -17,7 +17,7 @@ from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
-from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.server import ServerOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
