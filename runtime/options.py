@@ -23,6 +23,10 @@ from spark_engine.runtime.server.server import ServerOptions
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
+# The argument of the command line, and a key of the configuration file.
+FOLDER = Option(
+    "--engine", Group.TASK, "The engine folder; the embedded model by default.", metavar="FOLDER"
+)
 TASK = (
     Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
@@ -237,6 +241,7 @@ SECURITY = (
 )
 LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:

@@ -20,6 +20,8 @@ from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.text_stream import Piece
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
+REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
+
 
 class ChatBody(ChatJob, kw_only=True):
     """/v1/chat/completions: a conversation, and the names that tools had before they were tools."""
@@ -52,8 +54,8 @@ async def start(service: Service, data: bytes) -> Reply:
     job, legacy = await service.checked(data, read, deadline)
     found = await service.converse(job, deadline)
     tokenizer = None if job.return_tokens_as_token_ids else service.tokenizer
-    logprobs = bool(job.logprobs)
-    forms = [ChatForm(parser, tokenizer, logprobs, legacy) for parser in found.parsers]
+    how = {"shown": found.shown, "legacy": legacy}
+    forms = [ChatForm(parser, tokenizer, bool(job.logprobs), **how) for parser in found.parsers]
     running = service.submit(job, found.choices, found.prompt_tokens, deadline)
     return ChoicesReply(running, forms, "chat.completion", new_id("chatcmpl"), service.names[0])
 
@@ -61,7 +63,7 @@ async def start(service: Service, data: bytes) -> Reply:
 class ChatForm:
     """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
 
-    `tokenizer` is for the words of log-probabilities.
+    `tokenizer` is for the words of log-probabilities; `shown`: thoughts are part of the answer.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class ChatForm:
         parser: ReplyParser,
         tokenizer: Tokenizer | None,
         logprobs: bool,
+        shown: bool = True,
         legacy: bool = False,
     ) -> None:
         self._parser = parser
+        self._shown = shown
         self._tokenizer = tokenizer
         self._logprobs: list[Json] | None = [] if logprobs else None
         self._texts: dict[Kind, str] = {}
@@ -101,7 +105,7 @@ class ChatForm:
         """`message` and `logprobs`."""
         message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
         if Kind.REASONING in self._texts:
-            message["reasoning_content"] = self._texts[Kind.REASONING]
+            message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])
         if self._calls and self._legacy:
             message["function_call"] = self._calls[0]["function"]
         elif self._calls:
@@ -128,9 +132,9 @@ class ChatForm:
                     rows[-1]["function"]["arguments"] += delta.text
                 else:
                     rows.append(row)
-            else:
-                key = str(delta.kind.value)
-                body[key] = body.get(key, "") + delta.text
+            elif self._shown or delta.kind is not Kind.REASONING:
+                keys = REASONING_KEYS if delta.kind is Kind.REASONING else ("content",)
+                body |= dict.fromkeys(keys, body.get(keys[0], "") + delta.text)
                 self._texts[delta.kind] = self._texts.get(delta.kind, "") + delta.text
         return body
 
