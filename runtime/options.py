@@ -227,6 +227,39 @@ SERVER = (
         float,
         fills=(ServerOptions, "drain_timeout_s"),
     ),
+    Option(
+        "--watchdog-s",
+        Group.SERVER,
+        "Seconds without a step after which the engine is ended and started again; 0: never. By"
+        " default 10, and 60 on a CPU.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "watchdog_s"),
+    ),
+    Option(
+        "--restarts",
+        Group.SERVER,
+        "How often within ten minutes an engine that died is started again.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ServerOptions, "restarts"),
+    ),
+    Option(
+        "--restart-wait",
+        Group.SERVER,
+        "Seconds that a request may wait for an engine that is started again.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "restart_wait_s"),
+    ),
+    Option(
+        "--dumps",
+        Group.SERVER,
+        "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
+        click.Path(file_okay=False, exists=True),
+        metavar="FOLDER",
+        fills=(ServerOptions, "dumps"),
+    ),
 )
 SECURITY = (
     Option(
