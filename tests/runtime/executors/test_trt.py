@@ -6,6 +6,7 @@ No machine here has a card that the engines are for: what a real one says is a m
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from onnx import TensorProto, helper
 
 from spark_engine.builder.build import build
 from spark_engine.builder.executors import trt as builder_half
-from spark_engine.builder.plan.options import RTX, Options
+from spark_engine.builder.plan.options import RTX, Options, target_for
 from spark_engine.engine_file import open_folder
 from spark_engine.errors import EngineError, GraphError, OptionError
 from spark_engine.runtime.engine import load as load_module
@@ -124,6 +125,21 @@ def test_what_it_cannot_do_is_said(
     assert "spark-engine[trt]" in refused()
     monkeypatch.setattr(builder_half, "tensorrt", lambda: ModuleType("tensorrt_rtx"))
     assert "--kv-dtype fp8" in refused(kv_dtype="fp8")
+    assert "--drafts 3" in refused(drafts=3)
+
+
+def test_the_executor_may_be_named_instead() -> None:
+    assert target_for("trt", "auto") == target_for("trt", RTX) == RTX
+    assert target_for("auto", "cpu") == target_for("ort", "auto") == "cpu"
+    assert target_for("native", "sm_121a") == "sm_121a"
+    for executor, target, words in (
+        ("trt", "cpu", "--executor trt runs --target rtx, not cpu"),
+        ("native", "auto", "--target sm_90a or sm_121a, not auto"),
+        ("tensorrt", "auto", "--executor tensorrt is not known"),
+        ("trt", "rxt", "--target rxt is not known"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            target_for(executor, target)
 
 
 def test_an_engine_of_another_kind_is_refused(
@@ -135,6 +151,8 @@ def test_an_engine_of_another_kind_is_refused(
     run_with(monkeypatch, gpu)
     with pytest.raises(EngineError, match="not TensorRT's"):
         TrtPayload.decode(b"nonsense")
+    with pytest.raises(EngineError, match="not TensorRT's"):
+        TrtPayload.decode(TrtPayload(b"a", b"b", ("c",)).encode() + b"d")
     header = open_folder(folder, RTX).engine(open_folder(folder, RTX).manifest.buckets[0])
     other = TrtPayload(b"another card's", TrtPayload.decode(header.payload).behind, ())
     with pytest.raises(EngineError, match="not for this GPU"):
@@ -159,6 +177,18 @@ def test_the_gpus_that_it_runs_on(
     assert runnable_targets(("cpu",)) == ("cpu",), "without the library"
 
 
+@pytest.mark.gpu
+def test_a_card_says_what_the_cpu_says(checkpoint: Path, tmp_path: Path) -> None:
+    """`spark-check --against` holds such an engine to the CPU's."""
+    pytest.importorskip("tensorrt_rtx", reason="needs the extra `trt`")
+    if RTX not in runnable_targets(()):
+        pytest.skip("needs a GPU of SM89, SM120 or SM121")
+    build(checkpoint, tmp_path / "rtx", SIZES, lambda text: None)
+    build(checkpoint, tmp_path / "cpu", replace(SIZES, target="cpu", kv_dtype="bf16"), print)
+    command = [sys.executable, "-m", "spark_engine.check.cli", str(tmp_path / "rtx")]
+    subprocess.run([*command, "--against", str(tmp_path / "cpu")], check=True)
+
+
 def test_fp8_is_cast_by_way_of_f32() -> None:
     values = np.array([0, -0.3, 17.25, 448, -448, 1e-3], np.float32)
     nodes = [
@@ -174,8 +204,7 @@ def test_fp8_is_cast_by_way_of_f32() -> None:
         *("Cast", "QuantizeLinear", "DequantizeLinear", "Cast", "Cast"),
     ]
     before, after = (
-        fake_trt.session(m.SerializeToString()).run(None, {"x": values})[0]
-        for m in (model, plain)
+        fake_trt.session(m.SerializeToString()).run(None, {"x": values})[0] for m in (model, plain)
     )
     np.testing.assert_array_equal(before, after)
 
