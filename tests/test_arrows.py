@@ -88,7 +88,7 @@ ONE_FILE = {
         "builder/native/nvrtc.py",
     },
     "aiohttp": {"bench/client.py"},
-    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/forms.py"},
+    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
