@@ -90,7 +90,7 @@ ONE_FILE = {
     },
     "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
     "aiohttp": {"bench/client.py"},
-    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/forms.py"},
+    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))
