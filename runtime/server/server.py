@@ -47,6 +47,7 @@ from spark_engine.runtime.server.connections import (
 )
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
@@ -152,7 +153,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.chat,
         )
         endpoints = Endpoints(service)
-        app = create_app(endpoints, options.api_key)
+        app = create_app(endpoints, Keyring(None, options.api_key))
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)
