@@ -20,7 +20,7 @@ from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.assets import check_cache, check_drafts, read_info, read_text
 from spark_engine.runtime.server.ipc import Stats, summarise
-from spark_engine.runtime.text.chat import Message
+from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns

@@ -38,12 +38,13 @@ class ChatOptions:
 @dataclass(frozen=True)
 class Reading:
     """A conversation that was read. `parser` makes what takes one answer to it apart; `shown`:
-    thoughts are part of the answer."""
+    thoughts are part of the answer; `thinking`: the prompt ends inside one."""
 
     text: str
     constraint: ConstraintSpec | None
     parser: Callable[[], ReplyParser]
     shown: bool
+    thinking: bool
 
 
 class Reader:
@@ -88,4 +89,4 @@ class Reader:
             known = tokenizer.marks.values()
             return ReplyParser(prompt.thinking, tools, self.formats, known, prompt.fresh, parallel)
 
-        return Reading(prompt.text, constraint, parser, thinking.shown)
+        return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)

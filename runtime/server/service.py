@@ -54,6 +54,7 @@ class Conversation:
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
     shown: bool
+    thinking: bool  # the prompt ends inside a thought
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,21 @@ class Service:
                 parsers.append(reading.parser())
                 request = replace(choice.request, constraint=reading.constraint)
                 choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
-            return Conversation(tuple(choices), tuple(parsers), len(ids), reading.shown)
+            return Conversation(
+                tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
+            )
 
         return await self.read(read, deadline)
+
+    async def count(self, job: ChatJob) -> int:
+        """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
+        check(job)
+        tokenizer = self.need_tokenizer()
+
+        def read() -> int:
+            return len(tokenizer.encode(self.reader.read(job).text[:MOST_CHARACTERS]))
+
+        return await self.aside(read)
 
     async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""

@@ -8,10 +8,12 @@ from importlib.metadata import version
 
 import msgspec
 from fastapi import Request, Response
+from starlette.routing import compile_path
 
-from spark_engine.runtime.server.api import chat, completions, models, tokenize
+from spark_engine.runtime.server.api import chat, completions, messages, models, tokenize
+from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
 
@@ -28,6 +30,10 @@ class Route:
     words: str
     body: type[msgspec.Struct] | None = None
     open: bool = False
+
+    def takes(self, path: str) -> bool:
+        """Whether it is for this path, whatever the method."""
+        return compile_path(self.path)[0].match(path) is not None
 
 
 def _generates(start: Start) -> Run:
@@ -63,18 +69,23 @@ def _version(_: Endpoints) -> Response:
     return json_response({"version": version("spark-engine")})
 
 
+_MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES = (
-    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatJob),
+    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
+    Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
     Route("GET", "/v1/models", _shows(_models), "the models that are served"),
     Route("GET", "/v1/models/{name:path}", _model, "one of them"),
     Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
     Route("GET", "/health", _HEALTH, "200 while new work would be answered", open=True),
     Route("GET", "/ping", _HEALTH, "the same", open=True),
+    Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
+    Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),
 )
