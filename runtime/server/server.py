@@ -45,7 +45,9 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
@@ -79,6 +81,7 @@ class ServerOptions:
         cors_origins: pages of these may use the server from a browser; `*`: of all.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
         tls_key: the certificate's key, in PEM form without a password.
+        chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
 
@@ -100,6 +103,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
+    chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
 
@@ -147,10 +151,17 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         info = await client.start()
         names = options.names or (info.name,)
         service = Service(
-            client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
+            client,
+            info,
+            tokenizer,
+            template,
+            names,
+            options.timeout_s,
+            options.allow_priority,
+            options.chat,
         )
         endpoints = Endpoints(service)
-        app = create_app(endpoints, options.api_key, options.cors_origins)
+        app = create_app(endpoints, Keyring(None, options.api_key), origins=options.cors_origins)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections, options), endpoints, client, options, name)

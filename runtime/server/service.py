@@ -29,7 +29,7 @@ from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -111,7 +111,7 @@ class Service:
         self.info = info
         self.names = tuple(names)
         self.created = int(time.time())
-        self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
@@ -120,6 +120,9 @@ class Service:
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:

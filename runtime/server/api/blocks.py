@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.server.api.answers import new_id
+from spark_engine.runtime.text.reply_formats import REASONING
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.reply_parts import THINK, Delta, Kind
+from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.text_stream import Piece
 
+BEGINNINGS = {row.start for row in REASONING.values() if row}  # marks that do not end a thought
 PREFIXES = {Kind.REASONING: "rs", Kind.CONTENT: "msg", Kind.CALL: "fc"}
 
 
@@ -92,4 +94,5 @@ class Blocks:
             if not self._thinking or event.token is None:
                 return
             self.thought_tokens += 1
-            self._thinking = self._marks.get(event.token, THINK) == THINK
+            mark = self._marks.get(event.token)
+            self._thinking = mark is None or mark in BEGINNINGS

@@ -19,6 +19,7 @@ from spark_engine.runtime.server import endpoints as module
 from spark_engine.runtime.server.api import completions
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.api.asking import Asking
 
@@ -27,7 +28,7 @@ KEY = "Secret-clé"
 
 def _client(key: str | None = None) -> httpx.AsyncClient:
     served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Endpoints(served), key))
+    transport = httpx.ASGITransport(create_app(Endpoints(served), Keyring(None, key)))
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 
@@ -114,7 +115,14 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
     served = service(client, None)
     endpoints = Endpoints(served)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    told = iter([{"type": "http.request", "body": b'{"prompt": [5], "stream": true}'}])
+    told = iter(
+        [
+            {
+                "type": "http.request",
+                "body": b'{"prompt": [5], "stream": true, "return_token_ids": true}',
+            }
+        ]
+    )
 
     async def receive() -> Any:
         with contextlib.suppress(StopIteration):
@@ -201,7 +209,7 @@ def test_other_origins_are_let_in_where_they_are_named() -> None:
     closed = Asking("x").get(path, "OPTIONS", **asked)
     assert closed.status_code == 405 and "access-control-allow-origin" not in closed.headers
     for origins, wanted in ((["http://page"], "http://page"), (["*"], "*")):
-        served = Asking("x", origins=origins, api_key="k")
+        served = Asking("x", origins=origins, keys=Keyring(None, "k"))
         early = served.get(path, "OPTIONS", **asked)  # a browser sends no key with this one
         assert early.status_code == 200
         assert early.headers["access-control-allow-origin"] == wanted
@@ -229,6 +237,7 @@ def test_compressed_bodies_are_read_within_the_limit(
     broken = served.post("/v1/completions", b"no" + body, **head)
     assert broken.status_code == 400 and "is not valid" in broken.json()["error"]["message"]
     monkeypatch.setattr(module, "MAX_BODY", 100_000)
+    served = Asking("hello")
     bomb = pack(b'{"prompt": "' + b"a" * 50_000_000)
     assert len(bomb) < 100_000
     tracemalloc.start()

@@ -14,6 +14,7 @@ from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.api.messages import MessagesBody, job_of
+from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events
 
 USER = [{"role": "user", "content": "hi"}]
@@ -246,7 +247,7 @@ def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: s
 def test_other_errors_have_the_form_too() -> None:
     answer = Asking("x").post(PATH, {**BODY, "model": "claude"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
-    locked = Asking("x", api_key="k")
+    locked = Asking("x", keys=Keyring(None, "k"))
     answer = locked.post(PATH, BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     assert locked.post(PATH, BODY, **{"x-api-key": "k"}).status_code == 200
