@@ -13,6 +13,7 @@ from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.client import Busy, EngineDied, TooSlow
 from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.generation import GenerationFailed
+from spark_engine.runtime.server.kept import UnknownResponse
 from spark_engine.runtime.server.keys import LimitReached, Unauthorised
 from spark_engine.runtime.server.request_ids import current
 
@@ -59,7 +60,7 @@ def _response(problem: Exception) -> tuple[int, Json]:
         return 429, error(words, "rate_limit_error", code="rate_limit_exceeded")
     if isinstance(problem, RequestError):
         status = 400
-        if isinstance(problem, UnknownModel | TooLarge | UnknownEncoding):
+        if isinstance(problem, UnknownModel | UnknownResponse | TooLarge | UnknownEncoding):
             status = problem.status
         param, code = getattr(problem, "param", None), getattr(problem, "code", None)
         return status, error(words, "invalid_request_error", param, code)

@@ -30,6 +30,7 @@ from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.kept import Kept
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -75,6 +76,10 @@ class Running:
         """Cancels what has not finished. May be called twice."""
         self.generation.close()
 
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        self.generation.cancel()
+
     @property
     def usage(self) -> Json:
         """Tokens so far, and drafts where the engine makes any.
@@ -110,7 +115,8 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = int(time.time())
+        self.created = self.now()
+        self.kept = Kept()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
@@ -133,6 +139,10 @@ class Service:
     def max_model_len(self) -> int:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
+
+    def now(self) -> int:
+        """Seconds since 1970, as answers say when they were made."""
+        return int(time.time())
 
     def close(self) -> None:
         """Ends the threads."""

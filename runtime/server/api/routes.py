@@ -10,12 +10,15 @@ import msgspec
 from fastapi import Request, Response
 from starlette.routing import compile_path
 
-from spark_engine.runtime.server.api import chat, completions, messages, models, tokenize
+from spark_engine.runtime.server.api import chat, completions, messages, models, responses, tokenize
+from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
+from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
+from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
 
@@ -57,6 +60,15 @@ def _shows(show: Callable[[Endpoints], Response]) -> Run:
     return run
 
 
+def _kept(work: Callable[[Service, str], Json]) -> Run:
+    """What concerns one answer that is kept."""
+
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return json_response(work(endpoints.service, request.path_params["id"]))
+
+    return run
+
+
 async def _model(endpoints: Endpoints, request: Request) -> Response:
     return json_response(models.model(endpoints.service, request.path_params["name"]))
 
@@ -71,11 +83,17 @@ def _version(_: Endpoints) -> Response:
 
 _MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
+_RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
+    Route("GET", _ONE, _kept(responses.find), "an answer that is kept"),
+    Route("DELETE", _ONE, _kept(responses.delete), "forgets one"),
+    Route("POST", _ONE + "/cancel", _kept(responses.cancel), "ends one that runs"),
+    Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers"),
     Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
     Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
     Route("GET", "/v1/models", _shows(_models), "the models that are served"),
