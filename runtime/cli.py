@@ -24,7 +24,6 @@ from spark_engine.command import command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
-from spark_engine.runtime.conversation import Conversation
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
@@ -32,6 +31,7 @@ from spark_engine.runtime.options import (
     OF_FILE,
     OPTIONS,
     body,
+    chat_options,
     engine_options,
     server_options,
     settings,
@@ -39,7 +39,7 @@ from spark_engine.runtime.options import (
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
-from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.talk_state import Conversation
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
@@ -163,7 +163,7 @@ def _talk(folder: Path, values: Mapping[str, Any]) -> int:
     from spark_engine.runtime.talk_input import Lines
     from spark_engine.runtime.talk_screen import Screen
 
-    session = Session(folder, engine_options(values))
+    session = Session(folder, engine_options(values), chat_options(values))
     try:
         conversation = Conversation(
             model=session.info.name,
@@ -182,9 +182,8 @@ def _talk(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
-    session = Session(
-        folder, replace(engine_options(values), cache_bytes=0)
-    )  # one answer: no cache
+    alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
+    session = Session(folder, alone, chat_options(values))
     try:
         prompt = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
@@ -236,26 +235,21 @@ def _ids(text: str) -> list[int]:
         raise OptionError(f"--prompt-ids is {text!r}; it must be like 1,2,3") from None
 
 
-def _parser(answer: Answer) -> ReplyParser:
-    return ReplyParser(answer.thinking)
-
-
 def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
     """Runs to the end. For a chat: the answer's parts beside the whole text."""
-    for _ in session.pieces(answer):
-        pass
-    if not chat:
-        return {}
-    parser = _parser(answer)
+    parser = session.parser(answer)
     texts = {Kind.REASONING.value: "", Kind.CONTENT.value: ""}
-    for delta in parser.push(answer.text) + parser.flush():
+    for piece in session.pieces(answer):
+        for delta in parser.push(piece.text, piece.marks):
+            texts[delta.kind.value] += delta.text
+    for delta in parser.flush():
         texts[delta.kind.value] += delta.text
-    return texts
+    return texts if chat else {}
 
 
 def _print(session: Session, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
-    parser = _parser(answer) if chat else None
+    parser = session.parser(answer) if chat else None
     show = _Show()
     for piece in session.pieces(answer):
         if parser is None:

@@ -14,19 +14,22 @@ from typing import Protocol
 
 from spark_engine.errors import UserError
 from spark_engine.runtime import talk_commands
-from spark_engine.runtime.conversation import Conversation
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.talk_commands import MARK, Next
 from spark_engine.runtime.talk_screen import Screen
-from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.talk_state import Conversation
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 WELCOME = "{model}, up to {context:,} tokens. /help lists the commands, Ctrl-D leaves."
 
 
-class Reader(Protocol):
+class Impatient(KeyboardInterrupt):
+    """A second Ctrl-C while the first is about to stop an answer: the program is to end."""
+
+
+class Keyboard(Protocol):
     """Gives what is typed."""
 
     def read(self) -> str | None:
@@ -37,10 +40,10 @@ class Talk:
     """One chat over an open session."""
 
     def __init__(
-        self, session: Session, conversation: Conversation, reader: Reader, screen: Screen
+        self, session: Session, conversation: Conversation, keyboard: Keyboard, screen: Screen
     ) -> None:
         self._session, self._conversation = session, conversation
-        self._reader, self._screen = reader, screen
+        self._keyboard, self._screen = keyboard, screen
 
     def run(self) -> None:
         """Until there are no more lines, or /exit. Raises InternalError when the engine fails."""
@@ -48,11 +51,13 @@ class Talk:
         self._screen.note(WELCOME.format(model=told.model, context=told.context))
         while True:
             try:
-                line = self._reader.read()
-            except KeyboardInterrupt:
+                line = self._keyboard.read()
+                if line is None or self._take(line) is Next.LEAVE:
+                    return
+            except Impatient:
+                raise
+            except KeyboardInterrupt:  # the line was dropped
                 continue
-            if line is None or self._take(line) is Next.LEAVE:
-                return
 
     def _take(self, line: str) -> Next:
         """One line; what it was that followed."""
@@ -83,9 +88,9 @@ class Talk:
     def _answer(self) -> None:
         """Answers the last message."""
         told = self._conversation
-        prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
-        answer = self._session.start(prompt, Body(**told.settings))
         with _interrupts() as stopped:
+            prompt = self._session.encode(self._session.render(told.prompt(), told.thinking))
+            answer = self._session.start(prompt, Body(**told.settings))
             parts = self._show(answer, stopped)
         told.reply(parts)
         told.totals.add(answer)
@@ -96,7 +101,7 @@ class Talk:
 
     def _show(self, answer: Answer, stopped: Callable[[], bool]) -> Mapping[Kind, str]:
         """Streams the answer; its parts as far as they came."""
-        parser, parts = ReplyParser(answer.thinking), dict.fromkeys(Kind, "")
+        parser, parts = self._session.parser(answer), dict.fromkeys(Kind, "")
 
         def take(deltas: list[Delta]) -> None:
             for delta in deltas:
@@ -135,7 +140,7 @@ def figures(answer: Answer) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Within, Ctrl-C is a wish that can be asked for; a second one is KeyboardInterrupt.
+    """Within, Ctrl-C is a wish that can be asked for; a second one is Impatient.
 
     An engine is never left in the middle of a step.
     """
@@ -144,7 +149,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            raise KeyboardInterrupt
+            raise Impatient
         asked = True
 
     before = signal.signal(signal.SIGINT, stop)

@@ -15,10 +15,10 @@ import click
 
 from spark_engine.errors import OptionError
 from spark_engine.hints import near
-from spark_engine.runtime.conversation import Conversation
 from spark_engine.runtime.option import Option
 from spark_engine.runtime.options import ANSWER
 from spark_engine.runtime.server.api.common import Body, check
+from spark_engine.runtime.talk_state import Conversation
 
 MARK = "/"  # of a command; twice for a message that begins with it
 # What /set sets: the options that fill a field of a request, by the name that is typed.

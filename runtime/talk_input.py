@@ -6,11 +6,13 @@ Knows prompt_toolkit. Knows nothing of what a line means.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, NestedCompleter, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -28,7 +30,7 @@ class Lines:
         """`terminal` goes to prompt_toolkit: another input and output than the process's."""
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
-            completer=_completer(),
+            completer=Commands(),
             complete_while_typing=False,
             multiline=True,
             key_bindings=_keys(),
@@ -68,12 +70,28 @@ def _keys() -> KeyBindings:
     return keys
 
 
-def _completer() -> Completer:
-    rows: dict[str, Any] = {}
-    for row in COMMANDS:
-        words = dict.fromkeys(row.choices)
-        rows[MARK + row.name] = PathCompleter(expanduser=True) if row.files else words or None
-    return NestedCompleter.from_nested_dict(rows)
+class Commands(Completer):
+    """Completes the names of commands, and the words or files that follow one."""
+
+    def __init__(self) -> None:
+        self._files = PathCompleter(expanduser=True)
+
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
+        """For a line that begins with `/`."""
+        text = document.text_before_cursor
+        name, gap, rest = text.partition(" ")
+        if not text.startswith(MARK):
+            return
+        known = {MARK + row.name: row for row in COMMANDS}
+        row = known.get(name)
+        if not gap:
+            yield from (Completion(k, -len(name)) for k in known if k.startswith(name))
+        elif row is not None and row.files:
+            yield from self._files.get_completions(Document(rest), complete_event)
+        elif row is not None:
+            yield from (Completion(w, -len(rest)) for w in row.choices if w.startswith(rest))
 
 
 def _history(path: Path | None) -> History:

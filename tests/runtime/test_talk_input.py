@@ -11,7 +11,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from spark_engine.runtime.talk_input import Lines, _completer
+from spark_engine.runtime.talk_input import Commands, Lines
 
 TYPED = [
     ("hello\r", "hello"),
@@ -57,7 +57,7 @@ def test_a_history_that_cannot_be_kept_is_no_reason_to_stop() -> None:
 
 def test_completion(tmp_path: Path) -> None:
     def found(text: str) -> set[str]:
-        rows = _completer().get_completions(Document(text), CompleteEvent())
+        rows = Commands().get_completions(Document(text), CompleteEvent())
         return {row.text for row in rows}
 
     assert found("/se") == {"/set"} and found("/think ") == {"on", "off"}
