@@ -7,7 +7,6 @@ nothing is refused.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Grouped, Mode, why_idle
 from spark_engine.runtime.options import OF_FILE, OPTIONS, body, engine_options, server_options
 from spark_engine.runtime.profile import finish
+from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -124,8 +124,9 @@ def _cache() -> Path:
 
 
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format="spark-run: %(message)s")
-    return run(folder, server_options(values))
+    options = server_options(values)
+    set_up(options.log_format, options.log_level)
+    return run(folder, options)
 
 
 def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
