@@ -16,12 +16,15 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
 from spark_engine.runtime.server.api.common import Body
-from spark_engine.runtime.server.logs import LogFormat, LogLevel
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.server import ServerOptions
+from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
+CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
 # The argument of the command line, and a key of the configuration file.
@@ -109,6 +112,33 @@ ANSWER = (
         needs=("--json", "which prints them"),
     ),
     Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
+)
+CHAT = (
+    Option(
+        "--reasoning",
+        Group.ANSWER,
+        "How the model marks its thoughts; auto: as its chat template does.",
+        click.Choice([AUTO, *REASONING]),
+        fills=(ChatOptions, "reasoning"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--tools",
+        Group.ANSWER,
+        "How the model writes tool calls; auto: as its chat template teaches.",
+        click.Choice([AUTO, *TOOLS]),
+        fills=(ChatOptions, "tools"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--think-budget",
+        Group.ANSWER,
+        "Tokens of thought at most, where a request does not say; then it answers.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ChatOptions, "think_budget"),
+        modes=CHATTING,
+    ),
 )
 ENGINE = (
     Option(
@@ -272,70 +302,22 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
-    Option(
-        "--api-keys",
-        Group.SECURITY,
-        "A file (TOML) with keys, their names and their limits; read again on SIGHUP.",
-        click.Path(dir_okay=False),
-        metavar="FILE",
-        fills=(ServerOptions, "api_keys"),
-    ),
-    Option(
-        "--max-model-len",
-        Group.SECURITY,
-        "Tokens that a request may reach, prompt and answer; as the engine holds by default.",
-        click.IntRange(2),
-        metavar="N",
-        fills=(ServerOptions, "max_model_len"),
-    ),
-    Option(
-        "--max-body-mib",
-        Group.SECURITY,
-        "MiB that a request's body may hold.",
-        click.IntRange(1, 1024),
-        metavar="N",
-        fills=(ServerOptions, "max_body_mib"),
-    ),
+    *KEYS,
 )
-LOGGING = (
-    Option(
-        "--access-log",
-        Group.LOGGING,
-        "Write a line for every request: whose it was, tokens and times.",
-        bool,
-        fills=(ServerOptions, "access_log"),
-    ),
-    Option(
-        "--log-format",
-        Group.LOGGING,
-        "For people, or one JSON object a line.",
-        click.Choice([form.value for form in LogFormat]),
-        fills=(ServerOptions, "log_format"),
-        turn=LogFormat,
-    ),
-    Option(
-        "--log-level",
-        Group.LOGGING,
-        "What is written: this, and what is worse.",
-        click.Choice([level.value for level in LogLevel]),
-        fills=(ServerOptions, "log_level"),
-        turn=LogLevel,
-    ),
-    Option(
-        "--otlp-traces-endpoint",
-        Group.LOGGING,
-        "Send a span for every request to this OpenTelemetry collector (extra `otel`).",
-        metavar="URL",
-        fills=(ServerOptions, "traces"),
-    ),
-)
-OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
     """How to serve. Raises OptionError for values that contradict each other."""
-    return fill(ServerOptions, OPTIONS, values, engine=engine_options(values))
+    return fill(
+        ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
+    )
+
+
+def chat_options(values: Mapping[str, Any]) -> ChatOptions:
+    """How to take conversations."""
+    return fill(ChatOptions, OPTIONS, values)
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:

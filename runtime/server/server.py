@@ -45,6 +45,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import MAX_BODY, Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
@@ -83,6 +84,7 @@ class ServerOptions:
         max_body_mib: what a body may hold.
         access_log: whether every request gets a line in the log.
         traces: URL of an OpenTelemetry collector.
+        chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
 
@@ -108,6 +110,7 @@ class ServerOptions:
     log_format: LogFormat = LogFormat.TEXT
     log_level: LogLevel = LogLevel.INFO
     traces: str | None = None
+    chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
 
@@ -155,7 +158,14 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         info = shorten(await client.start(), options.max_model_len)
         names = options.names or (info.name,)
         service = Service(
-            client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
+            client,
+            info,
+            tokenizer,
+            template,
+            names,
+            options.timeout_s,
+            options.allow_priority,
+            options.chat,
         )
         endpoints = Endpoints(service, options.max_body_mib << 20)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
