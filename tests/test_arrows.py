@@ -88,6 +88,7 @@ ONE_FILE = {
         "builder/native/nvrtc.py",
     },
     "aiohttp": {"bench/client.py"},
+    "opentelemetry": {"runtime/server/telemetry.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/forms.py"},
     "matplotlib": {"bench/plot.py"},
 }
