@@ -41,7 +41,9 @@ class OrtExecutor:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._updated = _updated(header)
         self._label = f"{header.family} {header.rows}"
-        self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
+        self._session: ort.InferenceSession | None = open_session(
+            payload, folder, threads, self._label
+        )
         _trim_heap()
         # One binding per set of buffers; holding the buffers keeps their memory alive.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
@@ -112,7 +114,8 @@ class OrtExecutor:
         return all(_bits_equal(apart[name], together[name]) for name in names)
 
 
-def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
+def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
+    """A session over an ONNX model. Raises EngineError when onnxruntime refuses it."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
