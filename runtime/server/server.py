@@ -53,6 +53,7 @@ from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.tls import check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -84,6 +85,9 @@ class ServerOptions:
         max_body_mib: what a body may hold.
         access_log: whether every request gets a line in the log.
         traces: URL of an OpenTelemetry collector.
+        cors_origins: pages of these may use the server from a browser; `*`: of all.
+        tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
+        tls_key: the certificate's key, in PEM form without a password.
         chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
@@ -110,6 +114,9 @@ class ServerOptions:
     log_format: LogFormat = LogFormat.TEXT
     log_level: LogLevel = LogLevel.INFO
     traces: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
     chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
@@ -121,6 +128,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     """
     check_drafts(options.engine.drafts, read_info(folder).limits)
     check_cache(options.engine.cache_bytes, folder)
+    check_tls(options.tls_cert, options.tls_key)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
@@ -171,8 +179,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
-            app = create_app(endpoints, keys, told)
-            server = _Server(_config(app, connections), endpoints, client, options, name)
+            app = create_app(endpoints, keys, told, options.cors_origins)
+            server = _Server(_config(app, connections, options), endpoints, client, options, name)
             with kept_keys(keys, service.metrics):
                 return await server.run_until_done(listener)
     finally:
@@ -197,7 +205,7 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
+def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
     # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
     # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
     return uvicorn.Config(
@@ -209,6 +217,8 @@ def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
 
 
@@ -253,7 +263,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
-            log.info("serving %s on http://%s:%d", self._name, *listener.getsockname()[:2])
+            scheme = "https" if self.config.is_ssl else "http"
+            address = (scheme, *listener.getsockname()[:2])
+            log.info("serving %s on %s://%s:%d", self._name, *address)
 
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""

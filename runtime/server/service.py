@@ -30,6 +30,7 @@ from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.kept import Kept
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -54,6 +55,7 @@ class Conversation:
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
     shown: bool
+    thinking: bool  # the prompt ends inside a thought
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ class Running:
     def close(self) -> None:
         """Cancels what has not finished. May be called twice."""
         self.generation.close()
+
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        self.generation.cancel()
 
     @property
     def usage(self) -> Json:
@@ -109,7 +115,8 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = int(time.time())
+        self.created = self.now()
+        self.kept = Kept()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
@@ -132,6 +139,10 @@ class Service:
     def max_model_len(self) -> int:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
+
+    def now(self) -> int:
+        """Seconds since 1970, as answers say when they were made."""
+        return int(time.time())
 
     def close(self) -> None:
         """Ends the threads."""
@@ -161,9 +172,21 @@ class Service:
                 parsers.append(reading.parser())
                 request = replace(choice.request, constraint=reading.constraint)
                 choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
-            return Conversation(tuple(choices), tuple(parsers), len(ids), reading.shown)
+            return Conversation(
+                tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
+            )
 
         return await self.read(read, deadline)
+
+    async def count(self, job: ChatJob) -> int:
+        """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
+        check(job)
+        tokenizer = self.need_tokenizer()
+
+        def read() -> int:
+            return len(tokenizer.encode(self.reader.read(job).text[:MOST_CHARACTERS]))
+
+        return await self.aside(read)
 
     async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+import msgspec
+
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -89,6 +91,11 @@ def error(message: str, kind: str, param: str | None = None, code: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, joint: str = "-") -> str:
     """An id that nobody has had, e.g. `chatcmpl-1f0c…`."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{joint}{secrets.token_hex(12)}"
+
+
+def event(kind: str, body: Json) -> bytes:
+    """One server-sent event with a name, which its data repeats as `type`."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **body}))
