@@ -21,6 +21,14 @@ KEYS = (
         fills=(ServerOptions, "api_keys"),
     ),
     Option(
+        "--queue-timeout",
+        Group.SECURITY,
+        "Seconds that a request may wait until the engine begins with it.",
+        click.FloatRange(0, min_open=True),
+        metavar="T",
+        fills=(ServerOptions, "queue_timeout_s"),
+    ),
+    Option(
         "--max-model-len",
         Group.SECURITY,
         "Tokens that a request may reach, prompt and answer; as the engine holds by default.",

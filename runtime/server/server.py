@@ -70,6 +70,7 @@ class ServerOptions:
     Attributes:
         names: what the model is called in requests; empty: the engine's name.
         max_queue: requests that may wait beyond those that run.
+        queue_timeout_s: what a request may wait until the engine begins with it.
         drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
         watchdog_s: silence, or work without a step, after which the engine process is ended and
             started again; 0: never; None: as long as suits the engine's executor.
@@ -98,6 +99,7 @@ class ServerOptions:
     names: tuple[str, ...] = ()
     max_queue: int = 256
     timeout_s: float | None = None
+    queue_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     watchdog_s: float | None = None
     restarts: int = 5
@@ -174,6 +176,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.timeout_s,
             options.allow_priority,
             options.chat,
+            options.queue_timeout_s,
         )
         endpoints = Endpoints(service, options.max_body_mib << 20)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)

@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import OnePerKind
 from spark_engine.runtime.server.logs import AccessLog, LogFormat, LogLevel, set_up
 from spark_engine.runtime.server.request_ids import RequestIds
-from spark_engine.runtime.server.visits import Visit, Visits
+from spark_engine.runtime.server.visits import Visit, Visits, Work, admit, current
 from tests.runtime.fake_client import FakeClient, service
 from tests.runtime.server.test_metrics import samples
 
@@ -133,6 +133,26 @@ def test_a_request_under_way_ends_however_it_ends(tmp_path: Path, script: list[E
     for body in (BODY, {**BODY, "stream": True}, {"prompt": 3.5}):
         house.ask(**body)
     assert [account.open for account in house.keys.accounts.values()] == [0, 0]
+
+
+def test_what_runs_on_behind_the_answer_counts_until_it_ends(house: House) -> None:
+    account, metrics = house.keys.accounts["ann"], house.service.metrics
+    running: list[Visit] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        visit = current()
+        assert visit is not None
+        admit({"authorization": "Bearer a"}, house.keys, True, metrics)
+        visit.begin(5)
+        running.append(visit)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    asyncio.run(Visits(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
+    assert account.open == 1
+    work = Work(5, 0, 7, ("stop",), None, None, SamplingParams())
+    running[0].bring(work)
+    assert account.open == 0
+    assert samples(metrics)["spark:key_tokens_total{key=ann,kind=completion}"] == 7
 
 
 def test_without_a_key_nobody_comes_in_but_to_the_open_paths(house: House) -> None:
