@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
+from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.server import endpoints as module
+from spark_engine.runtime.server.api import completions
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from tests.runtime.fake_client import FakeClient, service
@@ -106,12 +110,19 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
     served = service(client, None)
     endpoints = Endpoints(served)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    told = iter([{"type": "http.request", "body": b'{"prompt": [5], "stream": true}'}])
+    told = iter(
+        [
+            {
+                "type": "http.request",
+                "body": b'{"prompt": [5], "stream": true, "return_token_ids": true}',
+            }
+        ]
+    )
 
     async def receive() -> Any:
         with contextlib.suppress(StopIteration):
             return next(told)
-        await asyncio.sleep(0.05 if not began.is_set() else 0)
+        await began.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
