@@ -134,7 +134,7 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
         response = await endpoints.generate(request, completions.start)
         assert client.cancelled == []
         await asyncio.wait_for(response(scope, receive, send), 5)
+        assert client.cancelled == [0], "at once, and not when somebody collects the garbage"
 
     began = asyncio.Event()
     asyncio.run(ask())
-    assert client.cancelled == [0]
