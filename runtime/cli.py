@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,18 @@ from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.embedded import embedded_engine
-from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.option import Grouped, Mode, why_idle
-from spark_engine.runtime.options import OF_FILE, OPTIONS, body, engine_options, server_options
+from spark_engine.runtime.options import (
+    OF_FILE,
+    OPTIONS,
+    body,
+    chat_options,
+    engine_options,
+    server_options,
+)
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.server import run
-from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
@@ -128,28 +135,30 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
-    shot = OneShot(folder, engine_options(values))
+    alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
+    session = Session(folder, alone, chat_options(values))
     try:
-        prompt = _prompt(shot, mode, values)
+        prompt = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
-            answer = shot.start(prompt, body(values), values["logprobs"], shown)
+            answer = session.start(prompt, body(values), values["logprobs"], shown)
         if values["json"]:
-            deltas = _collect(shot, answer, chat=mode is Mode.CHAT)
+            deltas = _collect(session, answer, chat=mode is Mode.CHAT)
             click.echo(json.dumps({**answer.to_json(), **deltas}))
         else:
-            _print(shot, answer, chat=mode is Mode.CHAT)
+            _print(session, answer, chat=mode is Mode.CHAT)
     finally:
-        shot.close()
+        session.close()
     return 0
 
 
-def _prompt(shot: OneShot, mode: Mode, values: Mapping[str, Any]) -> list[int]:
+def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int]:
     if mode is Mode.PROMPT_IDS:
         return _ids(values["prompt_ids"])
     text = _text(mode.flag, values[mode])
     if mode is Mode.CHAT:
-        text = shot.render(text, not values["no_thinking"])
-    return shot.encode(text)
+        message = {"role": "user", "content": text}
+        text = session.render([message], not values["no_thinking"])
+    return session.encode(text)
 
 
 def _text(option: str, given: str) -> str:
@@ -173,28 +182,23 @@ def _ids(text: str) -> list[int]:
         raise OptionError(f"--prompt-ids is {text!r}; it must be like 1,2,3") from None
 
 
-def _parser(answer: Answer) -> ReplyParser:
-    return ReplyParser(answer.thinking)
-
-
-def _collect(shot: OneShot, answer: Answer, chat: bool) -> dict[str, str]:
+def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
     """Runs to the end. For a chat: the answer's parts beside the whole text."""
-    for _ in shot.pieces(answer):
-        pass
-    if not chat:
-        return {}
-    parser = _parser(answer)
+    parser = session.parser(answer)
     texts = {Kind.REASONING.value: "", Kind.CONTENT.value: ""}
-    for delta in parser.push(answer.text) + parser.flush():
+    for piece in session.pieces(answer):
+        for delta in parser.push(piece.text, piece.marks):
+            texts[delta.kind.value] += delta.text
+    for delta in parser.flush():
         texts[delta.kind.value] += delta.text
-    return texts
+    return texts if chat else {}
 
 
-def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
+def _print(session: Session, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
-    parser = _parser(answer) if chat else None
+    parser = session.parser(answer) if chat else None
     show = _Show()
-    for piece in shot.pieces(answer):
+    for piece in session.pieces(answer):
         if parser is None:
             show([Delta(Kind.CONTENT, piece.text)])
             continue

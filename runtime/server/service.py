@@ -23,17 +23,17 @@ from spark_engine.runtime.server.api.common import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.client import Busy, EngineClient
+from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
@@ -41,16 +41,19 @@ from spark_engine.runtime.text.turns import Turns
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
 LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
+MOST_CHARACTERS = 4 << 20  # of a text that is tokenised whole: a token of each takes some 300 bytes
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat that was read: its choices, and what takes each answer apart."""
+    """A chat that was read: its choices, what takes each answer apart, and whether thoughts are
+    shown."""
 
     choices: tuple[Choice, ...]
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
+    shown: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
     `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
-    others; without, one that asks for it is refused.
+    others; without, one that asks for it is refused. `chat`: how conversations are taken.
     """
 
     def __init__(
@@ -101,20 +104,24 @@ class Service:
         names: Sequence[str],
         timeout_s: float | None = None,
         allow_priority: bool = False,
+        chat: ChatOptions | None = None,
     ) -> None:
         self.client = client
         self.info = info
         self.names = tuple(names)
         self.created = int(time.time())
-        self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
-        self._template = template
+        self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:
@@ -145,16 +152,16 @@ class Service:
 
     async def converse(self, job: ChatJob, deadline: Deadline) -> Conversation:
         """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
-        tokenizer, most = self.need_tokenizer(), self.max_model_len
 
         def read() -> Conversation:
-            text = self.render(job.messages, job.offered, job.chat_template_kwargs)
-            ids = encode_within(tokenizer, text, most)
-            thinking, known = text.rstrip().endswith(THINK), tokenizer.marks.values()
-            choices = self.choices(job, ids)
-            tools = job.offered or ()
-            parsers = [ReplyParser(thinking, tools, tokens=known) for _ in choices]
-            return Conversation(tuple(choices), tuple(parsers), len(ids))
+            reading = self.reader.read(job)
+            ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
+            choices, parsers = [], []
+            for choice in self.choices(job, ids):
+                parsers.append(reading.parser())
+                request = replace(choice.request, constraint=reading.constraint)
+                choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
+            return Conversation(tuple(choices), tuple(parsers), len(ids), reading.shown)
 
         return await self.read(read, deadline)
 
@@ -215,28 +222,37 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        tokenizer = None if body.detokenize is False else self.tokenizer
+        stops = bool(body.include_stop_str_in_output)
         marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(self.tokenizer, own, eos, skip)
+            stream = TextStream(tokenizer, own, eos, skip, stops)
             found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
         return found
 
-    def ids_of(self, prompt: str | list[int]) -> list[int]:
-        """A prompt's token ids. Raises BadField for one that cannot fit."""
+    def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
+        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
+        room for one token. Raises BadField for one that cannot fit."""
+        most = self.max_model_len
+        if last is None:
+            if isinstance(prompt, str):
+                return encode_within(self.need_tokenizer(), prompt, most)
+            room_after(prompt, self.info.limits)
+            return prompt
+        if last >= most:
+            words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
+            raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
         if isinstance(prompt, str):
-            return encode_within(self.need_tokenizer(), prompt, self.max_model_len)
-        room_after(prompt, self.info.limits)
-        return prompt
+            prompt = self.need_tokenizer().encode(prompt[-MOST_CHARACTERS:])
+        return prompt[-(last if last > 0 else most - 1) :]
 
     def render(
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
     ) -> str:
         """Messages as a prompt. Raises RequestError."""
-        if self._template is None:
-            raise RequestError("this engine has no chat template; use /v1/completions")
-        return self._template.render(messages, tools, options)
+        return self.reader.template.render(messages, tools, options)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""

@@ -16,6 +16,7 @@ from spark_engine.runtime.server import endpoints as module
 from spark_engine.runtime.server.api import completions
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.fake_client import FakeClient, service
 
 KEY = "Secret-clé"
@@ -23,7 +24,7 @@ KEY = "Secret-clé"
 
 def _client(key: str | None = None) -> httpx.AsyncClient:
     served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Endpoints(served), key))
+    transport = httpx.ASGITransport(create_app(Endpoints(served), Keyring(None, key)))
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 
