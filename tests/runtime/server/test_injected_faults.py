@@ -143,6 +143,8 @@ def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
             assert server.client.restarts == i + 1
             dumps = server.dumps()
             assert [dumped in text for text in dumps] == [True] * bool(dumped), (stage, dumps)
+        metrics = (await server.http.get("/metrics")).text
+        assert f'spark:engine_restarts_total{{model_name="faulty"}} {len(FALLS)}.0' in metrics
         await server.idle()
 
     _run(tmp_path, use)
