@@ -300,6 +300,32 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
+    Option(
+        "--cors-origin",
+        Group.SECURITY,
+        "Let pages of this origin use the server from a browser; * for all. May be given "
+        "several times.",
+        many=True,
+        metavar="ORIGIN",
+        fills=(ServerOptions, "cors_origins"),
+        turn=tuple,
+    ),
+    Option(
+        "--tls-cert",
+        Group.SECURITY,
+        "Serve HTTPS with this certificate (PEM, with its chain).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_cert"),
+    ),
+    Option(
+        "--tls-key",
+        Group.SECURITY,
+        "The certificate's key (PEM, without a password).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_key"),
+    ),
 )
 LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)

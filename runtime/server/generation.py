@@ -105,6 +105,11 @@ class Generation:
         """Cancels what has not finished. May be called twice."""
         self._end("cancelled")
 
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        for number in self._open:
+            self._client.cancel(number)
+
     def _begin(self, begun: Begun) -> None:
         index = self._open.get(begun.request_id)
         if index is not None and self._watches[index].begun is None:

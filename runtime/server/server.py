@@ -51,6 +51,7 @@ from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.tls import check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -77,6 +78,9 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
+        cors_origins: pages of these may use the server from a browser; `*`: of all.
+        tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
+        tls_key: the certificate's key, in PEM form without a password.
         chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
@@ -96,6 +100,9 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
     chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
@@ -107,6 +114,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     """
     check_drafts(options.engine.drafts, read_info(folder).limits)
     check_cache(options.engine.cache_bytes, folder)
+    check_tls(options.tls_cert, options.tls_key)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
@@ -153,10 +161,10 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.chat,
         )
         endpoints = Endpoints(service)
-        app = create_app(endpoints, Keyring(None, options.api_key))
+        app = create_app(endpoints, Keyring(None, options.api_key), origins=options.cors_origins)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
-        server = _Server(_config(app, connections), endpoints, client, options, name)
+        server = _Server(_config(app, connections, options), endpoints, client, options, name)
         return await server.run_until_done(listener)
     finally:
         listener.close()
@@ -182,7 +190,7 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
+def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
     # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
     # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
     return uvicorn.Config(
@@ -194,6 +202,8 @@ def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
 
 
@@ -238,7 +248,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
-            log.info("serving %s on http://%s:%d", self._name, *listener.getsockname()[:2])
+            scheme = "https" if self.config.is_ssl else "http"
+            address = (scheme, *listener.getsockname()[:2])
+            log.info("serving %s on %s://%s:%d", self._name, *address)
 
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""
