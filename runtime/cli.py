@@ -7,7 +7,6 @@ nothing is refused.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from spark_engine.runtime.options import (
     settings,
 )
 from spark_engine.runtime.profile import finish
+from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.talk_state import Conversation
@@ -153,8 +153,9 @@ def _state() -> Path:
 
 
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format="spark-run: %(message)s")
-    return run(folder, server_options(values))
+    options = server_options(values)
+    set_up(options.log_format, options.log_level)
+    return run(folder, options)
 
 
 def _talk(folder: Path, values: Mapping[str, Any]) -> int:
