@@ -102,6 +102,15 @@ def test_a_mistake_is_said_and_the_chat_goes_on(session: Session) -> None:
     assert len(chat.messages) == 2 and before is not chat.settings
 
 
+def test_an_answer_that_a_stop_string_ended_leaves_nothing_to_the_next(session: Session) -> None:
+    chat = _chat(session)
+    _talk(session, chat, "/think off", "a bear")
+    text = chat.messages[1]["content"]
+    _talk(session, chat, f"/set stop {text.strip()[1]}", "/retry", "/set stop default", "/retry")
+    assert chat.messages[1]["content"] == text
+    assert chat.totals.answers == 3 and 12 < chat.totals.tokens < 18, "the second was cut"
+
+
 def _interrupting(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> list[str]:
     """Ctrl-C comes when so many pieces of a thought were shown; gives the pieces."""
     shown, seen = Screen.thought, []
