@@ -96,6 +96,7 @@ class Loop:
         self._masks = masks
         self._depth = depth
         self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
+        self.begun: list[tuple[int, float]] = []  # who got a slot in the last step, and when
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
         self.plan: StepPlan | None = None  # of the last step that was begun
 
@@ -115,6 +116,8 @@ class Loop:
         idle = self.plan is not None and not (self.plan.batches or self._in_flight)
         events = self._end(self._masks.poll(idle))
         plan = self.plan = self.scheduler.schedule(self.in_flight)
+        now = time.monotonic()
+        self.begun = [(seq.id, now) for seq in plan.admitted]
         self._trace.done("schedule")
         ended = self._prepare(plan)
         self._trace.done("prepare")

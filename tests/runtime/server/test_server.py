@@ -463,11 +463,15 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": [99999]}, 400, "99999"),
     (TEXT, {"prompt": [-1]}, 400, "-1"),
     (TEXT, {"prompt": [True]}, 400, "True"),
+    (TEXT, {"prompt": "a", "bad_words": ["x"]}, 400, "use logit_bias"),
+    (TEXT, {"prompt": "a", "stop": "x", "detokenize": False}, 400, "stop needs text"),
+    (TEXT, {"prompt": "a", "truncate_prompt_tokens": 512}, 400, "truncate_prompt_tokens is 512"),
+    (CHAT, {**GOOD, "modalities": ["text", "audio"]}, 400, "say ['text']"),
+    (CHAT, {**GOOD, "functions": [{"name": "f"}], "tools": []}, 400, "functions and tools"),
     (TEXT, {"prompt": "a b " * 600}, 400, "this engine holds 512"),
-    (TEXT, {"prompt": "\ud800"}, 400, "JSON"),
+    (TEXT, {"prompt": "\ud800"}, 400, "half of a character"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
-    (TEXT, {"prompt": "a", "max_tokens": 10**9}, 400, "1000000000"),
-    (TEXT, {"prompt": "a", "max_tokens": 10**400}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": -2}, 400, "max_tokens is -2"),
     (TEXT, {"prompt": "a", "logit_bias": {"1" * 5000: 1}}, 400, "logit_bias"),
     (TEXT, {"prompt": "a", "priority": 10**20 - 1}, 400, "priority"),
     (TEXT, {"prompt": "a", "priority": 1}, 400, "--allow-priority"),
@@ -477,7 +481,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, 400, "102400000 answers"),
     (TEXT, {"prompt": "a" * 24_000_000}, 400, "the prompt is 24000000 bytes"),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 24_000_000}]}, 400, "bytes"),
-    (TEXT, {"prompt": "a", "max_tokens": "5"}, 400, "max_tokens is '5'"),
+    (TEXT, {"prompt": "a", "max_tokens": "x"}, 400, "max_tokens is 'x'"),
     (TEXT, {"prompt": "a", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens is 6"),
     (TEXT, {"prompt": "a", "temperature": -0.1}, 400, "-0.1"),
     (TEXT, {"prompt": "a", "temperature": 1e9}, 400, "temperature"),
@@ -500,7 +504,6 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "a", "logit_bias": {"5": 101}}, 400, "101"),
     (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "99999"),
     (TEXT, {"prompt": "a", "logprobs": 21}, 400, "21"),
-    (TEXT, {"prompt": "a", "logprobs": 0, "echo": True}, 400, "echo"),
     (TEXT, {"prompt": "a", "seed": 1.5}, 400, "1.5"),
     (TEXT, {"prompt": "a", "suffix": "z"}, 400, "suffix"),
     (TEXT, {"prompt": "a", "stream_options": {}}, 400, "stream: true"),
@@ -654,6 +657,19 @@ def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: 
         server.process.kill()
         _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too", 5)
         assert not socket_file.parent.exists()
+
+
+def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> None:
+    """Neither process can write to its log, and no dump can be written."""
+    log = Path("/dev/full")
+    with _server(tokenizer_folder, log, dumps="/proc") as server:
+        with pytest.raises(openai.InternalServerError, match="went wrong"):
+            server.client.completions.create(model="fake", prompt="BOOM")
+        _wait(lambda: _healthy(server.url), "it serves again")
+        answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+        server.process.terminate()
+        server.process.wait(EXIT_S)
 
 
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
