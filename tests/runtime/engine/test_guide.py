@@ -70,6 +70,7 @@ def test_forced_ids_are_known_before_anything_is_read() -> None:
     assert [ids_of(one.mask(i)) for i in range(4)] == [{7}, {STOP}, {69}, None]
     assert walk(one, 7, STOP) is Part.FORCED and walk(one, 69) is Part.ANSWER
     assert one.mask(3) is None and one.taken == 3
+    assert one.binds(2, 9) and not one.binds(3, 9)
 
 
 def test_another_token_than_the_forced_one_is_a_bug() -> None:
@@ -91,9 +92,9 @@ def test_a_budget_binds_from_its_end_on() -> None:
 
 def test_a_thought_that_ends_in_time_is_left_alone() -> None:
     one = guide(end_of_thought=MARK, close=CLOSE, budget=3, drafts=5)
-    assert one.binds(3) and not one.binds(2) and one.drafts == 5
+    assert one.binds(1, 3) and not one.binds(0, 2) and one.drafts == 5
     assert walk(one, 1, 2, MARK) is Part.ANSWER  # the mark is the third
-    assert one.mask(3) is None and not one.binds(500)
+    assert one.mask(3) is None and not one.binds(3, 500)
 
 
 def test_a_budget_of_nothing_closes_at_once_and_counts_behind_what_is_forced() -> None:
