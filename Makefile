@@ -82,4 +82,6 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check $(ORACLE_PIP_ARGS) '$(TORCH)' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check -e '.[oracle]' \
 	  || echo "torch or transformers is not to be had here: parity runs on golden files"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[trt]' \
+	  || echo "TensorRT-RTX is not to be had here: its tests skip"
 	@touch $@ $(VENV)/.run

@@ -17,12 +17,19 @@ from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
-from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.server import ServerOptions
+from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
+CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
+# The argument of the command line, and a key of the configuration file.
+FOLDER = Option(
+    "--engine", Group.TASK, "The engine folder; the embedded model by default.", metavar="FOLDER"
+)
 TASK = (
     Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
@@ -104,6 +111,33 @@ ANSWER = (
         needs=("--json", "which prints them"),
     ),
     Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
+)
+CHAT = (
+    Option(
+        "--reasoning",
+        Group.ANSWER,
+        "How the model marks its thoughts; auto: as its chat template does.",
+        click.Choice([AUTO, *REASONING]),
+        fills=(ChatOptions, "reasoning"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--tools",
+        Group.ANSWER,
+        "How the model writes tool calls; auto: as its chat template teaches.",
+        click.Choice([AUTO, *TOOLS]),
+        fills=(ChatOptions, "tools"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--think-budget",
+        Group.ANSWER,
+        "Tokens of thought at most, where a request does not say; then it answers.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ChatOptions, "think_budget"),
+        modes=CHATTING,
+    ),
 )
 ENGINE = (
     Option(
@@ -223,6 +257,39 @@ SERVER = (
         float,
         fills=(ServerOptions, "drain_timeout_s"),
     ),
+    Option(
+        "--watchdog-s",
+        Group.SERVER,
+        "Seconds without a step after which the engine is ended and started again; 0: never. By"
+        " default 10, and 60 on a CPU.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "watchdog_s"),
+    ),
+    Option(
+        "--restarts",
+        Group.SERVER,
+        "How often within ten minutes an engine that died is started again.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ServerOptions, "restarts"),
+    ),
+    Option(
+        "--restart-wait",
+        Group.SERVER,
+        "Seconds that a request may wait for an engine that is started again.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "restart_wait_s"),
+    ),
+    Option(
+        "--dumps",
+        Group.SERVER,
+        "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
+        click.Path(file_okay=False, exists=True),
+        metavar="FOLDER",
+        fills=(ServerOptions, "dumps"),
+    ),
 )
 SECURITY = (
     Option(
@@ -234,14 +301,48 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
+    Option(
+        "--cors-origin",
+        Group.SECURITY,
+        "Let pages of this origin use the server from a browser; * for all. May be given "
+        "several times.",
+        many=True,
+        metavar="ORIGIN",
+        fills=(ServerOptions, "cors_origins"),
+        turn=tuple,
+    ),
+    Option(
+        "--tls-cert",
+        Group.SECURITY,
+        "Serve HTTPS with this certificate (PEM, with its chain).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_cert"),
+    ),
+    Option(
+        "--tls-key",
+        Group.SECURITY,
+        "The certificate's key (PEM, without a password).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_key"),
+    ),
 )
 LOGGING: tuple[Option, ...] = ()
-OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
     """How to serve. Raises OptionError for values that contradict each other."""
-    return fill(ServerOptions, OPTIONS, values, engine=engine_options(values))
+    return fill(
+        ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
+    )
+
+
+def chat_options(values: Mapping[str, Any]) -> ChatOptions:
+    """How to take conversations."""
+    return fill(ChatOptions, OPTIONS, values)
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:

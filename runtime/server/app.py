@@ -5,62 +5,87 @@ Knows HTTP; how a request runs is in `endpoints.py`, what it means in `service.p
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
-from spark_engine.runtime.server.api.answers import error
+from spark_engine.runtime.server.api.paths import in_the_form_of, no_such_path
 from spark_engine.runtime.server.api.routes import ROUTES, Route
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
+from spark_engine.runtime.server.keys import Keyring, LimitReached, Unauthorised
 from spark_engine.runtime.server.problems import error_response
+from spark_engine.runtime.server.request_ids import RequestIds
+from spark_engine.runtime.server.visits import Listener, Visits, admit, note_problem, note_route
 
-OPEN_PATHS = frozenset(route.path for route in ROUTES if route.open)
+ASK_AGAIN_S = 600  # what a browser may remember of what is allowed
 
 
-def create_app(endpoints: Endpoints, api_key: str | None = None) -> FastAPI:
-    """The application. With `api_key` all paths but the open ones ask for it as a bearer token."""
+def create_app(
+    endpoints: Endpoints,
+    keys: Keyring | None = None,
+    listeners: Sequence[Listener] = (),
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application. All paths but the open ones ask for one of `keys`, where there are any.
+
+    `listeners` are told of every request that has ended. `origins`: pages of these may use the
+    server from a browser (`*`: of all).
+    """
+    keys, metrics = keys or Keyring(), endpoints.service.metrics
+    metrics.add_routes((route.method, route.path) for route in ROUTES)
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
-    if api_key is not None:
-        app.middleware("http")(_key_check(api_key))
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=sorted({route.method for route in ROUTES}),
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=ASK_AGAIN_S,
+        )
+    app.add_middleware(Visits, metrics=metrics, listeners=listeners)
+    app.add_middleware(RequestIds)  # the outermost
     for route in ROUTES:
-        app.add_route(route.path, _handler(endpoints, route), methods=[route.method])
+        app.add_route(route.path, _handler(endpoints, keys, route), methods=[route.method])
     return app
 
 
-def _handler(endpoints: Endpoints, route: Route) -> Callable[[Request], Awaitable[Response]]:
+def _handler(
+    endpoints: Endpoints, keys: Keyring, route: Route
+) -> Callable[[Request], Awaitable[Response]]:
+    metrics, counts = endpoints.service.metrics, route.method == "POST"
+
     async def handle(request: Request) -> Response:
-        return await route.run(endpoints, request)
+        try:
+            note_route(route.path)
+            if not route.open:
+                admit(request.headers, keys, counts, metrics)
+            return await route.run(endpoints, request)
+        except Exception as problem:  # here it still has its request's name
+            return await _on_error(request, problem)
 
     return handle
 
 
-async def _on_error(_: Request, problem: Exception) -> Response:
+async def _on_error(request: Request, problem: Exception) -> Response:
+    path = request.url.path
+    if isinstance(problem, HTTPException) and problem.status_code in (404, 405):
+        problem = no_such_path(request.method, path)
     status, body = error_response(problem)
+    note_problem(body["error"])
+    body = in_the_form_of(path, status, body)
     response = json_response(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"
+    elif isinstance(problem, LimitReached):
+        response.headers["Retry-After"] = str(math.ceil(problem.retry_s))
+    elif isinstance(problem, Unauthorised):
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
-
-
-def _key_check(
-    api_key: str,
-) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    wanted = api_key.encode()
-
-    async def check(
-        request: Request, proceed: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        known = hmac.compare_digest(key.strip().encode("latin-1"), wanted)
-        if request.url.path in OPEN_PATHS or (known and scheme.lower() == "bearer"):
-            return await proceed(request)
-        words = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-        return json_response(error(words, "authentication_error", code="invalid_api_key"), 401)
-
-    return check

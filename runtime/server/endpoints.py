@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.problems import LEFT, Draining, TooLarge, error_response
+from spark_engine.runtime.server.problems import (
+    LEFT,
+    Draining,
+    TooLarge,
+    UnknownEncoding,
+    error_response,
+)
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.visits import note_problem
 
 MAX_BODY = 32 << 20  # bytes
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
@@ -27,24 +38,28 @@ Compute = Callable[[Service, bytes], Awaitable[Json]]
 
 
 class Bodies:
-    """Reads bodies. Large ones share what memory there is for them; small ones always fit."""
+    """Reads bodies of up to `most` bytes. Large ones share what memory there is for them; small
+    ones always fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most or MAX_BODY
         self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body, which counts until the block is left. Raises TooLarge or Busy."""
-        too_large = TooLarge(f"the body is over {MAX_BODY} bytes; send a shorter prompt")
+        too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
+        unpack = _unpacker(request.headers.get("content-encoding", ""))
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 12 or int(declared) > MAX_BODY):
+        if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
         parts, size, large = [], 0, 0
         try:
-            async for part in request.stream():
+            async for sent in request.stream():
+                part = unpack(sent, self.most + 1 - size)
                 parts.append(part)
                 size += len(part)
-                if size > MAX_BODY:
+                if size > self.most:
                     raise too_large
                 more = max(0, size - SMALL_BODY) - large
                 large, self.large = large + more, self.large + more
@@ -55,12 +70,32 @@ class Bodies:
             self.large -= large
 
 
-class Endpoints:
-    """The endpoints over one service. `draining` turns new work away."""
+def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
+    """What makes a body's next bytes, at most so many, of those that came. Raises UnknownEncoding,
+    and its result BadField."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return lambda sent, _: sent
+    if name not in ("gzip", "x-gzip", "deflate"):
+        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, or by gzip"
+        raise UnknownEncoding(words)
+    machine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
 
-    def __init__(self, service: Service) -> None:
+    def unpack(sent: bytes, most: int) -> bytes:
+        try:
+            return machine.decompress(sent, max(1, most))
+        except zlib.error as error:
+            raise BadField(f"the body is not valid {name}: {error}") from None
+
+    return unpack
+
+
+class Endpoints:
+    """The endpoints over one service; `max_body` in bytes. `draining` turns new work away."""
+
+    def __init__(self, service: Service, max_body: int | None = None) -> None:
         self.service = service
-        self._bodies = Bodies()
+        self._bodies = Bodies(max_body)
         self.draining = False
 
     @property
@@ -76,6 +111,21 @@ class Endpoints:
         if reason is None:
             return json_response({"status": "ok"})
         return json_response({"status": "unhealthy", "reason": reason}, 503)
+
+    def ready(self) -> Response:
+        """200 only while a new request would be taken at once: the queue has room, too."""
+        service = self.service
+        room = service.info.limits.max_seqs + service.client.max_queue
+        if service.open >= room:
+            words = f"{service.open} requests run or wait; there is room for {room}"
+            return json_response({"status": "unready", "reason": words}, 503)
+        return self.health()
+
+    def load(self) -> Response:
+        """How many requests run or wait."""
+        stats = self.service.client.stats
+        counts = {"running": stats.running, "waiting": stats.waiting}
+        return json_response({"server_load": self.service.open, **counts})
 
     def metrics(self) -> Response:
         """Prometheus' text format."""
@@ -110,7 +160,7 @@ class Endpoints:
         first = await anext(events)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         sent = self._events(reply, first, events)
-        return StreamingResponse(sent, media_type="text/event-stream", headers=headers)
+        return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
 
     async def _events(
         self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
@@ -123,7 +173,9 @@ class Endpoints:
                 yield event
                 trace.span("loop", "send", start)
         except Exception as problem:  # the status line is gone: the error goes into the stream
-            yield reply.last_words(*error_response(problem))
+            status, answer = error_response(problem)
+            note_problem(answer["error"])
+            yield reply.last_words(status, answer)
         finally:
             reply.close()
 
@@ -147,6 +199,21 @@ class Endpoints:
             for task in (answer, gone):
                 task.cancel()
             await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+class _Stream(StreamingResponse):
+    """The events of `reply`, of which nothing stays: a client that has left before the first was
+    sent leaves their iterator unbegun."""
+
+    def __init__(self, reply: Reply, events: AsyncIterator[bytes], **given: Any) -> None:
+        super().__init__(events, **given)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._reply.close()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from spark_engine.errors import RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import (
@@ -22,18 +25,20 @@ from spark_engine.runtime.server.api.common import (
     fold_seed,
     room_after,
     sampling,
+    scored,
 )
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.client import Busy, EngineClient
+from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.kept import Kept
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
@@ -41,16 +46,20 @@ from spark_engine.runtime.text.turns import Turns
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
 LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
+MOST_CHARACTERS = 4 << 20  # of a text that is tokenised whole: a token of each takes some 300 bytes
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat that was read: its choices, and what takes each answer apart."""
+    """A chat that was read: its choices, what takes each answer apart, and whether thoughts are
+    shown."""
 
     choices: tuple[Choice, ...]
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
+    shown: bool
+    thinking: bool  # the prompt ends inside a thought
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,10 @@ class Running:
         """Cancels what has not finished. May be called twice."""
         self.generation.close()
 
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        self.generation.cancel()
+
     @property
     def usage(self) -> Json:
         """Tokens so far, and drafts where the engine makes any.
@@ -89,7 +102,7 @@ class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
     `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
-    others; without, one that asks for it is refused.
+    others; without, one that asks for it is refused. `chat`: how conversations are taken.
     """
 
     def __init__(
@@ -101,20 +114,25 @@ class Service:
         names: Sequence[str],
         timeout_s: float | None = None,
         allow_priority: bool = False,
+        chat: ChatOptions | None = None,
     ) -> None:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = int(time.time())
-        self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
+        self.created = self.now()
+        self.kept = Kept()
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
-        self._template = template
+        self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:
@@ -125,6 +143,10 @@ class Service:
     def max_model_len(self) -> int:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
+
+    def now(self) -> int:
+        """Seconds since 1970, as answers say when they were made."""
+        return int(time.time())
 
     def close(self) -> None:
         """Ends the threads."""
@@ -145,18 +167,29 @@ class Service:
 
     async def converse(self, job: ChatJob, deadline: Deadline) -> Conversation:
         """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
-        tokenizer, most = self.need_tokenizer(), self.max_model_len
 
         def read() -> Conversation:
-            text = self.render(job.messages, job.offered, job.chat_template_kwargs)
-            ids = encode_within(tokenizer, text, most)
-            thinking, known = text.rstrip().endswith(THINK), tokenizer.marks.values()
-            choices = self.choices(job, ids)
-            tools = job.offered or ()
-            parsers = [ReplyParser(thinking, tools, tokens=known) for _ in choices]
-            return Conversation(tuple(choices), tuple(parsers), len(ids))
+            reading = self.reader.read(job)
+            ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
+            choices, parsers = [], []
+            for choice in self.choices(job, ids, reading.constraint):
+                parsers.append(reading.parser())
+                choices.append(replace(choice, ended=parsers[-1].has_ended))
+            return Conversation(
+                tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
+            )
 
         return await self.read(read, deadline)
+
+    async def count(self, job: ChatJob) -> int:
+        """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
+        check(job)
+        tokenizer = self.need_tokenizer()
+
+        def read() -> int:
+            return len(tokenizer.encode(self.reader.read(job).text[:MOST_CHARACTERS]))
+
+        return await self.aside(read)
 
     async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""
@@ -209,34 +242,51 @@ class Service:
             raise BadField(words, "messages", "context_length_exceeded")
         return job
 
-    def choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
+    def choices(
+        self, body: Body, ids: Sequence[int], bound: ConstraintSpec | None = None
+    ) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
+        binds their answers."""
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
+        marks, forced = self._turns.marks(prompt), prompt[1:] if body.scores_prompt() else ()
+        if body.scores_prompt():
+            params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
+            bound = msgspec.structs.replace(bound, forced=forced)
+            prompt, marks = prompt[:1], ()
+        tokenizer = None if body.detokenize is False else self.tokenizer
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
-        marks = self._turns.marks(prompt)
+        stops = bool(body.include_stop_str_in_output)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(self.tokenizer, own, eos, skip)
-            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
+            stream = TextStream(tokenizer, own, eos, skip, stops, len(forced))
+            request = Request(prompt, own, body.priority or 0, marks, bound)
+            found.append(Choice(request, stream))
         return found
 
-    def ids_of(self, prompt: str | list[int]) -> list[int]:
-        """A prompt's token ids. Raises BadField for one that cannot fit."""
+    def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
+        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
+        room for one token. Raises BadField for one that cannot fit."""
+        most = self.max_model_len
+        if last is None:
+            if isinstance(prompt, str):
+                return encode_within(self.need_tokenizer(), prompt, most)
+            room_after(prompt, self.info.limits)
+            return prompt
+        if last >= most:
+            words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
+            raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
         if isinstance(prompt, str):
-            return encode_within(self.need_tokenizer(), prompt, self.max_model_len)
-        room_after(prompt, self.info.limits)
-        return prompt
+            prompt = self.need_tokenizer().encode(prompt[-MOST_CHARACTERS:])
+        return prompt[-(last if last > 0 else most - 1) :]
 
     def render(
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
     ) -> str:
         """Messages as a prompt. Raises RequestError."""
-        if self._template is None:
-            raise RequestError("this engine has no chat template; use /v1/completions")
-        return self._template.render(messages, tools, options)
+        return self.reader.template.render(messages, tools, options)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""

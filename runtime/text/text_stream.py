@@ -28,7 +28,8 @@ class TextStream:
     """The text of one choice. Without a tokenizer it is always empty.
 
     `eos` are the model's end ids. The id that ended the answer is counted and reported, but is
-    not part of the text; nor is a stop string. Stop strings count from `min_tokens` on.
+    not part of the text unless `keep_stop`; nor is a stop string. Those count from `min_tokens` on.
+    The first `forced` tokens are the prompt's own, which was to be scored: they are kept aside.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class TextStream:
         params: SamplingParams,
         eos: tuple[int, ...],
         skip_special: bool = True,
+        keep_stop: bool = False,
+        forced: int = 0,
     ) -> None:
         self._marks = tokenizer.marks if tokenizer else {}
         self._places: list[int] = []
@@ -44,6 +47,9 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
+        self._keep_stop = keep_stop
+        self._forced = forced
+        self.scored: list[Event] = []  # the forced tokens
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # drafts that were verified, and those kept
@@ -57,6 +63,9 @@ class TextStream:
         """
         text, tokens = "", []
         for event in events:
+            if len(self.scored) < self._forced and event.token is not None:
+                self._set_aside(event)
+                continue
             text += self._take(event)
             if event.token is not None:
                 tokens.append(event)
@@ -64,6 +73,11 @@ class TextStream:
                 break
         places, self._places = tuple(self._places), []
         return Piece(text, tuple(tokens), self.finish, self._stops.matched, places)
+
+    def _set_aside(self, event: Event) -> None:
+        self.scored.append(event)
+        self.cached = max(self.cached, event.cached)
+        self.finish = event.finish
 
     def _take(self, event: Event) -> str:
         self.tokens += event.token is not None
@@ -74,6 +88,7 @@ class TextStream:
         self.finish = event.finish
         if self._stops.matched is not None:
             self.finish = FinishReason.STOP
+            text += self._stops.matched if self._keep_stop else ""
         elif event.finish is not None:
             text += self._stops.flush()
         return text
@@ -82,6 +97,7 @@ class TextStream:
         if self._detokenizer is None:
             return ""
         ended = event.finish is FinishReason.STOP and event.token in self._stop_ids
+        ended = ended and not self._keep_stop
         text = "" if event.token is None or ended else self._detokenizer.push([event.token])
         self._length += len(text)
         if text and event.token is not None and (mark := self._marks.get(event.token)):

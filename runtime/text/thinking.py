@@ -20,7 +20,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
+
 from spark_engine.errors import RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.text.reply_formats import Thoughts
+from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
 # Tokens of thought at most; None leaves the limit to the server. `none` does not think at all.
@@ -91,6 +96,30 @@ class Thinking:
         unlimited = limit is None or limit == UNLIMITED or enabled is False
         return cls(enabled, None if unlimited else limit, options, said.shown)
 
+    def bind(
+        self, spec: ConstraintSpec | None, tokenizer: Tokenizer, thoughts: Thoughts | None
+    ) -> ConstraintSpec | None:
+        """What binds an answer, with this budget. `spec` is what else does; `thoughts` are the
+        marks where the prompt ends inside an open thought, else None.
+
+        A grammar starts behind the thought. A thought that was switched off and is open all the
+        same ends at once. Raises RequestError when there is no token to know a thought's end by.
+        """
+        budget = 0 if self.enabled is False else self.budget
+        if thoughts is None or (spec is None and budget is None):
+            return spec
+        end = tokenizer.id_of(thoughts.end)
+        if end is None:
+            words = f"this engine's tokenizer has no token {thoughts.end!r}: a thought can neither"
+            raise RequestError(f"{words} be limited nor told from an answer in a given form")
+        close = thoughts.close if budget else f"\n{thoughts.end}\n\n"
+        return msgspec.structs.replace(
+            spec or ConstraintSpec(),
+            end_of_thought=end,
+            close=() if budget is None else tuple(tokenizer.encode(close)),
+            budget=budget,
+        )
+
 
 class _Said:
     """What the switches of one request say together."""
@@ -139,7 +168,7 @@ class _Said:
             self._switches.append((place, _flag(place, value)))
             return
         kind = value.get("type", "enabled")
-        if kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in _TYPES:
             known = "'enabled', 'disabled' or 'adaptive'"
             raise _error(place, f"{place}.type is {_short(kind)}; it must be {known}")
         self._switch(f"{place}.type", _TYPES[kind])

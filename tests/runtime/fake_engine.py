@@ -49,6 +49,7 @@ class FakeEngine:
         self._steps = 0
         self._rounds = 0
         self._slow = self._stuck = False
+        self.begun: list[tuple[int, float]] = []
 
     @property
     def idle(self) -> bool:
@@ -71,11 +72,14 @@ class FakeEngine:
 
     def step(self) -> list[Event]:
         time.sleep(SLOW_S if self._slow else STEP_S)
+        self.begun = []
         if self._stuck:
             return []
         self._steps += 1
         events, self._ends = self._ends, []
-        for number in list(self._live)[:SLOTS]:
+        rows, now = list(self._live)[:SLOTS], time.monotonic()
+        self.begun = [(n, now) for n in rows if self._live[n][2] == 0]
+        for number in rows:
             events += self._round(number)
         return events
 
@@ -111,9 +115,8 @@ class FakeEngine:
         logprob = None if params.logprobs is None else -0.5
         return Event(number, token, logprob, top, finish, cached=cached)
 
-    def fail(self, message: str) -> list[Event]:
-        gone, self._live = self._live, {}
-        return [Event(n, finish=FinishReason.ERROR, message=message) for n in gone]
+    def state(self) -> dict[str, Any]:
+        return {"live": list(self._live)}
 
     def stats(self) -> dict[str, Any]:
         running = min(len(self._live), SLOTS)

@@ -1,0 +1,117 @@
+"""From a conversation that is to be answered to its prompt, what binds its answer, and what takes
+the answer apart.
+
+Knows the chat template, the forms of thoughts and calls, and the switches of a request that change
+them. Knows no engine and no API's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spark_engine.errors import OptionError, RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.text.chat import ChatTemplate, Ending
+from spark_engine.runtime.text.reply_formats import AUTO, Formats
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.thinking import FIELDS, Thinking
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+_TAIL = 8  # tokens that surely hold the mark of a thought, and white space behind it
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a server takes conversations.
+
+    Attributes:
+        reasoning: the form of thoughts, a row of `reply_formats` or "auto".
+        tools: the form of calls, likewise.
+        think_budget: tokens of thought at most where a request does not say; None: no limit.
+    """
+
+    reasoning: str = AUTO
+    tools: str = AUTO
+    think_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A conversation that was read. `parser` makes what takes one answer to it apart; `shown`:
+    thoughts are part of the answer; `thinking`: the prompt ends inside one."""
+
+    text: str
+    constraint: ConstraintSpec | None
+    parser: Callable[[], ReplyParser]
+    shown: bool
+    thinking: bool
+
+
+class Reader:
+    """Reads conversations for one template and tokenizer. Thread-safe: nothing changes."""
+
+    def __init__(
+        self, template: ChatTemplate | None, tokenizer: Tokenizer | None, options: ChatOptions
+    ) -> None:
+        """Raises OptionError for a form that is not known, or a budget that cannot be held."""
+        source = None if template is None else template.source
+        self.formats = Formats.of(source, options.reasoning, options.tools)
+        self._template = template
+        self._tokenizer = tokenizer
+        self._budget = options.think_budget
+        thoughts = self.formats.thoughts
+        holds = thoughts is not None and tokenizer and tokenizer.id_of(thoughts.end) is not None
+        if self._budget is not None and not holds:
+            words = f"--think-budget is {self._budget}, but this engine has no token that ends a"
+            raise OptionError(f"{words} thought: leave it out")
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Raises RequestError where the engine has none."""
+        if self._template is None:
+            raise RequestError("this engine has no chat template; use /v1/completions")
+        return self._template
+
+    def read(self, job: ChatJob) -> Reading:
+        """Raises RequestError for messages and switches that are malformed or contradictory."""
+        template, tokenizer = self.template, self._tokenizer
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        given = {name: getattr(job, name) for name in FIELDS}
+        thinking = Thinking.of(given, job.chat_template_kwargs, self._budget)
+        ending = Ending.of(job.add_generation_prompt, job.continue_final_message)
+        tools, thoughts = job.offered or (), self.formats.thoughts
+        prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
+        constraint = thinking.bind(None, tokenizer, thoughts if prompt.thinking else None)
+        parallel = job.parallel_tool_calls is not False
+        parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
+        return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
+
+    def parser(
+        self,
+        thinking: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        fresh: bool = True,
+        parallel: bool = True,
+    ) -> ReplyParser:
+        """What takes one answer apart; the arguments are those of `ReplyParser`."""
+        known = () if self._tokenizer is None else self._tokenizer.marks.values()
+        return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt's token ids end inside an open thought."""
+        thoughts, tokenizer = self.formats.thoughts, self._tokenizer
+        if thoughts is None or tokenizer is None:
+            return False
+        return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(thoughts.start)
+
+    def bound(self, thinking: bool) -> ConstraintSpec | None:
+        """What binds an answer to a prompt that says nothing of thoughts itself; `thinking`: it
+        ends inside an open one."""
+        if self._tokenizer is None or not thinking:
+            return None
+        return Thinking(budget=self._budget).bind(None, self._tokenizer, self.formats.thoughts)
