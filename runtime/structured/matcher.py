@@ -90,13 +90,13 @@ class Grammars:
     """
 
     def __init__(self, load: Callable[[], Tokenizer], vocab: int, eos: Sequence[int]) -> None:
-        """`vocab` is the engine's, `eos` the ids that end an answer. The tokenizer is loaded, and
-        made ready for masks, in a thread that begins now."""
+        """`vocab` is the engine's, `eos` the ids that end an answer."""
         self._load, self._vocab, self._eos = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._count = 0  # of the tokenizer's ids
         self._slots = threading.BoundedSemaphore(AT_ONCE)
-        self._ready: Future[LLTokenizer] = _run(self._open, "grammars")
+        self._opened: Future[LLTokenizer] | None = None
 
     @classmethod
     def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
@@ -141,45 +141,49 @@ class Grammars:
             return str(error)
         return ""
 
-    def wait(self) -> None:
-        """Until the tokenizer is ready. Raises what loading it raises."""
-        self._ready.result()
+    def begin(self) -> None:
+        """Loads the tokenizer, and makes it ready for masks, in a thread of its own; else the first
+        grammar does."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = _run(self._open, "grammars")
+
+    @property
+    def _tokens(self) -> LLTokenizer:
+        """Waits until it is ready. Raises what loading raises."""
+        self.begin()
+        assert self._opened is not None
+        return self._opened.result()
 
     def _own(self, made: LLMatcher) -> Matcher:
-        return Matcher(made.deep_copy(), self._ready.result().vocab_size)
+        return Matcher(made.deep_copy(), self._count)
 
     def _wait_for(self, grammar: str) -> LLMatcher:
         """Compiled beside; a few at once, and for so long."""
-        self._ready.result()
+        tokens = self._tokens
         if self._slots.acquire(timeout=MOST_S):
-            future = _run(lambda: self._compile(grammar), "grammar")
+            future = _run(lambda: _compile(tokens, grammar), "grammar")
             future.add_done_callback(lambda _: self._slots.release())
             with contextlib.suppress(TimeoutError):
                 return future.result(MOST_S)
         raise RequestError(f"it did not become a grammar within {MOST_S:g} s: make it simpler")
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        made = LLMatcher(self._ready.result(), grammar, log_level=0, limits=_limits())
-        made.compute_bitmask()  # what it learns by it, its copies know
-        if made.is_error():
-            raise RequestError(_plain(made.get_error()))
-        return made
-
     def _open(self) -> LLTokenizer:
         if not self._eos:
             raise RequestError("this engine has no end token, which an answer of a form needs")
-        wrapped = TokenizerWrapper(_Tokens(self._load(), self._vocab, self._eos))
-        return LLTokenizer(wrapped, eos_token=list(self._eos), slices=list(SLICES))
+        wrapped = _Tokens(self._load(), self._vocab, self._eos)
+        made = LLTokenizer(wrapped, eos_token=list(self._eos), slices=list(SLICES))
+        self._count = made.vocab_size
+        return made
 
 
-class _Tokens:
+class _Tokens(TokenizerWrapper):
     """A tokenizer as llguidance looks at it. Marks of thoughts and calls are no text: only the
     token itself is one."""
 
-    bos_token_id = None
-
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
+        # the library's own would tokenise a text to see what it may ask
+        self._tokenizer, self.is_tokenizer_wrapper, self.bos_token_id = tokenizer, True, None
         count = min(len(tokenizer), vocab)
         self.eos_token_id = eos[0]
         self.tokens = [tokenizer.token_bytes(i) for i in range(count)]
@@ -189,6 +193,15 @@ class _Tokens:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode())
+
+
+def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    made = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+    if not made.is_error():
+        made.compute_bitmask()  # what it learns by it, its copies know
+    if made.is_error():
+        raise RequestError(_plain(made.get_error()))
+    return made
 
 
 def _limits() -> LLParserLimits:

@@ -99,19 +99,25 @@ class _Search:
         if wrong:
             at, part, found = wrong[0]
             return self.down(part, at, found)
-        found: list[str] = []
-        for key in schema if isinstance(schema, Mapping) else ():
-            others = {k: v for k, v in schema.items() if k != key}
-            if key not in self._shared and self._left and not self._error(others):
-                found.append(key)
-        named = [key for key in found if key != "type"] or found
+        kept = {key: self._without(schema, key) for key in schema} if _is_map(schema) else {}
+        named = [key for key, error in kept.items() if error == "" and key not in self._shared]
+        # without its type a schema allows so much that nothing else is wrong
+        named = [key for key in named if key != "type"] or named
         return (join(place, named[0]) if named else place), error
 
-    def _error(self, part: Any) -> str:
+    def _without(self, schema: Mapping[str, Any], key: str) -> str | None:
+        return self._error({k: v for k, v in schema.items() if k != key})
+
+    def _error(self, part: Any) -> str | None:
+        """None where there is no more time to say."""
         if not self._left or time.monotonic() > self._until:
-            return ""
+            return None
         self._left -= 1
-        return self._error_of({**self._shared, **part} if isinstance(part, Mapping) else part)
+        return self._error_of({**self._shared, **part} if _is_map(part) else part)
+
+
+def _is_map(schema: Any) -> bool:
+    return isinstance(schema, Mapping)
 
 
 def _parts(schema: Any, place: str) -> Iterator[tuple[str, Any]]:
