@@ -91,7 +91,7 @@ class Grammars:
 
     def __init__(self, load: Callable[[], Tokenizer], vocab: int, eos: Sequence[int]) -> None:
         """`vocab` is the engine's, `eos` the ids that end an answer."""
-        self._load, self._vocab, self._eos = load, vocab, tuple(eos)
+        self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         self._count = 0  # of the tokenizer's ids
@@ -128,7 +128,7 @@ class Grammars:
         matcher = self(grammar)
         row = np.zeros(-(-self._vocab // _WORD), np.uint32)
         matcher.fill(row)
-        for end in self._eos:
+        for end in self.ends:
             row[end // _WORD] &= ~np.uint32(1 << end % _WORD)
         if not (row.any() or matcher.accepting):
             raise RequestError("no answer satisfies it")
@@ -169,10 +169,10 @@ class Grammars:
         raise RequestError(f"it did not become a grammar within {MOST_S:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
-        if not self._eos:
+        if not self.ends:
             raise RequestError("this engine has no end token, which an answer of a form needs")
-        wrapped = _Tokens(self._load(), self._vocab, self._eos)
-        made = LLTokenizer(wrapped, eos_token=list(self._eos), slices=list(SLICES))
+        wrapped = _Tokens(self._load(), self._vocab, self.ends)
+        made = LLTokenizer(wrapped, eos_token=list(self.ends), slices=list(SLICES))
         self._count = made.vocab_size
         return made
 
