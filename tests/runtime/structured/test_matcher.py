@@ -22,8 +22,8 @@ def _ids(words: Any) -> set[int]:
 
 def test_a_mask_holds_the_tokens_that_go_on_and_no_others() -> None:
     tokens, row = tokenizer(), np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32)
-    assert grammars()('start: "there"').fill(row)
-    begins = {"there"[:n].encode() for n in range(1, 6)}
+    assert grammars()('start: "there" | "a"').fill(row)
+    begins = {b"a", *("there"[:n].encode() for n in range(1, 6))}
     known = {i for i in range(len(tokens)) if tokens.token_bytes(i) in begins}
     assert _ids(row) == known and len(known) > 2
 
