@@ -111,7 +111,9 @@ class CallReader:
         self._state = State.CALL
 
     def _call(self, last: bool) -> bool:
-        marks: tuple[str, ...] = (self._form.end, self._form.start, FUNCTION)
+        marks: tuple[str, ...] = (self._form.end, self._form.start)
+        if self._raw or self._form.xml:
+            marks = (*marks, FUNCTION)
         if not self._raw:  # behind a function: models close more than they opened
             marks = (*marks, *STRAY)
         if (hit := self._in.begins(marks)) is not None:
