@@ -9,7 +9,8 @@
     JSON    calls written as objects, passed on when they are whole
 
 What turns out to be no call before its name is known is given back as it was written; without the
-marks of a call the name must be that of a tool. One that is cut off later keeps the arguments that came, without the closing brace: nobody runs half of it.
+marks of a call the name must be that of a tool. A call that is cut off later keeps the arguments
+that came, without the closing brace: nobody runs half of it.
 """
 
 from __future__ import annotations
