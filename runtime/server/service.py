@@ -250,7 +250,8 @@ class Service:
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
-        marks, forced = self._turns.marks(prompt), prompt[1:] if body.scores_prompt() else ()
+        marks = self._turns.marks(prompt)
+        forced = prompt[1:] if body.scores_prompt() else ()
         if body.scores_prompt():
             params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
             bound = msgspec.structs.replace(bound, forced=forced)

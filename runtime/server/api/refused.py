@@ -14,7 +14,7 @@ import msgspec
 
 from spark_engine.runtime.server.api.fields import BadField, short
 
-_ABSENT = msgspec.Raw()
+_ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
 _SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
 _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
@@ -95,10 +95,8 @@ class Refused(msgspec.Struct, kw_only=True):
     def check_refused(self) -> None:
         """Raises BadField for a field that asks for something."""
         for name, (neutral, instead) in REFUSED.items():
-            raw: msgspec.Raw = getattr(self, name)
-            if raw is _ABSENT or not bytes(raw):
+            if not (data := bytes(getattr(self, name))):
                 continue
-            data = bytes(raw)
             value = msgspec.json.decode(data) if len(data) <= _SHOWN else data[:80]
             if value is None or any(value == v and type(value) in _kinds(v) for v in neutral):
                 continue
