@@ -16,6 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
@@ -260,8 +261,7 @@ SERVER = (
     Option(
         "--watchdog-s",
         Group.SERVER,
-        "Seconds without a step after which the engine is ended and started again; 0: never. By"
-        " default 10, and 60 on a CPU.",
+        "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
         fills=(ServerOptions, "watchdog_s"),
@@ -286,7 +286,7 @@ SERVER = (
         "--dumps",
         Group.SERVER,
         "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
-        click.Path(file_okay=False, exists=True),
+        click.Path(file_okay=False),
         metavar="FOLDER",
         fills=(ServerOptions, "dumps"),
     ),
@@ -301,6 +301,7 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
+    *KEYS,
     Option(
         "--cors-origin",
         Group.SECURITY,
@@ -328,7 +329,6 @@ SECURITY = (
         fills=(ServerOptions, "tls_key"),
     ),
 )
-LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)
 

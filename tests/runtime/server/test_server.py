@@ -659,6 +659,19 @@ def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: 
         assert not socket_file.parent.exists()
 
 
+def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> None:
+    """Neither process can write to its log, and no dump can be written."""
+    log = Path("/dev/full")
+    with _server(tokenizer_folder, log, dumps="/proc") as server:
+        with pytest.raises(openai.InternalServerError, match="went wrong"):
+            server.client.completions.create(model="fake", prompt="BOOM")
+        _wait(lambda: _healthy(server.url), "it serves again")
+        answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+        server.process.terminate()
+        server.process.wait(EXIT_S)
+
+
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:
     with _server(tokenizer_folder) as server:
         result = _ask_in_thread(server, "SLOW", max_tokens=150)
