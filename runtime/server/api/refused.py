@@ -27,6 +27,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "logits_processors": (([],), "use logit_bias, response_format or structured_outputs"),
         "chat_template": ((), "the engine's own template is used: render it yourself and "
                               "send the text to /v1/completions"),
+        "documents": (([],), "put their text into a message"),
+        "logprob_token_ids": (([],), "use logprobs or top_logprobs"),
         "cache_salt": ((), "the prefix cache is shared by all clients: start the server with "
                            "--no-cache"),
         "prompt_embeds": ((), "send text or token ids"),
@@ -65,6 +67,8 @@ class Refused(msgspec.Struct, kw_only=True):
     bad_words: msgspec.Raw = _ABSENT
     logits_processors: msgspec.Raw = _ABSENT
     chat_template: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    logprob_token_ids: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
     kv_transfer_params: msgspec.Raw = _ABSENT

@@ -14,6 +14,7 @@ from spark_engine.runtime.server.api import chat, completions, messages, models,
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
 from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.responses import ResponsesBody
@@ -65,6 +66,8 @@ def _kept(work: Callable[[Service, str], Json]) -> Run:
     """What concerns one answer that is kept."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise BadField("an answer that is kept is not streamed; leave stream out", "stream")
         return json_response(work(endpoints.service, request.path_params["id"]))
 
     return run

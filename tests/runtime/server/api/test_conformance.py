@@ -95,6 +95,10 @@ SHARED: Mapping[str, Row] = {
     "frequency_penalty": _param(0.5, "frequency"),
     "repetition_penalty": _param(1.5, "repetition"),
     "logit_bias": _param({"5": 2.0}, "logit_bias", {5: 2.0}),
+    "allowed_token_ids": (
+        [5, 9, 7, 8],
+        lambda a: a.request.constraint.grammar == "start: <[5,7-9]>*",  # type: ignore[union-attr]
+    ),
     "seed": _param(77, "seed"),
     "stream": (True, lambda a: a.text.startswith("data: {")),
     "stream_options": (
@@ -161,6 +165,7 @@ CHAT: Mapping[str, Row] = {
             and a.choice["finish_reason"] == "function_call"
         ),
     ),
+    "echo": _refused(True, "no message of yours"),
     "function_call": ("none", lambda a: "weather" not in a.prompt, {"functions": [TOOL]}),
     "parallel_tool_calls": (
         False,

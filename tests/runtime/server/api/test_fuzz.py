@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, settings
 from tests.runtime.server.api.asking import THOUGHT, Asking
 
 FUZZ = "fuzz"  # the profile of `make fuzz`
-settings.register_profile(FUZZ, max_examples=1000)
 EXAMPLES = 6
 
 SERVER = Asking(THOUGHT + "Hello", context=512)
