@@ -97,8 +97,9 @@ class Running:
 class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
-    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With `allow_priority` a request may go before
-    others; without, one that asks for it is refused. `chat`: how conversations are taken.
+    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With
+    `allow_priority` a request may go before others; without, one that asks for it is refused.
+    `chat`: how conversations are taken.
     """
 
     def __init__(
