@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse newcomer served soak clean
+.PHONY: run test lint types mutants abuse newcomer served soak soak-server clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -61,6 +61,11 @@ served: $(VENV)/.test
 # quarter of an hour.
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
+
+# A server of the embedded model under everything at once, faults included: MINUTES, 30 by default.
+MINUTES ?= 30
+soak-server: $(VENV)/.test
+	$(BIN)/python -m tests.soak.server $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -261,8 +261,7 @@ SERVER = (
     Option(
         "--watchdog-s",
         Group.SERVER,
-        "Seconds without a step after which the engine is ended and started again; 0: never. By"
-        " default 10, and 60 on a CPU.",
+        "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
         fills=(ServerOptions, "watchdog_s"),
@@ -287,7 +286,7 @@ SERVER = (
         "--dumps",
         Group.SERVER,
         "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
-        click.Path(file_okay=False, exists=True),
+        click.Path(file_okay=False),
         metavar="FOLDER",
         fills=(ServerOptions, "dumps"),
     ),

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -29,7 +29,7 @@ MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
 _LOG = logging.getLogger(__name__)
 
 
-class OrtExecutor:
+class OrtExecutor(AtOnce):
     """Runs an ONNX model whose weights are external data in `folder`.
 
     Raises EngineError when onnxruntime refuses the model. `threads` 0: one per core.
@@ -107,7 +107,7 @@ class OrtExecutor:
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
-        apart, together = _random_step(header), _random_step(header)
+        apart, together = random_step(header), random_step(header)
         apart |= self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
         names = [s.name for s in (*header.states, *header.outputs)]
@@ -148,7 +148,7 @@ def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...
     return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
-def _random_step(header: EngineHeader) -> dict[str, Array]:
+def random_step(header: EngineHeader) -> dict[str, Array]:
     """Seeded buffers for one step in which every row works, on a slot and a page of its own.
 
     Only the slots and pages that the step may touch are wild, and the scratch ones: filling

@@ -49,6 +49,7 @@ class EngineCollector(Collector):
         yield self._gauge("spark:free_slots", stats.free_slots)
         yield self._gauge("spark:last_step_age_seconds", age)
         yield self._counter("spark:engine_steps", {"": stats.steps})
+        yield self._counter("spark:engine_restarts", {"": stats.restarts})
         yield self._counter("spark:engine_launches", stats.buckets, "bucket")
         yield self._counter("spark:padded_rows", {"": stats.padded_rows})
         yield from self._cache(stats)

@@ -197,6 +197,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 def _supervision(options: ServerOptions) -> Supervision:
     limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
     dumps = None if options.dumps is None else Path(options.dumps)
+    if dumps is not None and not dumps.is_dir():
+        raise OptionError(f"--dumps is {dumps}, which is no folder; make it, or name another")
     return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
 
 

@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from spark_engine.errors import RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import (
@@ -22,6 +25,7 @@ from spark_engine.runtime.server.api.common import (
     fold_seed,
     room_after,
     sampling,
+    scored,
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
@@ -170,10 +174,9 @@ class Service:
             reading = self.reader.read(job)
             ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
             choices, parsers = [], []
-            for choice in self.choices(job, ids):
+            for choice in self.choices(job, ids, reading.constraint):
                 parsers.append(reading.parser())
-                request = replace(choice.request, constraint=reading.constraint)
-                choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
+                choices.append(replace(choice, ended=parsers[-1].has_ended))
             return Conversation(
                 tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
             )
@@ -241,20 +244,28 @@ class Service:
             raise BadField(words, "messages", "context_length_exceeded")
         return job
 
-    def choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
+    def choices(
+        self, body: Body, ids: Sequence[int], bound: ConstraintSpec | None = None
+    ) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
+        binds their answers."""
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
-        skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        marks, forced = self._turns.marks(prompt), prompt[1:] if body.scores_prompt() else ()
+        if body.scores_prompt():
+            params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
+            bound = msgspec.structs.replace(bound, forced=forced)
+            prompt, marks = prompt[:1], ()
         tokenizer = None if body.detokenize is False else self.tokenizer
+        skip, seed = body.skip_special_tokens is not False, params.seed or 0
         stops = bool(body.include_stop_str_in_output)
-        marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(tokenizer, own, eos, skip, stops)
-            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
+            stream = TextStream(tokenizer, own, eos, skip, stops, len(forced))
+            request = Request(prompt, own, body.priority or 0, marks, bound)
+            found.append(Choice(request, stream))
         return found
 
     def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from spark_engine.builder.build import build
 from spark_engine.builder.executors import trt as builder_half
 from spark_engine.builder.plan.options import RTX, Options, target_for
-from spark_engine.engine_file import open_folder
+from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import EngineError, GraphError, OptionError
 from spark_engine.runtime.engine import load as load_module
 from spark_engine.runtime.engine.detect import runnable_targets
@@ -29,6 +29,7 @@ from spark_engine.runtime.engine.engine import Engine
 from spark_engine.runtime.engine.load import load
 from spark_engine.runtime.engine.request import Request, SamplingParams
 from spark_engine.runtime.executors import trt as runtime_half
+from spark_engine.runtime.executors.ort import random_step
 from spark_engine.trt_payload import TrtPayload
 from tests.checkpoints import write_checkpoint
 from tests.runtime import fake_trt
@@ -59,6 +60,21 @@ def told(folder: Path) -> list[list[int]]:
         return tokens
     finally:
         engine.close()
+
+
+def stepped(folder: Path, number: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Outputs and states after a wild step of one bucket."""
+    loaded = load(folder, threads=1)
+    try:
+        key = sorted(loaded.executors)[number]
+        executor = loaded.executors[key]
+        header = open_folder(folder, read_manifest(folder).target)
+        bucket = next(b for b in header.manifest.buckets if (b.family, b.rows) == key)
+        arrays = random_step(header.engine(bucket).header)
+        executor.run(arrays)
+        return {s.name: arrays[s.name] for s in (*executor.specs.outputs, *executor.specs.states)}
+    finally:
+        loaded.close()
 
 
 def build_with(patch: pytest.MonkeyPatch, checkpoint: Path, folder: Path) -> Path:
@@ -92,6 +108,12 @@ def test_it_says_what_onnxruntime_says(
     folder, gpu = build_with(monkeypatch, checkpoint, tmp_path / "rtx"), OneGpu({})
     run_with(monkeypatch, gpu)
     assert told(folder) == told(tmp_path / "cpu")
+    for number in range(3):
+        ours, theirs = (stepped(path, number) for path in (folder, tmp_path / "cpu"))
+        for name, array in theirs.items():
+            near = {"rtol": 0.01 if array.dtype.itemsize == 2 else 1e-4, "atol": 1e-4}
+            made, wanted = (a.astype(np.float64) for a in (ours[name], array))
+            np.testing.assert_allclose(made, wanted, **near, equal_nan=True, err_msg=name)
     assert gpu.held["memory"] == 0 and gpu.calls.count("wait") > 9
 
 
