@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -225,6 +226,22 @@ def test_stats_count_what_happened() -> None:
     assert isinstance(buckets, dict) and buckets["prefill_2"] == 3
     age = stats["last_step_age"]
     assert isinstance(age, float) and 0 <= age < 60
+
+
+def test_stats_show_every_bucket_from_the_start() -> None:
+    names = ["decode_1", "decode_2", "decode_4", "prefill_1", "prefill_2"]
+    assert make().stats()["buckets"] == dict.fromkeys(names, 0)
+
+
+def test_who_got_a_slot_is_said_once_and_when() -> None:
+    engine = make()
+    ids = [ask(engine, ignore_eos=True, seed=i) for i in range(2)]
+    before = time.monotonic()
+    engine.step()
+    assert [number for number, _ in engine.begun] == ids
+    assert all(before <= at <= time.monotonic() for _, at in engine.begun)
+    engine.step()
+    assert engine.begun == []
 
 
 def test_a_swapped_request_is_not_counted_as_waiting() -> None:
