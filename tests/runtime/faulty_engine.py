@@ -105,12 +105,12 @@ def open_faulty(folder: Path) -> worker.Opened:
         time.sleep(STEP_S)
         return step()
 
-    def poisoned(collected: Any) -> Any:
+    def poisoned(collected: Any, events: Any) -> Any:
         for one in collected:
             for row, seq in enumerate(one.batch.seqs):
                 if seq.request.prompt[0] == NAN:
                     one.outputs["ok"][row] = 0
-        return sampled(collected)
+        return sampled(collected, events)
 
     engine.step, loop._postprocess = slow_step, poisoned  # type: ignore[method-assign]
     return EngineInfo("faulty", LIMITS, fake.EOS), engine
