@@ -16,6 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
@@ -300,6 +301,7 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
+    *KEYS,
     Option(
         "--cors-origin",
         Group.SECURITY,
@@ -327,7 +329,6 @@ SECURITY = (
         fills=(ServerOptions, "tls_key"),
     ),
 )
-LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)
 

@@ -90,6 +90,7 @@ ONE_FILE = {
     },
     "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
     "aiohttp": {"bench/client.py"},
+    "opentelemetry": {"runtime/server/telemetry.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }

@@ -89,6 +89,7 @@ class Engine:
         self._loop = Loop(
             self.scheduler, self.memory, executors, self._masks, self.depth, self._trace
         )
+        self._buckets = [(key, f"{key[0]}_{key[1]}") for key in sorted(loaded.executors)]
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
         self._next_id = 0
@@ -200,7 +201,7 @@ class Engine:
         swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
         counted["rounds_by_k"] = dict(counts.rounds_by_k)
-        counted["buckets"] = {f"{f}_{rows}": n for (f, rows), n in counts.buckets.items()}
+        counted["buckets"] = {name: counts.buckets[key] for key, name in self._buckets}
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting) - swapped,

@@ -46,9 +46,11 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.endpoints import MAX_BODY, Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
+from spark_engine.runtime.server.logs import LogFormat, LogLevel
+from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.tls import check_tls
@@ -68,6 +70,7 @@ class ServerOptions:
     Attributes:
         names: what the model is called in requests; empty: the engine's name.
         max_queue: requests that may wait beyond those that run.
+        queue_timeout_s: what a request may wait until the engine begins with it.
         drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
         watchdog_s: silence, or work without a step, after which the engine process is ended and
             started again; 0: never; None: as long as suits the engine's executor.
@@ -78,6 +81,11 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
+        api_keys: a file with more keys, each with limits of its own; read again on SIGHUP.
+        max_model_len: tokens that a request may reach; None: as many as the engine holds.
+        max_body_mib: what a body may hold.
+        access_log: whether every request gets a line in the log.
+        traces: URL of an OpenTelemetry collector.
         cors_origins: pages of these may use the server from a browser; `*`: of all.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
         tls_key: the certificate's key, in PEM form without a password.
@@ -91,6 +99,7 @@ class ServerOptions:
     names: tuple[str, ...] = ()
     max_queue: int = 256
     timeout_s: float | None = None
+    queue_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     watchdog_s: float | None = None
     restarts: int = 5
@@ -100,6 +109,13 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
+    api_keys: str | None = None
+    max_model_len: int | None = None
+    max_body_mib: int = MAX_BODY >> 20
+    access_log: bool = False
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: LogLevel = LogLevel.INFO
+    traces: str | None = None
     cors_origins: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -142,13 +158,14 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
     listener = _bind(options.host, options.port)
-    _warn_without_api_key(options, listener)
+    keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
+    _warn_without_keys(keys, listener)
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service = None
     try:
-        info = await client.start()
+        info = shorten(await client.start(), options.max_model_len)
         names = options.names or (info.name,)
         service = Service(
             client,
@@ -159,13 +176,16 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.timeout_s,
             options.allow_priority,
             options.chat,
+            options.queue_timeout_s,
         )
-        endpoints = Endpoints(service)
-        app = create_app(endpoints, Keyring(None, options.api_key), origins=options.cors_origins)
+        endpoints = Endpoints(service, options.max_body_mib << 20)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
-        server = _Server(_config(app, connections, options), endpoints, client, options, name)
-        return await server.run_until_done(listener)
+        async with listeners(options.access_log, options.traces, names[0]) as told:
+            app = create_app(endpoints, keys, told, options.cors_origins)
+            server = _Server(_config(app, connections, options), endpoints, client, options, name)
+            with kept_keys(keys, service.metrics):
+                return await server.run_until_done(listener)
     finally:
         listener.close()
         if service is not None:
@@ -214,9 +234,9 @@ def _give_large_buffers_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
-def _warn_without_api_key(options: ServerOptions, listener: socket.socket) -> None:
+def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     address = listener.getsockname()[0]
-    if options.api_key is None and not ip_address(address).is_loopback:
+    if not keys.locked and not ip_address(address).is_loopback:
         words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 

@@ -101,7 +101,7 @@ class Running:
 class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
-    `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
+    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With `allow_priority` a request may go before
     others; without, one that asks for it is refused. `chat`: how conversations are taken.
     """
 
@@ -115,6 +115,7 @@ class Service:
         timeout_s: float | None = None,
         allow_priority: bool = False,
         chat: ChatOptions | None = None,
+        queue_s: float | None = None,
     ) -> None:
         self.client = client
         self.info = info
@@ -126,7 +127,7 @@ class Service:
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._queue_s = timeout_s, queue_s
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
@@ -157,7 +158,7 @@ class Service:
 
     def deadline(self) -> Deadline:
         """The time that a request which begins now may take."""
-        return Deadline(self._timeout_s)
+        return Deadline(self._timeout_s, self._queue_s)
 
     async def checked(self, data: bytes, check: Callable[[], T], deadline: Deadline) -> T:
         """What `check` makes of the body `data`."""
