@@ -15,8 +15,8 @@ import click
 
 from spark_engine.errors import OptionError
 from spark_engine.hints import near
-from spark_engine.runtime.option import Option
 from spark_engine.runtime.answer_options import ANSWER
+from spark_engine.runtime.option import Option
 from spark_engine.runtime.server.api.common import Body, check
 from spark_engine.runtime.talk_state import Conversation
 
