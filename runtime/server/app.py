@@ -24,6 +24,7 @@ from spark_engine.errors import RequestError, SparkError
 from spark_engine.runtime.server.client import Busy, EngineDied
 from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.generation import GenerationFailed
+from spark_engine.runtime.server.page.bundle import add_page, is_of_page
 from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.server.responses import Json, error
 from spark_engine.runtime.server.service import InFlight, Service, UnknownModel
@@ -80,8 +81,9 @@ class Bodies:
 class Endpoints:
     """The endpoints over one service. `draining` turns new work away."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, report: Json | None = None) -> None:
         self._service = service
+        self._report = report or {}
         self._created = int(time.time())
         self._bodies = Bodies()
         self.draining = False
@@ -103,6 +105,10 @@ class Endpoints:
     def metrics(self) -> Response:
         """Prometheus' text format."""
         return Response(self._service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    def report(self) -> Response:
+        """What the engine is: `runtime/server/page/report.py`."""
+        return _json(self._report)
 
     def models(self) -> Response:
         """Every name the engine is served under."""
@@ -170,8 +176,13 @@ class Endpoints:
         }
 
 
-def create_app(endpoints: Endpoints, service: Service, api_key: str | None = None) -> FastAPI:
-    """The application. With `api_key` all paths but the open ones ask for it as a bearer token."""
+def create_app(
+    endpoints: Endpoints, service: Service, api_key: str | None = None, page: bool = True
+) -> FastAPI:
+    """The application. With `api_key` all paths but the open ones ask for it as a bearer token.
+
+    `page`: with the page at `/`, which is open.
+    """
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -179,6 +190,8 @@ def create_app(endpoints: Endpoints, service: Service, api_key: str | None = Non
         app.middleware("http")(_key_check(api_key))
     _add_generation(app, endpoints, service)
     _add_information(app, endpoints)
+    if page:
+        add_page(app)
     return app
 
 
@@ -209,6 +222,10 @@ def _add_information(app: FastAPI, endpoints: Endpoints) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return endpoints.metrics()
+
+    @app.get("/report")
+    async def report() -> Response:
+        return endpoints.report()
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -264,7 +281,8 @@ def _key_check(
     ) -> Response:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         known = hmac.compare_digest(key.strip().encode("latin-1"), wanted)
-        if request.url.path in OPEN_PATHS or (known and scheme.lower() == "bearer"):
+        path = request.url.path
+        if path in OPEN_PATHS or is_of_page(path) or (known and scheme.lower() == "bearer"):
             return await proceed(request)
         words = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
         return _json(error(words, "authentication_error", code="invalid_api_key"), 401)

@@ -30,6 +30,7 @@ from spark_engine.runtime.server.app import Endpoints, create_app
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
+    find_manifest,
     read_info,
     read_text,
     spell_cache,
@@ -43,6 +44,7 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.log_limit import limit_log
+from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -66,6 +68,7 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
+        page: there is a page at `/`.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
 
@@ -81,6 +84,7 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
+    page: bool = True
     engine: EngineOptions = EngineOptions()
 
 
@@ -127,8 +131,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         service = Service(
             client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
         )
-        endpoints = Endpoints(service)
-        app = create_app(endpoints, service, options.api_key)
+        endpoints = Endpoints(service, make_report(info, find_manifest(folder)))
+        app = create_app(endpoints, service, options.api_key, options.page)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)
