@@ -94,7 +94,7 @@ class Timer:
 
 
 def tables(rows: int, rule: Rule) -> list[Array]:
-    """sampling_f, sampling_i and the three of the bias for `rows` slots and the scratch slot."""
+    """sampling_f, sampling_i, the bias and no masks for `rows` slots and the scratch slot."""
     floats = np.zeros((rows + 1, 8), np.float32)
     floats[:, :6] = (rule.temperature, rule.top_p, rule.min_p, 1, rule.presence, 0)
     integers = np.zeros((rows + 1, 4), np.int32)
@@ -102,7 +102,8 @@ def tables(rows: int, rule: Rule) -> list[Array]:
     if rule.half:
         floats[::2, 0] = 0
     unused = np.full((rows + 1, BIASES), -1, np.int32)
-    return [floats, integers, unused, np.zeros((rows + 1, BIASES), np.float32), unused]
+    masks = np.zeros((rows + 1, -(-WIDTH // 32)), np.uint32)
+    return [floats, integers, unused, np.zeros((rows + 1, BIASES), np.float32), unused, masks]
 
 
 def sampling(timer: Timer, rows: int, rules: Sequence[Rule] = RULES) -> None:

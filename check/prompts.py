@@ -198,6 +198,7 @@ def default_tables(limits: Limits) -> dict[str, Array]:
         "bias_ids": np.full((slots, limits.bias_slots), -1, np.int32),
         "bias_values": np.zeros((slots, limits.bias_slots), np.float32),
         "bias_until": np.zeros((slots, limits.bias_slots), np.int32),
+        "allow": np.zeros((slots, limits.mask_words), np.uint32),
     }
 
 

@@ -16,10 +16,10 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
+from spark_engine.runtime.server.api.answers import FINISH, usage
+from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.assets import check_drafts, read_info, read_text
 from spark_engine.runtime.server.ipc import Stats, summarise
-from spark_engine.runtime.server.protocol import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.responses import FINISH, usage
 from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 

@@ -20,7 +20,8 @@ MOST_DRAFTS = 7  # of a round; verification reads up to eight tokens a row
 DRAFT_HEAD, DRAFT_STEP = "mtp.", "draft."
 STATE_OUT = ".out"
 SAMPLING_F = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
-SAMPLING_I = ("top_k", "seed_low", "seed_high", "")
+SAMPLING_I = ("top_k", "seed_low", "seed_high", "masked")
+MASK_BITS = 32  # ids of a word of `allow`
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Limits:
     def pages_per_seq(self) -> int:
         """Pages of the longest sequence."""
         return -(-self.max_context // self.page_size)
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a row of `allow`: a bit for each id."""
+        return -(-self.vocab // MASK_BITS)
 
     @property
     def sequence_rows(self) -> int:
@@ -121,7 +127,8 @@ def steps(family: str = DECODE, drafts: int = 0) -> tuple[TensorSpec, ...]:
 
 
 def tables(limits: Limits) -> tuple[TensorSpec, ...]:
-    """Slot-indexed inputs that change on admission, eviction or a new page only."""
+    """Slot-indexed inputs that change on admission, eviction or a new page only, but for the ids
+    that a sequence's next token may have: those are written for every one, where not all may be."""
     slots = limits.max_seqs + 1
     return (
         TensorSpec("page_table", DType.I32, (slots, limits.pages_per_seq)),
@@ -131,6 +138,7 @@ def tables(limits: Limits) -> tuple[TensorSpec, ...]:
         TensorSpec("bias_ids", DType.I32, (slots, limits.bias_slots)),
         TensorSpec("bias_values", DType.F32, (slots, limits.bias_slots)),
         TensorSpec("bias_until", DType.I32, (slots, limits.bias_slots)),
+        TensorSpec("allow", DType.U32, (slots, limits.mask_words)),
     )
 
 

@@ -17,7 +17,7 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 
-FORMAT = 5
+FORMAT = 6
 WEIGHTS = "weights.safetensors"
 SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
 UNITS = (SLOT, PAGE, SEQUENCE)

@@ -26,6 +26,7 @@ class DType(enum.StrEnum):
     F8E4M3 = "f8e4m3"
     U8 = "u8"
     I32 = "i32"
+    U32 = "u32"
     I64 = "i64"
     BOOL = "bool"
 
@@ -62,6 +63,7 @@ _NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     DType.U8: np.dtype(np.uint8),
     DType.I32: np.dtype(np.int32),
+    DType.U32: np.dtype(np.uint32),
     DType.I64: np.dtype(np.int64),
     DType.BOOL: np.dtype(np.bool_),
 }
@@ -73,6 +75,7 @@ _ONNX = {
     DType.I64: 7,
     DType.BOOL: 9,
     DType.F16: 10,
+    DType.U32: 12,
     DType.BF16: 16,
     DType.F8E4M3: 17,
 }
@@ -80,6 +83,7 @@ _ONNX_TEXT = {
     DType.F32: "float",
     DType.U8: "uint8",
     DType.I32: "int32",
+    DType.U32: "uint32",
     DType.I64: "int64",
     DType.BOOL: "bool",
     DType.F16: "float16",

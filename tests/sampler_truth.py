@@ -34,6 +34,7 @@ class Row:
     seed: tuple[int, int] = (0, 0)
     bias: Sequence[tuple[int, float]] = ()
     position: int = 0
+    allowed: frozenset[int] | None = None  # the ids that may be chosen; None: all
 
 
 @dataclass
@@ -68,7 +69,8 @@ def sample(row: Row) -> Drawn:
     norm = top + math.log(math.fsum(math.exp(x - top) for x in row.logits))
     raw = [x - norm for x in row.logits]
     drawn.ranked = sorted(enumerate(raw), key=lambda pair: (-pair[1], pair[0]))
-    order = sorted((-_penalised(row, i), i) for i in range(row.vocab))
+    ids = range(row.vocab) if row.allowed is None else sorted(row.allowed)
+    order = sorted((-_penalised(row, i), i) for i in ids if i < row.vocab)
     if row.temperature == 0:
         drawn.token = order[0][1]
         best = [-z for z, _ in order if z != order[0][0]][:1]

@@ -119,7 +119,7 @@ def norm_scale(w: Writer, norm: Tensor) -> gs.Variable:
 
 def sampling_tables(w: Writer) -> list[gs.Variable]:
     """What `sample` reads of a sequence's parameters, in its operands' order."""
-    names = ("sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until")
+    names = ("sampling_f", "sampling_i", "bias_ids", "bias_values", "bias_until", "allow")
     return [w[name] for name in names]
 
 

@@ -9,8 +9,10 @@ draw is the first id, in ascending order of ids over what is kept, whose cumulat
 u · total, u from Philox at the new token's position. Temperature 0 takes the largest z.
 
 A bias counts for new tokens at positions below its `bias_until`. ids ≥ `vocab` are never chosen,
-but they count in the raw log-probabilities. A row with a non-finite logit gets ok = 0 and token 0.
-A row's result does not depend on the rows beside it.
+but they count in the raw log-probabilities. Nor are those whose bit of `allow` is 0 (bit i % 32 of
+word i // 32), in a slot with 1 in the last column of `sampling_i`; elsewhere `allow` is not read. A
+mask has a bit of at least one id below `vocab`. A row with a non-finite logit gets ok = 0 and token
+0. A row's result does not depend on the rows beside it.
 
 With `drafts` 1 every token of a row samples, as if the row's tokens up to there had come one by
 one: the new token of token j stands at starts + j + 1, and ids[1 … j] of the row count as
@@ -26,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.interface import MASK_BITS
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Operand, Result, Role, TimedLaunch, When
 from spark_engine.plugins.common import operands
@@ -35,12 +38,15 @@ from spark_engine.plugins.common.shapes import count, expect
 from spark_engine.plugins.sampling import philox, sample_cuda
 from spark_engine.plugins.sampling import sample_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
+    FLOOR,
+    MASKED,
     Parameters,
     draw,
     log_probabilities,
     parameters,
     penalised,
     sampled_rows,
+    within_mask,
 )
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -69,6 +75,7 @@ OPERANDS = (
     Operand("bias_ids", Role.TABLE, "i32[S+1,NB]", fill=_unused),
     Operand("bias_values", Role.TABLE, "f32[S+1,NB]"),
     Operand("bias_until", Role.TABLE, "i32[S+1,NB]"),
+    Operand("allow", Role.TABLE, "u32[S+1,⌈V/32⌉]"),
     *operands.ROWS,
     Operand("emit", Role.STEP, "i32[rows]", ONE, fill=_emit),
     replace(operands.LAST_TOKENS, when=ONE),
@@ -97,8 +104,10 @@ Wide = NDArray[np.float64]
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> the results, as declared."""
     drafted = bool(attrs.get("drafts", 0))
-    count("sample", specs, 11 if drafted else 12)
-    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, *steps = specs[:10]
+    count("sample", specs, 12 if drafted else 13)
+    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow, *steps = specs[
+        :11
+    ]
     rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
     drawn = tokens_of("sample", rows, _tile(attrs)) if drafted else rows
     expect("sample", token_counts, (DType.I32,), (None, None))
@@ -108,11 +117,13 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     expect("sample", bias_ids, (DType.I32,), (units, None))
     expect("sample", values, (DType.F32,), bias_ids.shape)
     expect("sample", until, (DType.I32,), bias_ids.shape)
+    words = -(-vocab // MASK_BITS) if isinstance(vocab, int) else None
+    expect("sample", allow, (DType.U32,), (units, words))
     if drafted:
-        expect("sample", specs[10], (DType.I32,), (drawn,))
+        expect("sample", specs[11], (DType.I32,), (drawn,))
     else:
-        expect("sample", specs[10], (DType.I32,), (rows,))
-        expect("sample", specs[11], (DType.I32,), (units,))
+        expect("sample", specs[11], (DType.I32,), (rows,))
+        expect("sample", specs[12], (DType.I32,), (units,))
     n, top = logits.shape[0], int(attrs["top"])
     made = (
         TensorSpec("next_tokens", DType.I32, (n,)),
@@ -121,7 +132,7 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
         TensorSpec("top_logprobs", DType.F32, (n, top)),
         TensorSpec("ok", DType.I32, (n,)),
     )
-    return made if drafted else (*made, TensorSpec("last_tokens_out", DType.I32, specs[11].shape))
+    return made if drafted else (*made, TensorSpec("last_tokens_out", DType.I32, specs[12].shape))
 
 
 def _tile(attrs: Attrs) -> int:
@@ -131,11 +142,11 @@ def _tile(attrs: Attrs) -> int:
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> the results, one drawn token after the other. Idle ones are left zero."""
-    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until = arrays[:7]
+    logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow = arrays[:8]
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
     top_ids, top_logprobs = np.zeros((rows, top), np.int32), np.zeros((rows, top), np.float32)
-    for row, slot, position, drafts in _drawing(attrs, arrays[7:]):
+    for row, slot, position, drafts in _drawing(attrs, arrays[8:]):
         finite = np.isfinite(logits[row])
         ok[row] = finite.all()
         clean = np.where(finite, logits[row], 0).astype(np.float64)
@@ -146,13 +157,15 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         used = until[slot] > position
         bias = (bias_ids[slot][used], values[slot][used])
         z = _penalised(clean, counts, sampling_f[slot], bias)[: int(attrs["vocab"])]
+        if sampling_i[slot, MASKED] == 1:
+            z = masked(z, allow[slot])
         u = philox.uniform(position, [int(x) for x in sampling_i[slot, 1:3]])
         tokens[row] = choose(z, sampling_f[slot], int(sampling_i[slot, 0]), u) if ok[row] else 0
         logprobs[row] = raw[tokens[row]]
     made = (tokens, logprobs, top_ids, top_logprobs, ok)
     if attrs.get("drafts", 0):
         return made
-    slots, _, _, emit, last = arrays[7:]
+    slots, _, _, emit, last = arrays[8:]
     last = last.copy()
     for slot, token, emits in zip(slots, tokens, emit, strict=True):
         if slot >= 0 and emits > 0:
@@ -184,6 +197,12 @@ def _penalised(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, A
     z = np.where(token_counts.astype(np.int64) > 0, z * penalty, z)
     penalised_logits: Wide = z - frequency * generated - presence * (generated > 0)
     return penalised_logits
+
+
+def masked(z: Wide, words: Array) -> Wide:
+    """−∞ where the id's bit is 0; what may be chosen stays finite whatever its bias is."""
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")[: len(z)]
+    return np.where(bits == 1, np.maximum(z, -FLOOR), -np.inf)
 
 
 def kept_weights(z: Wide, f: Array, top_k: int) -> Wide:
@@ -219,7 +238,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     clean = f("Where", finite, "logits", 0.0)
     fine = f("ReduceMin", f.cast(finite, DType.I32), [1], keepdims=1)
     top = log_probabilities(f, clean, int(attrs["top"]))
-    z = penalised(f, p, clean, vocab, width)
+    z = within_mask(f, p, penalised(f, p, clean, vocab, width), vocab, width)
     greatest, greedy = f.many(2, "TopK", z, [1])
     chosen = _drawn(f, p, z, greatest, greedy, width)
     chosen = f("Where", f.cast(fine, DType.BOOL), chosen, 0)  # [rows, 1]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.interface import MASK_BITS
 from spark_engine.op import Attr, Case
 from spark_engine.tensors import Array
 
@@ -16,6 +17,7 @@ BIASES = 6
 TOP = 20
 SLOTS = (3, -1, 0, 7, 5, -1, 1)
 SILENT = 4
+UNMASKED = 5  # of a launch with masks the slot that has none
 Edit = Callable[[np.random.Generator, Array], None]
 
 
@@ -42,6 +44,7 @@ class Launch:
     slots: tuple[int, ...] = SLOTS
     edit: Edit | None = None
     tile: int = 0
+    mask: float = 0.0  # share of the ids that masked rows allow; 0: no row is masked
 
     @property
     def attrs(self) -> dict[str, Attr]:
@@ -100,6 +103,7 @@ class Launch:
         )
         integers = rng.integers(-(1 << 31), 1 << 31, (UNITS + 1, 4)).astype(np.int32)
         integers[:-1, 0] = self.top_k
+        integers[:-1, 3] = 0
         ids = np.full((UNITS + 1, BIASES), -1, np.int32)
         values = np.full((UNITS + 1, BIASES), np.nan, np.float32)
         if self.bias:
@@ -111,7 +115,29 @@ class Launch:
         until = np.full((UNITS + 1, BIASES), ALWAYS)
         for slot, first in zip(self.slots, position, strict=True):
             until[slot] = first + rng.permutation([0, 0, 1, 2, 3, ALWAYS - first])
-        return floats, integers, ids, values, until.astype(np.int32)
+        allow = self._masks(rng, integers, ids[1, 2])
+        return floats, integers, ids, values, until.astype(np.int32), allow
+
+    def _masks(self, rng: np.random.Generator, integers: Array, banned: int) -> Array:
+        """u32 [slots, words], and the flags of the rows that count: not UNMASKED, which has wild
+        words; ids that are not there have bits too. One slot is masked cell by cell, one to a
+        single id, and one to an id whose bias is −∞ (`banned`), if there are biases."""
+        words = -(-self.width // MASK_BITS)
+        wild = rng.integers(0, 1 << 32, (UNITS + 1, words), np.uint32)
+        if not self.mask:
+            return wild
+        bits = rng.random((UNITS, words * MASK_BITS)) < self.mask
+        cells = np.arange(bits.shape[1]) // 256
+        bits[7] = np.where(cells % 3 == 2, bits[7], cells % 3 == 1)
+        bits[:2, : self.width] = False
+        bits[1, banned if self.bias else 1] = bits[0, rng.integers(0, self.vocab)] = True
+        bits[np.arange(UNITS), rng.integers(0, self.vocab, UNITS)] |= np.arange(UNITS) > 1
+        bits[:, self.vocab :] = True
+        allow = np.packbits(bits, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+        masked = np.arange(UNITS) != UNMASKED
+        integers[:-1, 3] = masked
+        wild[:-1][masked] = allow[masked]
+        return wild
 
     def ignore(self, outputs: tuple[Array, ...]) -> None:
         for output in outputs[:5]:
@@ -152,6 +178,8 @@ def _case(label: str, launch: Launch) -> Case:
 
 _PENALISED = Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, top_k=30, bias=True)
 
+_CUT = replace(_PENALISED, width=308, vocab=301, mask=0.4)  # the last word of a mask is not full
+
 CASES = (
     _case("greedy", Launch(0.0)),
     _case(
@@ -187,6 +215,24 @@ CASES = (
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
     _case("not finite", Launch(1.0, 0.9, edit=_broken)),
     _case("large", Launch(6.0, 0.999, width=4096, vocab=4090)),
+    *(
+        _case(f"masked, {label}", launch)
+        for label, launch in (
+            ("greedy", Launch(0.0, mask=0.3)),
+            ("greedy, everything, a cut word", replace(_CUT, temperature=0.0)),
+            ("plain draw", Launch(mask=0.5)),
+            ("plain draw, wide", Launch(2.0, width=4096, vocab=4090, mask=0.02)),
+            ("few", Launch(1.0, top_k=20, mask=0.02)),
+            ("top_k 100", Launch(1.5, top_k=100, width=4096, vocab=4090, mask=0.1)),
+            ("top_p", Launch(1.0, 0.9, width=4096, vocab=4090, mask=0.5)),
+            ("min_p, ties", Launch(2.0, min_p=0.1, edit=_ties, mask=0.3)),
+            ("everything, a cut word", _CUT),
+            ("not finite", Launch(1.0, 0.9, edit=_broken, mask=0.5)),
+            ("all inert", Launch(slots=(-1, -1), mask=0.5)),
+            ("4 tokens a row, everything", replace(_CUT, tile=4)),
+            ("2 tokens a row, greedy", Launch(0.0, mask=0.1, tile=2)),
+        )
+    ),
     *(
         _case(f"{tile} tokens a row, {label}", replace(launch, tile=tile))
         for tile, label, launch in (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spark_engine.interface import MASK_BITS, SAMPLING_I
 from spark_engine.op import Attrs
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
 from spark_engine.plugins.common.sequence_tiles import over, positions, read_rows, valid_tokens
@@ -17,6 +18,8 @@ from spark_engine.plugins.sampling import philox
 from spark_engine.tensors import DType
 
 FLOOR = 3.0e38  # z is kept within ±FLOOR; ids that do not exist have −FLOOR and so no weight
+NEVER = -3.3e38  # z of an id that its row's mask leaves out: below every other, and no weight
+MASKED = SAMPLING_I.index("masked")
 FIRST_SORT, GROWTH, SORTS = 64, 8, 16  # entries sorted for top_p without top_k, then ×8 each time
 _NEUTRAL = np.asarray([[0, 1, 0, 1, 0, 0, 0, 0]], np.float32)
 
@@ -65,7 +68,8 @@ def sampled_rows(f: Text, attrs: Attrs, n: int) -> Sampled:
 class Parameters:
     """Names of one parameter per row, [rows,1]; neutral where the row is inert.
 
-    `samples` is bool: the row draws. `seed` is int64 [rows,2], `token_counts` i32 [rows,V].
+    `samples` and `masked` are bool: the row draws; it may not have every id. `seed` is int64
+    [rows,2], `token_counts` i32 [rows,V].
     """
 
     temperature: str
@@ -78,6 +82,7 @@ class Parameters:
     seed: str
     position: str
     samples: str
+    masked: str
     live: str
     slots: str
     token_counts: str
@@ -103,6 +108,7 @@ def parameters(f: Text, rows: Sampled) -> Parameters:
         seed=f("Slice", integers, [1], [3], [1]),
         position=over(f, rows.position, [1]),
         samples=f("And", hot, over(f, rows.emits, [1])),
+        masked=f("Equal", f("Slice", integers, [MASKED], [MASKED + 1], [1]), 1),
         live=live,
         slots=rows.slots,
         token_counts=rows.token_counts,
@@ -153,6 +159,28 @@ def _biased(f: Text, p: Parameters, logits: str, width: int) -> str:
     values = f("Where", used, f("Gather", "bias_values", p.slots), 0.0)
     target = f("Where", used, ids, 0)
     return f("ScatterElements", logits, target, values, axis=1, reduction="add")
+
+
+def within_mask(f: Text, p: Parameters, z: str, vocab: int, width: int) -> str:
+    """f32 [rows,V]: z, and NEVER where the row's mask has no bit. In an If: without masked rows no
+    mask is unpacked."""
+
+    def then(g: Text) -> tuple[str]:
+        words = over(g, g("Gather", "allow", p.slots), [2])  # u32 [rows, V / 32, 1]
+        bits = g(
+            "BitShift", words, np.arange(MASK_BITS, dtype=np.uint32)[None, None], direction="RIGHT"
+        )
+        bits = g("Reshape", g("BitwiseAnd", bits, np.uint32(1)), [0, -1])
+        allowed = g.cast(g("Slice", bits, [0], [width], [1]), DType.BOOL)
+        if vocab < width:
+            allowed = g("And", allowed, (np.arange(width) < vocab)[None])
+        return (g("Where", g("Or", allowed, g("Not", p.masked)), z, NEVER),)
+
+    def otherwise(g: Text) -> tuple[str]:
+        return (g("Identity", z),)
+
+    anyone = f.cast(f("ReduceMax", f.cast(p.masked, DType.I32), [0, 1], keepdims=0), DType.BOOL)
+    return f("If", anyone, then_branch=f.graph(0, then), else_branch=f.graph(0, otherwise))
 
 
 def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from spark_engine.errors import InternalError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
+from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
@@ -46,6 +47,7 @@ class EngineOptions:
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
     policy: PrefillPolicy = BALANCED
@@ -58,6 +60,7 @@ class EngineOptions:
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
+    grammars: Grammars | None = None
 
 
 class Engine:

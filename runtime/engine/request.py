@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import MOST_DRAFTS, Limits
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -126,13 +127,14 @@ class Request:
     """A prompt as token ids, how to sample, and how urgent it is (higher runs first).
 
     `marks` are positions of the prompt, ascending, up to which other requests may well have the
-    same tokens; they change no token.
+    same tokens; they change no token. `constraint` binds the tokens that are sampled.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     marks: tuple[int, ...] = ()
+    constraint: ConstraintSpec | None = None
 
     def check(self, limits: Limits, eos: tuple[int, ...]) -> None:
         """Raises RequestError when an engine of these limits can never run the request."""
@@ -151,6 +153,8 @@ class Request:
             room + f"{limits.page_size} tokens, one token to generate)",
         )
         self.params.check(limits, eos)
+        if self.constraint is not None:
+            self.constraint.check(limits.vocab)
 
 
 class Event(NamedTuple):

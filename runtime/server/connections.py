@@ -16,7 +16,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from spark_engine.runtime.server.responses import Json, error
+from spark_engine.runtime.server.api.answers import Json, error
 
 SPARE = 16  # descriptors for what is opened while serving, and for connections on their way in
 MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this

@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
-from spark_engine.runtime.server.app import Endpoints, create_app
+from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
@@ -43,6 +43,7 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
@@ -132,7 +133,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
         )
         endpoints = Endpoints(service, make_report(info, find_manifest(folder)))
-        app = create_app(endpoints, service, options.api_key, options.page)
+        app = create_app(endpoints, options.api_key, options.page)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)

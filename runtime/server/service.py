@@ -1,7 +1,7 @@
-"""From request bodies to answers: binds tokenizer, template, engine and JSON forms.
+"""From checked bodies to requests in the engine: binds tokenizer, template, engine and deadlines.
 
-Knows what the endpoints mean. Knows no HTTP: bodies come in as bytes, answers leave as JSON values
-or as a stream of them.
+Knows what a conversation and a prompt mean. Knows no HTTP and no API's form: those are in `api/`,
+and come here with `ChatJob` or with prompts.
 """
 
 from __future__ import annotations
@@ -12,29 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from spark_engine.errors import RequestError
-from spark_engine.runtime.engine.request import FinishReason, Request, capacity
+from spark_engine.runtime.engine.request import Request, capacity
+from spark_engine.runtime.server.api.answers import Json, usage
+from spark_engine.runtime.server.api.common import (
+    MAX_CHOICES,
+    Body,
+    Defaults,
+    check,
+    fold_seed,
+    room_after,
+    sampling,
+)
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel
+from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.metrics import Metrics
-from spark_engine.runtime.server.protocol import (
-    MAX_CHOICES,
-    BadField,
-    Body,
-    ChatBody,
-    CompletionBody,
-    Defaults,
-    DetokenizeBody,
-    TokenizeBody,
-    check,
-    decode,
-    fold_seed,
-    prompts,
-    room_after,
-    sampling,
-)
-from spark_engine.runtime.server.responses import ChatForm, Form, Json, TextForm, new_id, usage
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -46,28 +41,35 @@ from spark_engine.runtime.text.turns import Turns
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
 LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
-TOKENIZED = 4 << 20  # characters that /tokenize takes: a token of each takes some 300 bytes
 T = TypeVar("T")
 
 
-class UnknownModel(BadField):
-    """The request names a model that is not served here."""
+@dataclass(frozen=True)
+class Conversation:
+    """A chat that was read: its choices, and what takes each answer apart."""
 
-    status = 404
+    choices: tuple[Choice, ...]
+    parsers: tuple[ReplyParser, ...]
+    prompt_tokens: int
 
 
 @dataclass(frozen=True)
-class InFlight:
-    """One request in flight with all that its answer needs."""
+class Running:
+    """One request in flight."""
 
     generation: Generation
     choices: tuple[Choice, ...]
-    forms: tuple[Form, ...]
-    header: Json  # id, created, model
-    kind: str  # "chat.completion" or "text_completion"
     body: Body
     prompt_tokens: int
     drafting: bool  # the engine makes drafts
+
+    def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(index of the choice, what a round brought it). Raises as `Generation.pieces` does."""
+        return self.generation.pieces()
+
+    def close(self) -> None:
+        """Cancels what has not finished. May be called twice."""
+        self.generation.close()
 
     @property
     def usage(self) -> Json:
@@ -81,11 +83,6 @@ class InFlight:
         drafts = (sum(s.drafted for s in streams), sum(s.accepted for s in streams))
         tokens = sum(s.tokens for s in streams)
         return usage(self.prompt_tokens, tokens, cached, drafts if self.drafting else None)
-
-    @property
-    def chunk_kind(self) -> str:
-        """The `object` of a streamed chunk."""
-        return self.kind + ".chunk" if self.kind == "chat.completion" else self.kind
 
 
 class Service:
@@ -108,8 +105,9 @@ class Service:
         self.client = client
         self.info = info
         self.names = tuple(names)
+        self.created = int(time.time())
         self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._template = template
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
@@ -118,200 +116,49 @@ class Service:
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
 
-    async def chat(self, data: bytes) -> InFlight:
-        """/v1/chat/completions. Raises RequestError, Busy, EngineDied, TimedOut."""
-        deadline = Deadline(self._timeout_s)
-        body = await self._checked(data, self._chat_body, deadline)
-        tokenizer, most = self._need_tokenizer(), self.max_model_len
-
-        def read() -> tuple[list[int], list[Choice], bool]:
-            text = self._render(body)
-            ids = encode_within(tokenizer, text, most)
-            return ids, self._choices(body, ids), text.rstrip().endswith(THINK)
-
-        prompt, choices, thinking = await self._read(read, deadline)
-        tools, logprobs = _tools(body) or (), bool(body.logprobs)
-        known = tokenizer.marks.values()
-        parsers = (ReplyParser(thinking, tools, tokens=known) for _ in range(body.n or 1))
-        forms = [ChatForm(parser, tokenizer, logprobs) for parser in parsers]
-        names = "chat.completion", "chatcmpl"
-        return self._start(body, len(prompt), choices, forms, names, deadline)
-
-    async def complete(self, data: bytes) -> InFlight:
-        """/v1/completions. Raises RequestError, Busy, EngineDied, TimedOut."""
-        deadline = Deadline(self._timeout_s)
-        body, given = await self._checked(data, self._completion_body, deadline)
-
-        def read() -> tuple[int, list[Choice], list[str]]:
-            ids = [self._ids(prompt) for prompt in given]
-            echoes = [self._echo(*p) if body.echo else "" for p in zip(given, ids, strict=True)]
-            choices = [choice for prompt in ids for choice in self._choices(body, prompt)]
-            return sum(map(len, ids)), choices, echoes
-
-        total, choices, echoes = await self._read(read, deadline)
-        wanted, n = body.logprobs is not None, body.n or 1
-        forms = [TextForm(e, self._tokenizer, wanted) for e in echoes for _ in range(n)]
-        return self._start(body, total, choices, forms, ("text_completion", "cmpl"), deadline)
-
-    async def tokenize(self, data: bytes) -> Json:
-        """/tokenize: `tokens`, `count`, `max_model_len`."""
-        body = decode(data, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise BadField("give either prompt or messages", "prompt")
-        tokenizer = self._need_tokenizer()
-
-        def read() -> list[int]:
-            text = body.prompt or ""
-            if body.messages is not None:
-                kwargs = body.chat_template_kwargs
-                text = self._template_text(body.messages, body.tools, kwargs)
-            if len(text) > TOKENIZED:
-                words = f"the text has {len(text)} characters; at most {TOKENIZED} are tokenised"
-                raise BadField(words, "prompt" if body.messages is None else "messages")
-            return tokenizer.encode(text)
-
-        async with Deadline(self._timeout_s).enforced():
-            ids = await self._others.run(read, self.client.max_queue)
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.max_model_len}
-
-    async def detokenize(self, data: bytes) -> Json:
-        """/detokenize: `prompt`, special tokens included."""
-        body = decode(data, DetokenizeBody)
-        tokenizer, vocab = self._need_tokenizer(), self.info.limits.vocab
-
-        def read() -> str:
-            for token in body.tokens:
-                if not 0 <= token < vocab:
-                    raise BadField(f"tokens holds {token}; ids go from 0 to {vocab - 1}", "tokens")
-            return tokenizer.decode(body.tokens, skip_special=False)
-
-        async with Deadline(self._timeout_s).enforced():
-            return {"prompt": await self._others.run(read, self.client.max_queue)}
-
     @property
     def open(self) -> int:
         """Requests that have not ended, those included whose prompts are still being read."""
         return self.client.in_flight + self._prompts.pending
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._prompts.close()
-        self._others.close()
 
     @property
     def max_model_len(self) -> int:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
-    async def answer(self, job: InFlight) -> Json:
-        """The whole answer. Raises what `Generation.pieces` raises."""
-        tokens: list[list[int]] = [[] for _ in job.choices]
-        ends: dict[int, Piece] = {}
-        async for index, piece in job.generation.pieces():
-            job.forms[index].push(piece)
-            tokens[index] += _token_ids(piece)
-            if piece.finish is not None:
-                ends[index] = piece
-        choices = []
-        for i, form in enumerate(job.forms):
-            choice = {"index": i, **form.whole(), **_end(form, ends[i])}
-            if job.body.return_token_ids:
-                prompt = job.choices[i].request.prompt
-                choice |= {"token_ids": tokens[i], "prompt_token_ids": prompt}
-            choices.append(choice)
-        return {**job.header, "object": job.kind, "choices": choices, "usage": job.usage}
+    def close(self) -> None:
+        """Ends the threads."""
+        self._prompts.close()
+        self._others.close()
 
-    async def stream(self, job: InFlight) -> AsyncIterator[Json]:
-        """The chunks of the answer. Raises what `Generation.pieces` raises."""
-        options = job.body.stream_options
-        counted = bool(options and options.continuous_usage_stats)
-        for i, form in enumerate(job.forms):
-            if (first := form.first()) is not None:
-                extra = self._first_extra(job, i)
-                yield self._chunk(
-                    job, [{"index": i, **first, "finish_reason": None, **extra}], counted
-                )
-        async for index, piece in job.generation.pieces():
-            choice = self._piece(job, index, piece)
-            if choice is not None:
-                yield self._chunk(job, [choice], counted)
-        if options and options.include_usage:
-            yield {**self._chunk(job, [], False), "usage": job.usage}
+    # What an API does with one body, in this order.
 
-    def _chunk(self, job: InFlight, choices: list[Json], counted: bool) -> Json:
-        chunk = {**job.header, "object": job.chunk_kind, "choices": choices}
-        return {**chunk, "usage": job.usage} if counted else chunk
+    def deadline(self) -> Deadline:
+        """The time that a request which begins now may take."""
+        return Deadline(self._timeout_s)
 
-    def _first_extra(self, job: InFlight, index: int) -> Json:
-        if not job.body.return_token_ids:
-            return {}
-        return {"prompt_token_ids": job.choices[index].request.prompt, "token_ids": []}
-
-    def _piece(self, job: InFlight, index: int, piece: Piece) -> Json | None:
-        """One choice of a chunk, or None where nothing in it is worth sending."""
-        form, wanted = job.forms[index], bool(job.body.return_token_ids)
-        body = form.push(piece)
-        news = body.get("delta") or body.get("text") or "logprobs" in body
-        if not (news or wanted or piece.finish):
-            return None
-        end = {"finish_reason": None} if piece.finish is None else _end(form, piece)
-        choice = {"index": index, **body, **end}
-        if wanted:
-            choice["token_ids"] = _token_ids(piece)
-        return choice
-
-    def _start(
-        self,
-        body: Body,
-        prompt_tokens: int,
-        choices: Sequence[Choice],
-        forms: Sequence[Form],
-        names: tuple[str, str],
-        deadline: Deadline,
-    ) -> InFlight:
-        """Submits, as the last thing that can fail: an error leaves no request behind.
-
-        `names` are the answer's `object` and the prefix of its id.
-        """
-        slots, kind = self.info.limits.max_seqs, names[0]
-        try:
-            generation = Generation(self.client, self.metrics, choices, slots, deadline)
-        except Busy:
-            self.metrics.refused()
-            raise
-        header = {"id": new_id(names[1]), "created": int(time.time()), "model": self.names[0]}
-        return InFlight(
-            generation,
-            tuple(choices),
-            tuple(forms),
-            header,
-            kind,
-            body,
-            prompt_tokens,
-            bool(self.info.limits.drafts),
-        )
-
-    def _choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
-        eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
-        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
-        Request(prompt, params).check(limits, eos)
-        skip, seed = body.skip_special_tokens is not False, params.seed or 0
-        marks = self._turns.marks(prompt)
-        found = []
-        for i in range(body.n or 1):
-            own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(self._tokenizer, own, eos, skip)
-            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
-        return found
-
-    async def _checked(self, data: bytes, check: Callable[[bytes], T], deadline: Deadline) -> T:
-        """What `check` makes of a body."""
+    async def checked(self, data: bytes, check: Callable[[], T], deadline: Deadline) -> T:
+        """What `check` makes of the body `data`."""
         if len(data) < LARGE:
-            return check(data)
-        return await self._read(lambda: check(data), deadline)
+            return check()
+        return await self.read(check, deadline)
 
-    async def _read(self, work: Callable[[], T], deadline: Deadline) -> T:
+    async def converse(self, job: ChatJob, deadline: Deadline) -> Conversation:
+        """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
+        tokenizer, most = self.need_tokenizer(), self.max_model_len
+
+        def read() -> Conversation:
+            text = self.render(job.messages, job.offered, job.chat_template_kwargs)
+            ids = encode_within(tokenizer, text, most)
+            thinking, known = text.rstrip().endswith(THINK), tokenizer.marks.values()
+            choices = self.choices(job, ids)
+            tools = job.offered or ()
+            parsers = [ReplyParser(thinking, tools, tokens=known) for _ in choices]
+            return Conversation(tuple(choices), tuple(parsers), len(ids))
+
+        return await self.read(read, deadline)
+
+    async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""
         room = self.info.limits.max_seqs + self.client.max_queue - self.client.in_flight
         try:
@@ -321,47 +168,26 @@ class Service:
             self.metrics.refused()
             raise
 
-    def _ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return encode_within(self._need_tokenizer(), prompt, self.max_model_len)
-        room_after(prompt, self.info.limits)
-        return prompt
+    def submit(
+        self, body: Body, choices: Sequence[Choice], prompt_tokens: int, deadline: Deadline
+    ) -> Running:
+        """Submits, as the last thing that can fail: an error leaves no request behind."""
+        limits = self.info.limits
+        try:
+            generation = Generation(self.client, self.metrics, choices, limits.max_seqs, deadline)
+        except Busy:
+            self.metrics.refused()
+            raise
+        return Running(generation, tuple(choices), body, prompt_tokens, bool(limits.drafts))
 
-    def _render(self, body: ChatBody) -> str:
-        return self._template_text(body.messages, _tools(body), body.chat_template_kwargs)
+    async def aside(self, work: Callable[[], T]) -> T:
+        """`work` that needs no engine, in a thread of its own."""
+        async with self.deadline().enforced():
+            return await self._others.run(work, self.client.max_queue)
 
-    def _template_text(
-        self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
-    ) -> str:
-        if self._template is None:
-            raise RequestError("this engine has no chat template; use /v1/completions")
-        return self._template.render(messages, tools, options)
+    # The parts of it, which may run in threads.
 
-    def _need_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
-        return self._tokenizer
-
-    def _echo(self, prompt: str | Sequence[int], ids: Sequence[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._need_tokenizer().decode(ids)
-
-    def _chat_body(self, data: bytes) -> ChatBody:
-        body, most = decode(data, ChatBody), self.max_model_len
-        self._check(body, 1)
-        if len(body.messages) > most:  # none is shorter than a token
-            words = f"there are {len(body.messages)} messages; this engine holds {most} tokens"
-            raise BadField(words, "messages", "context_length_exceeded")
-        return body
-
-    def _completion_body(self, data: bytes) -> tuple[CompletionBody, list[str | list[int]]]:
-        body = decode(data, CompletionBody)
-        given = prompts(body.prompt)
-        self._check(body, len(given))
-        if any(isinstance(prompt, str) for prompt in given):
-            self._need_tokenizer()
-        return body, given
-
-    def _check(self, body: Body, count: int) -> None:
+    def check(self, body: Body, count: int) -> None:
         """All that can be said of a body with `count` prompts before they are read."""
         check(body)
         self._check_model(body.model)
@@ -374,20 +200,51 @@ class Service:
             words = f"priority is {body.priority}; this server answers in order of arrival"
             raise BadField(f"{words} (spark-run --allow-priority lets clients choose)", "priority")
 
+    def accept(self, job: ChatJob) -> ChatJob:
+        """The same of a conversation, which is given back. Raises RequestError."""
+        self.check(job, 1)
+        most = self.max_model_len
+        if len(job.messages) > most:  # none is shorter than a token
+            words = f"there are {len(job.messages)} messages; this engine holds {most} tokens"
+            raise BadField(words, "messages", "context_length_exceeded")
+        return job
+
+    def choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
+        eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
+        params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
+        Request(prompt, params).check(limits, eos)
+        skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        marks = self._turns.marks(prompt)
+        found = []
+        for i in range(body.n or 1):
+            own = replace(params, seed=fold_seed(seed + i))
+            stream = TextStream(self.tokenizer, own, eos, skip)
+            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
+        return found
+
+    def ids_of(self, prompt: str | list[int]) -> list[int]:
+        """A prompt's token ids. Raises BadField for one that cannot fit."""
+        if isinstance(prompt, str):
+            return encode_within(self.need_tokenizer(), prompt, self.max_model_len)
+        room_after(prompt, self.info.limits)
+        return prompt
+
+    def render(
+        self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
+    ) -> str:
+        """Messages as a prompt. Raises RequestError."""
+        if self._template is None:
+            raise RequestError("this engine has no chat template; use /v1/completions")
+        return self._template.render(messages, tools, options)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises RequestError where the engine has none."""
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        return self.tokenizer
+
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
             words = f"model {name!r} is not served here; there is {', '.join(self.names)}"
             raise UnknownModel(words, "model", "model_not_found")
-
-
-def _tools(body: ChatBody) -> list[Json] | None:
-    return None if body.tool_choice == "none" else body.tools
-
-
-def _token_ids(piece: Piece) -> list[int]:
-    return [event.token for event in piece.tokens if event.token is not None]
-
-
-def _end(form: Form, piece: Piece) -> Json:
-    reason = piece.finish or FinishReason.STOP
-    return {"finish_reason": form.finish(reason), "stop_reason": piece.stop}

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 COMPOSED = 4  # a normaliser (NFC) makes one byte of at most this many

@@ -47,7 +47,16 @@ def drawn_row(rng: np.random.Generator, width: int, vocab: int) -> Row:
         seed=(int(words[0]), int(words[1])),
         bias=tuple((int(i), float(v)) for i, v in zip(ids, values, strict=True)) if biased else (),
         position=int(rng.integers(1, 1 << 20)),
+        allowed=_allowed(rng, vocab, set(map(int, ids))),
     )
+
+
+def _allowed(rng: np.random.Generator, vocab: int, biased: set[int]) -> frozenset[int] | None:
+    """Of every third row some ids, one of which has no bias."""
+    share, plain = rng.choice([0.1, 0.5, 0.9]), sorted({*range(vocab)} - biased)
+    some = {int(i) for i in np.flatnonzero(rng.random(vocab) < share)}
+    one = int(rng.choice(plain))
+    return frozenset(some | {one}) if rng.integers(0, 3) == 0 else None
 
 
 def operands(rows: Sequence[Row]) -> dict[str, Array]:
@@ -60,6 +69,8 @@ def operands(rows: Sequence[Row]) -> dict[str, Array]:
         floats[i, 3:6] = r.repetition, r.presence, r.frequency
         words = [w - (1 << 32) if w >= 1 << 31 else w for w in r.seed]
         integers[i, :3] = r.top_k, *words
+        if r.allowed is not None:
+            integers[i, 3] = 1
         for j, (token, value) in enumerate(r.bias):
             ids[i, j], values[i, j] = token, value
     token_counts = np.concatenate([[r.token_counts for r in rows], np.full((1, width), 3)])
@@ -71,6 +82,7 @@ def operands(rows: Sequence[Row]) -> dict[str, Array]:
         "bias_ids": ids.astype(np.int32),
         "bias_values": values.astype(np.float32),
         "bias_until": np.full((n + 1, BIASES), (1 << 31) - 1, np.int32),
+        "allow": allow(rows),
     }
     steps = {
         "slots": np.arange(n),
@@ -80,6 +92,20 @@ def operands(rows: Sequence[Row]) -> dict[str, Array]:
         "last_tokens": np.full(n + 1, -5),
     }
     return arrays | {name: np.asarray(x, np.int32) for name, x in steps.items()}
+
+
+def allow(rows: Sequence[Row]) -> Array:
+    """u32 [slots, words]: each row's bits, and those of all ids that are never chosen; wild words
+    where there is no mask."""
+    words = -(-len(rows[0].logits) // 32)
+    made = np.full((len(rows) + 1, words), 0xA5A5A5A5, np.uint32)
+    for i, row in enumerate(rows):
+        if row.allowed is not None:
+            wild = set(range(row.vocab, 32 * words))
+            bits = [sum(1 << b for b in range(32) if 32 * w + b in row.allowed | wild)
+                    for w in range(words)]  # fmt: skip
+            made[i] = bits
+    return made
 
 
 def compare(

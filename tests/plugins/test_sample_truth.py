@@ -234,6 +234,30 @@ def test_literal_log_probabilities_are_raw(sampler: Sampler) -> None:
     assert outputs[2][0].tolist() == [0, 1, 2]
 
 
+def test_literal_only_ids_with_a_bit_are_chosen(sampler: Sampler) -> None:
+    """Weights 4, 2, 1, 1 of ids 0, 31, 32 and 63 of 70, the others of none; U is 0.399."""
+    logits = [-80.0] * 70
+    for token, weight in ((0, 4.0), (31, 2.0), (32, 1.0), (63, 1.0)):
+        logits[token] = math.log(weight)
+    row = at_zero(logits)
+    cases = (
+        ({0, 31, 32, 63}, {}, 0),
+        ({31, 32, 63}, {}, 31),  # of 2, 1, 1: 1.596 is below 2
+        ({32, 63}, {}, 32),  # of 1, 1: 0.798 is below 1
+        ({63, 69}, {}, 63),
+        ({1, 69}, {"temperature": 0.0}, 1),  # equal ones: the lower
+        ({31, 63}, {"top_k": 1}, 31),
+        ({32, 63}, {"top_p": 0.4}, 32),
+        ({63}, {"bias": ((63, -math.inf),)}, 63),  # one id is the token, whatever its bias
+        ({31, 63}, {"bias": ((31, -math.inf),)}, 63),
+    )
+    rows = [replace(row, allowed=frozenset(ids), **more) for ids, more, _ in cases]  # type: ignore[arg-type]
+    outputs = sampler([*rows, row])
+    assert outputs[0].tolist() == [*(token for *_, token in cases), 0]
+    np.testing.assert_allclose(outputs[1][3], math.log(1 / 8), rtol=1e-6)  # raw
+    assert outputs[2][3][:4].tolist() == [0, 31, 32, 63]
+
+
 def test_literal_seeds_are_two_words(sampler: Sampler) -> None:
     """Each word counts, and so does every position: 64 equal logits show u's first six bits."""
     flat = at_zero([0.0] * 64)

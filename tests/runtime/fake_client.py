@@ -8,6 +8,8 @@ from typing import Any
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.api import chat, completions, tokenize
+from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.client import Mailbox
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.service import Service
@@ -40,8 +42,24 @@ class FakeClient:
         return None
 
 
-def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Service:
+class Served(Service):
+    """A service with the APIs at hand."""
+
+    async def chat(self, data: bytes) -> Reply:
+        return await chat.start(self, data)
+
+    async def complete(self, data: bytes) -> Reply:
+        return await completions.start(self, data)
+
+    async def tokenize(self, data: bytes) -> Json:
+        return await tokenize.tokenize(self, data)
+
+    async def detokenize(self, data: bytes) -> Json:
+        return await tokenize.detokenize(self, data)
+
+
+def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Served:
     """A service of an engine with 64 tokens of context and 4 slots."""
     limits = Limits(max_seqs=4, max_context=64, pages=4, vocab=512, drafts=drafts)
     info = EngineInfo("fake", limits, (1,))
-    return Service(client, info, tokenizer, options.pop("template", None), ["fake"], **options)
+    return Served(client, info, tokenizer, options.pop("template", None), ["fake"], **options)

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from spark_engine.runtime.server import app as module
-from spark_engine.runtime.server.app import Endpoints, create_app
+from spark_engine.runtime.server import endpoints as module
+from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.endpoints import Endpoints
 from tests.runtime.fake_client import FakeClient, service
 
 KEY = "Secret-clé"
@@ -18,7 +19,7 @@ KEY = "Secret-clé"
 
 def _client(key: str | None = None) -> httpx.AsyncClient:
     served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Endpoints(served), served, key))
+    transport = httpx.ASGITransport(create_app(Endpoints(served), key))
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 

@@ -14,6 +14,17 @@ from hypothesis import strategies as st
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.server.api.common import (
+    Body,
+    Defaults,
+    check,
+    fold_seed,
+    room_after,
+    sampling,
+)
+from spark_engine.runtime.server.api.completions import CompletionBody, prompts
+from spark_engine.runtime.server.api.fields import BadField, decode
+from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -24,19 +35,6 @@ from spark_engine.runtime.server.ipc import (
     decode_command,
     decode_report,
     encode,
-)
-from spark_engine.runtime.server.protocol import (
-    BadField,
-    Body,
-    ChatBody,
-    CompletionBody,
-    Defaults,
-    check,
-    decode,
-    fold_seed,
-    prompts,
-    room_after,
-    sampling,
 )
 
 INFO = EngineInfo("m", Limits(max_seqs=4, max_context=256, pages=16, vocab=512), (1, 2))
@@ -61,9 +59,9 @@ def test_the_generation_config_holds_where_the_request_is_silent() -> None:
 
 def test_how_many_tokens_come() -> None:
     message = [{"role": "user", "content": "x"}]
-    assert _params(ChatBody(messages=message)).max_tokens == 100
-    assert _params(ChatBody(messages=message, max_tokens=7)).max_tokens == 7
-    both = ChatBody(messages=message, max_tokens=7, max_completion_tokens=8)
+    assert _params(ChatJob(messages=message)).max_tokens == 100
+    assert _params(ChatJob(messages=message, max_tokens=7)).max_tokens == 7
+    both = ChatJob(messages=message, max_tokens=7, max_completion_tokens=8)
     assert _params(both).max_tokens == 8
     assert _params(CompletionBody(prompt="x")).max_tokens == 16
     assert _params(CompletionBody(prompt="x", min_tokens=30)).max_tokens == 30
@@ -107,8 +105,8 @@ def test_penalties_bias_stops_and_logprobs_reach_the_engine() -> None:
     assert (got.stop, got.stop_token_ids, got.logprobs) == (("end",), (9,), 3)
     assert got.ignore_eos
     chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    assert _params(msgspec.convert(chat, ChatBody)).logprobs == 0
-    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatBody)).logprobs == 4
+    assert _params(msgspec.convert(chat, ChatJob)).logprobs == 0
+    assert _params(msgspec.convert({**chat, "top_logprobs": 4}, ChatJob)).logprobs == 4
 
 
 def test_drafts_reach_the_engine() -> None:
@@ -116,7 +114,7 @@ def test_drafts_reach_the_engine() -> None:
         body = decode(f'{{"prompt": "x"{words}}}'.encode(), CompletionBody)
         assert _params(body).drafts == wanted
     chat = {"messages": [{"role": "user", "content": "x"}], "drafts": 7}
-    assert _params(msgspec.convert(chat, ChatBody)).drafts == 7
+    assert _params(msgspec.convert(chat, ChatJob)).drafts == 7
     with pytest.raises(BadField, match="drafts is 8; it must be from 0 to 7") as caught:
         _params(Body(drafts=8))
     assert caught.value.param == "drafts"
@@ -138,7 +136,7 @@ def test_a_type_error_names_field_and_value() -> None:
     assert caught.value.param == "prompt"
 
 
-FIELDS = sorted(set(ChatBody.__struct_fields__) | set(CompletionBody.__struct_fields__))
+FIELDS = sorted(set(ChatJob.__struct_fields__) | set(CompletionBody.__struct_fields__))
 JSON = st.recursive(
     st.one_of(
         st.none(),
@@ -163,7 +161,7 @@ JSON = st.recursive(
 def test_whatever_comes_a_request_is_taken_or_refused_with_words(
     body: dict[str, Any], value: Any
 ) -> None:
-    kind: type[Body] = CompletionBody if value == "a" else ChatBody
+    kind: type[Body] = CompletionBody if value == "a" else ChatJob
     body.setdefault("prompt" if value == "a" else "messages", value)
     try:
         got = decode(json.dumps(body).encode(), kind)

@@ -13,9 +13,10 @@ import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server import service as module
+from spark_engine.runtime.server.api import chat, completions
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.server.deadline import TimedOut
-from spark_engine.runtime.server.protocol import BadField
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_tokenizer
@@ -226,7 +227,8 @@ def test_a_form_that_raises_leaves_no_request_behind(
     def broken(*_: object) -> None:
         raise RuntimeError("no form")
 
-    monkeypatch.setattr(module, name, broken)
+    places = {"ChatForm": chat, "TextForm": completions, "TextStream": module}
+    monkeypatch.setattr(places[name], name, broken)
     client = FakeClient()
     served = service(client, tokenizer, template=ChatTemplate(small_tokenizer.TEMPLATE))
     job = served.chat(_body(messages=USER, n=2)) if name == "ChatForm" else None
@@ -238,7 +240,7 @@ def test_a_form_that_raises_leaves_no_request_behind(
 def test_the_tokens_of_a_prompt_count_once(tokenizer: Counting) -> None:
     async def usage(**fields: Any) -> Any:
         served = service(FakeClient(ANSWER), tokenizer)
-        return (await served.answer(await served.complete(_body(**fields))))["usage"]
+        return (await (await served.complete(_body(**fields))).whole())["usage"]
 
     length = len(tokenizer.encode("a bear"))
     one, three = asyncio.run(usage(prompt="a bear")), asyncio.run(usage(prompt="a bear", n=3))
@@ -282,7 +284,7 @@ def test_cached_tokens_count_once_a_prompt(tokenizer: Counting) -> None:
 
     async def usage(**fields: Any) -> Any:
         served = service(Forked(), tokenizer)
-        return (await served.answer(await served.complete(_body(**fields))))["usage"]
+        return (await (await served.complete(_body(**fields))).whole())["usage"]
 
     for fields, cached in (
         ({"prompt": "a bear"}, 1),

@@ -1,0 +1,84 @@
+"""What a request may bind its tokens to, and what says so token by token.
+
+The frontend makes a `ConstraintSpec`, plain values that travel with the request; the engine's
+process makes a `Constraint` of it (`guide.py`). Knows no grammar's text and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.errors import RequestError
+
+Words: TypeAlias = NDArray[np.uint32]
+
+
+class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request's tokens are bound to, in the order of its answer.
+
+    Attributes:
+        grammar: of the answer, in llguidance's text form, checked by the frontend; "" for none.
+        close: ids that close a thought, among them its mark as a rule; behind them the answer is.
+        end_of_thought: the id that ends a thought, behind which the grammar starts; -1: there is no
+            thought, the grammar starts with the first token that is not forced.
+        budget: most tokens of a thought, its mark among them; then `close` is forced. None: no
+            limit.
+        forced: the first tokens, whatever is sampled. They count as the prompt does: no id among
+            them ends the sequence, and `min_tokens` counts what comes behind; `max_tokens` counts
+            them.
+    """
+
+    grammar: str = ""
+    close: tuple[int, ...] = ()
+    end_of_thought: int = -1
+    budget: int | None = None
+    forced: tuple[int, ...] = ()
+
+    def check(self, vocab: int) -> None:
+        """Raises RequestError when an id is none of `vocab`, or the thought's parts disagree."""
+        for name, ids in (("close", self.close), ("forced", self.forced)):
+            wild = [i for i in ids if not 0 <= i < vocab]
+            if wild:
+                raise RequestError(f"{name} has the id {wild[0]}; ids go from 0 to {vocab - 1}")
+        if not -1 <= self.end_of_thought < vocab:
+            raise RequestError(
+                f"end_of_thought is {self.end_of_thought}; it must be an id from 0 to {vocab - 1}, "
+                "or -1 for none"
+            )
+        if self.budget is None:
+            return
+        if self.budget < 0:
+            raise RequestError(f"budget is {self.budget}; it must be 0 or more tokens")
+        if self.end_of_thought < 0 or not self.close:
+            raise RequestError(
+                f"a budget of {self.budget} tokens needs end_of_thought and the ids of close"
+            )
+
+
+class Constraint(Protocol):
+    """One sequence's, in the engine's process; used by one thread at a time."""
+
+    def fill(self, row: Words) -> bool:
+        """Writes the ids that the next token may have: bit i % 32 of word i // 32, at least one.
+
+        `row` is u32 [ceil(vocab / 32)], every word of which is written. False: all ids are allowed,
+        and the row is left as it was.
+        """
+        ...
+
+    def advance(self, token: int) -> None:
+        """A token was sampled, always an allowed one: else it raises InternalError."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Nothing can follow: the sequence ends with STOP."""
+        ...
+
+
+Grammars: TypeAlias = Callable[[str], Constraint]  # a grammar's text -> a sequence's own

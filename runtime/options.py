@@ -1,0 +1,274 @@
+"""The options of `spark-run`, one row each: the command line, its help, the configuration file and
+what the engine and the server are told all come from this table.
+
+A new option is a row here and the field that it fills, whose default is the option's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from spark_engine.errors import OptionError
+from spark_engine.interface import MOST_DRAFTS
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
+from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.server import ServerOptions
+
+GIB, MOST_GIB = 1 << 30, 1 << 20
+_ABOVE_0 = click.FloatRange(0, min_open=True)
+
+TASK = (
+    Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
+    Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
+    Option("--chat", Group.TASK, "Answer this message; - reads standard input."),
+    Option("--serve", Group.TASK, "Serve the OpenAI API over HTTP.", bool),
+)
+ANSWER = (
+    Option(
+        "--no-thinking",
+        Group.ANSWER,
+        "With --chat: answer without thinking first.",
+        bool,
+        modes=frozenset({Mode.CHAT}),
+    ),
+    Option(
+        "--max-tokens",
+        Group.ANSWER,
+        "Tokens at most; as many as fit by default.",
+        int,
+        fills=(Body, "max_tokens"),
+    ),
+    Option(
+        "--min-tokens",
+        Group.ANSWER,
+        "Do not end before this many tokens.",
+        int,
+        fills=(Body, "min_tokens"),
+    ),
+    Option(
+        "--temperature",
+        Group.ANSWER,
+        "0 takes the likeliest token.",
+        float,
+        fills=(Body, "temperature"),
+    ),
+    Option(
+        "--top-p",
+        Group.ANSWER,
+        "Draw from the likeliest tokens that have this much together.",
+        float,
+        fills=(Body, "top_p"),
+    ),
+    Option(
+        "--top-k",
+        Group.ANSWER,
+        "Draw from this many of the likeliest tokens.",
+        int,
+        fills=(Body, "top_k"),
+    ),
+    Option(
+        "--min-p",
+        Group.ANSWER,
+        "Draw from tokens at least this likely, the likeliest being 1.",
+        float,
+        fills=(Body, "min_p"),
+    ),
+    Option("--seed", Group.ANSWER, "Makes the answer repeatable.", int, fills=(Body, "seed")),
+    Option(
+        "--stop",
+        Group.ANSWER,
+        "End before this text. May be given several times.",
+        many=True,
+        fills=(Body, "stop"),
+        turn=list,
+    ),
+    Option(
+        "--ignore-eos",
+        Group.ANSWER,
+        "Go on after the model's end token.",
+        bool,
+        fills=(Body, "ignore_eos"),
+    ),
+    Option(
+        "--logprobs",
+        Group.ANSWER,
+        "Report log-probabilities and the top K (with --json).",
+        int,
+        metavar="K",
+        needs=("--json", "which prints them"),
+    ),
+    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
+)
+ENGINE = (
+    Option(
+        "--drafts",
+        Group.ENGINE,
+        "Draft tokens a round at most; 0 turns drafts off, as the engine chooses by default.",
+        click.IntRange(0, MOST_DRAFTS),
+        fills=(EngineOptions, "drafts"),
+    ),
+    Option(
+        "--profile",
+        Group.ENGINE,
+        "Write a trace of every step to this file (Chrome's format), and the GPU's share of time.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(EngineOptions, "profile"),
+    ),
+    Option(
+        "--no-graphs",
+        Group.ENGINE,
+        "Queue launches one by one, to compare (slower).",
+        bool,
+        fills=(EngineOptions, "graphs"),
+        turn=operator.not_,
+    ),
+    Option(
+        "--policy",
+        Group.ENGINE,
+        "What prefill beside decode is for: short waits of everybody's tokens, or many tokens.",
+        click.Choice([pace.value for pace in Pace]),
+        fills=(PrefillPolicy, "pace"),
+        turn=Pace,
+        modes=SERVING,
+    ),
+    Option(
+        "--itl-ms",
+        Group.ENGINE,
+        "Milliseconds that a prefill may hold a token up; by default as --policy says.",
+        float,
+        metavar="T",
+        fills=(PrefillPolicy, "itl_ms"),
+        modes=SERVING,
+    ),
+    Option(
+        "--cache-gib",
+        Group.ENGINE,
+        "GiB of the prefix cache, pages and states; by default from the memory that is free.",
+        float,
+        metavar="G",
+        modes=SERVING,
+    ),
+    Option(
+        "--no-cache",
+        Group.ENGINE,
+        "Compute every prompt from its beginning.",
+        bool,
+        modes=SERVING,
+    ),
+)
+SERVER = (
+    Option("--host", Group.SERVER, "The address to listen on.", fills=(ServerOptions, "host")),
+    Option(
+        "--port",
+        Group.SERVER,
+        "The port to listen on; 0 takes a free one.",
+        click.IntRange(0, 65535),
+        fills=(ServerOptions, "port"),
+    ),
+    Option(
+        "--served-model-name",
+        Group.SERVER,
+        "What clients call the model. May be given several times.",
+        many=True,
+        metavar="NAME",
+        fills=(ServerOptions, "names"),
+        turn=tuple,
+    ),
+    Option(
+        "--max-queue",
+        Group.SERVER,
+        "Requests that may wait beyond those that run.",
+        click.IntRange(0),
+        fills=(ServerOptions, "max_queue"),
+    ),
+    Option(
+        "--max-connections",
+        Group.SERVER,
+        "Connections at a time.",
+        click.IntRange(1),
+        fills=(ServerOptions, "max_connections"),
+    ),
+    Option(
+        "--read-timeout",
+        Group.SERVER,
+        "Seconds that the head of a request may take to arrive, and then its body.",
+        _ABOVE_0,
+        fills=(ServerOptions, "read_timeout_s"),
+    ),
+    Option(
+        "--allow-priority",
+        Group.SERVER,
+        "Let requests go before others (`priority`).",
+        bool,
+        fills=(ServerOptions, "allow_priority"),
+    ),
+    Option(
+        "--request-timeout",
+        Group.SERVER,
+        "Seconds that one request may take.",
+        float,
+        fills=(ServerOptions, "timeout_s"),
+    ),
+    Option(
+        "--drain-timeout",
+        Group.SERVER,
+        "Seconds that requests get to end after SIGTERM.",
+        float,
+        fills=(ServerOptions, "drain_timeout_s"),
+    ),
+    Option(
+        "--no-page",
+        Group.SERVER,
+        "Serve no page at /.",
+        bool,
+        fills=(ServerOptions, "page"),
+        turn=operator.not_,
+    ),
+)
+SECURITY = (
+    Option(
+        "--api-key",
+        Group.SECURITY,
+        "Ask clients for this key.",
+        envvar="SPARK_API_KEY",
+        metavar="KEY",
+        fills=(ServerOptions, "api_key"),
+        secret=True,
+    ),
+)
+LOGGING: tuple[Option, ...] = ()
+OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+
+
+def server_options(values: Mapping[str, Any]) -> ServerOptions:
+    """How to serve. Raises OptionError for values that contradict each other."""
+    return fill(ServerOptions, OPTIONS, values, engine=engine_options(values))
+
+
+def engine_options(values: Mapping[str, Any]) -> EngineOptions:
+    """How to run the engine. Raises OptionError as well."""
+    policy = fill(PrefillPolicy, OPTIONS, values)
+    cache = _cache_bytes(values["cache_gib"], values["no_cache"])
+    return fill(EngineOptions, OPTIONS, values, policy=policy, cache_bytes=cache)
+
+
+def body(values: Mapping[str, Any]) -> Body:
+    """What one answer is asked for, as a request of the server would say it."""
+    return fill(Body, OPTIONS, values)
+
+
+def _cache_bytes(gib: float | None, none: bool) -> int | None:
+    if gib is None:
+        return 0 if none else None
+    if none:
+        raise OptionError("--cache-gib and --no-cache contradict each other: give one of them")
+    if not 0 <= gib <= MOST_GIB:
+        raise OptionError(f"--cache-gib is {gib:g}; give GiB from 0 (no cache) on, e.g. 8")
+    return int(gib * GIB)

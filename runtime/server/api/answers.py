@@ -1,0 +1,94 @@
+"""The JSON that answers share: log-probabilities, token counts, errors, ids.
+
+Knows the forms; knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+FINISH = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+}
+
+
+class Reply(Protocol):
+    """One answer on its way out, in the form of its API.
+
+    Attributes:
+        stream: whether the client wants events.
+    """
+
+    stream: bool
+
+    async def whole(self) -> Json:
+        """The whole answer. Raises what `Generation.pieces` raises."""
+        ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events, the last included. Raises what `Generation.pieces` raises; nothing
+        comes before the first token, so that a failure until then can be a status."""
+        ...
+
+    def last_words(self, status: int, problem: Json) -> bytes:
+        """The events that end a stream which has begun and failed; `problem` is OpenAI's form."""
+        ...
+
+    def close(self) -> None:
+        """Cancels what has not finished. May be called twice."""
+        ...
+
+
+def chat_logprob(event: Event, tokenizer: Tokenizer) -> Json:
+    """One entry of `logprobs.content`."""
+    entry = _entry(event.token, event.logprob, tokenizer)
+    return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top]}
+
+
+def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer) -> Json:
+    data = b"" if token is None else tokenizer.token_bytes(token)
+    return {"token": token_text(token, tokenizer), "logprob": logprob, "bytes": list(data)}
+
+
+def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
+    """The token alone as text; part of a character becomes U+FFFD."""
+    if token is None or tokenizer is None:
+        return "" if token is None else f"token_id:{token}"
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
+    """Token counts. `cached`: those of the prompt that were not computed; `drafts`: those verified
+    and those kept, of an engine that drafts."""
+    total = prompt + completion
+    counts: Json = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": total,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    if drafts is not None:
+        verified, kept = drafts
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": kept,
+            "rejected_prediction_tokens": verified - kept,
+        }
+    return counts
+
+
+def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
+    """OpenAI's form of an error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody has had, e.g. `chatcmpl-1f0c…`."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,140 @@
+"""Answers of one or more choices, whole or as chunks: what chat and completions have in common.
+
+Knows OpenAI's envelope (id, choices, usage, finish reasons). What stands in a choice is its form's
+business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.answers import Json
+from spark_engine.runtime.server.service import Running
+from spark_engine.runtime.text.text_stream import Piece
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Form(Protocol):
+    """One choice on its way to JSON."""
+
+    def first(self) -> Json | None:
+        """The body of a chunk that precedes the first token, or None."""
+        ...
+
+    def push(self, piece: Piece) -> Json:
+        """The body of the chunk for this piece; empty values are left out."""
+        ...
+
+    def whole(self) -> Json:
+        """The choice after its last piece."""
+        ...
+
+    def finish(self, reason: FinishReason) -> str:
+        """OpenAI's word for the end."""
+        ...
+
+
+class ChoicesReply:
+    """The answer of one request. `kind` is its `object`, and a chunk's but for `.chunk`."""
+
+    def __init__(
+        self, running: Running, forms: Sequence[Form], kind: str, ident: str, model: str
+    ) -> None:
+        self.running = running
+        self.stream = bool(running.body.stream)
+        self._forms = forms
+        self._kind = kind
+        self._header: Json = {"id": ident, "created": int(time.time()), "model": model}
+        self._wanted = bool(running.body.return_token_ids)
+        options = running.body.stream_options
+        self._counted = bool(options and options.continuous_usage_stats)
+        self._summed = bool(options and options.include_usage)
+        self._begun: set[int] = set()
+
+    def close(self) -> None:
+        """Cancels what has not finished. May be called twice."""
+        self.running.close()
+
+    async def whole(self) -> Json:
+        """The whole answer. Raises what `Generation.pieces` raises."""
+        tokens: list[list[int]] = [[] for _ in self._forms]
+        ends: dict[int, Piece] = {}
+        async for index, piece in self.running.pieces():
+            self._forms[index].push(piece)
+            tokens[index] += _token_ids(piece)
+            if piece.finish is not None:
+                ends[index] = piece
+        choices = []
+        for i, form in enumerate(self._forms):
+            choice = {"index": i, **form.whole(), **_end(form, ends[i])}
+            if self._wanted:
+                choice |= {"token_ids": tokens[i], "prompt_token_ids": self._prompt(i)}
+            choices.append(choice)
+        usage = self.running.usage
+        return {**self._header, "object": self._kind, "choices": choices, "usage": usage}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The chunks of the answer. Raises what `Generation.pieces` raises."""
+        async for index, piece in self.running.pieces():
+            if index not in self._begun:
+                self._begun.add(index)
+                if (first := self._first(index)) is not None:
+                    yield self._chunk([first], self._counted)
+            choice = self._piece(index, piece)
+            if choice is not None:
+                yield self._chunk([choice], self._counted)
+        if self._summed:
+            yield self._chunk([], True)
+        yield DONE
+
+    def last_words(self, status: int, problem: Json) -> bytes:
+        """The error, and the mark of the end."""
+        return _event(problem) + DONE
+
+    def _chunk(self, choices: list[Json], counted: bool) -> bytes:
+        kind = self._kind + ".chunk" if self._kind == "chat.completion" else self._kind
+        chunk = {**self._header, "object": kind, "choices": choices}
+        return _event({**chunk, "usage": self.running.usage} if counted else chunk)
+
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self.running.choices[index].request.prompt
+
+    def _first(self, index: int) -> Json | None:
+        """What comes before the first token of a choice."""
+        first = self._forms[index].first()
+        if first is None:
+            return None
+        extra = {"prompt_token_ids": self._prompt(index), "token_ids": []} if self._wanted else {}
+        return {"index": index, **first, "finish_reason": None, **extra}
+
+    def _piece(self, index: int, piece: Piece) -> Json | None:
+        """One choice of a chunk, or None where nothing in it is worth sending."""
+        form = self._forms[index]
+        body = form.push(piece)
+        news = body.get("delta") or body.get("text") or "logprobs" in body
+        if not (news or self._wanted or piece.finish):
+            return None
+        end = {"finish_reason": None} if piece.finish is None else _end(form, piece)
+        choice = {"index": index, **body, **end}
+        if self._wanted:
+            choice["token_ids"] = _token_ids(piece)
+        return choice
+
+
+def _event(body: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _token_ids(piece: Piece) -> list[int]:
+    return [event.token for event in piece.tokens if event.token is not None]
+
+
+def _end(form: Form, piece: Piece) -> Json:
+    reason = piece.finish or FinishReason.STOP
+    return {"finish_reason": form.finish(reason), "stop_reason": piece.stop}

@@ -1,0 +1,213 @@
+"""The fields that chat and completions share, and what they mean to the engine.
+
+Knows ranges and defaults. Knows no messages, no prompts' text and no answers. Unknown fields are
+ignored, as clients of every server expect; a known field that would change the answer and is not
+supported is refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from spark_engine.interface import MOST_DRAFTS, Limits
+from spark_engine.runtime.engine.request import SamplingParams, capacity
+from spark_engine.runtime.server.api.fields import BadField, check_range, short
+from spark_engine.runtime.server.ipc import EngineInfo
+
+MAX_CHOICES = 512  # choices of one HTTP request, over all its prompts
+COLDEST = 1e-4  # the engine takes 0 or at least this; what lies between means argmax
+GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# name: (lowest, highest), None for no limit
+RANGES: Mapping[str, tuple[float | None, float | None]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 10),
+    "n": (1, MAX_CHOICES),
+    "best_of": (1, MAX_CHOICES),
+    "max_tokens": (1, None),
+    "max_completion_tokens": (1, None),
+    "min_tokens": (0, None),
+    "priority": (-(2**31), 2**31 - 1),
+    "drafts": (0, MOST_DRAFTS),
+}
+_ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """What both kinds of request share. Null is as good as absent."""
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = None
+    drafts: int | None = None  # of a round, at most; changes no token
+    # known and not supported:
+    response_format: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+    def most_tokens(self) -> tuple[int | None, str]:
+        """How many tokens are wanted at most, and the name of the field that says so."""
+        return self.max_tokens, "max_tokens"
+
+    def wanted_logprobs(self) -> int | None:
+        """k for the log-probabilities of each token and the top k beside it, or None."""
+        return None
+
+    def check_own(self) -> None:
+        """What only this kind of body can say of itself. Raises BadField."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a request says nothing: the checkpoint's generation config."""
+
+    values: Mapping[str, float]
+
+    @classmethod
+    def of(cls, generation: Mapping[str, Any]) -> Defaults:
+        """Reads the sampling fields; `do_sample: false` means temperature 0."""
+        given = {k: generation[k] for k in GENERATION if generation.get(k) is not None}
+        if generation.get("do_sample") is False:
+            given["temperature"] = 0.0
+        return cls(given)
+
+
+def check(body: Body) -> None:
+    """Ranges and combinations. Raises BadField."""
+    for name, (low, high) in RANGES.items():
+        check_range(name, getattr(body, name, None), low, high)
+    if body.top_p == 0:
+        raise BadField("top_p is 0; it must be above 0 (say temperature 0 for argmax)", "top_p")
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if not all(stops):
+        raise BadField("stop holds an empty string; each must hold a character", "stop")
+    if body.stream_options is not None and not body.stream:
+        raise BadField("stream_options needs stream: true", "stream_options")
+    _check_unsupported(body)
+    body.check_own()
+
+
+def sampling(
+    body: Body, defaults: Defaults, info: EngineInfo, room: int, logprobs: int | None = None
+) -> SamplingParams:
+    """The parameters of one choice; `room` is how many tokens fit after the prompt.
+
+    `logprobs` counts where the kind of body has no field for it.
+
+    Raises BadField or RequestError where a value is over the engine's limits.
+    """
+    given = {k: either(getattr(body, k), defaults.values.get(k)) for k in GENERATION}
+    most, name = body.most_tokens()
+    context = info.limits.max_context
+    if most is not None and most > context:
+        raise BadField(f"{name} is {short(most)}; this engine's context is {context} tokens", name)
+    least = body.min_tokens or 0
+    limit = room if most is None else min(most, room)
+    if least > limit:
+        words = f"min_tokens is {short(least)}; at most {limit} tokens can come"
+        raise BadField(words, "min_tokens")
+    temperature = float(either(given["temperature"], 1.0))
+    return SamplingParams(
+        temperature=temperature if temperature >= COLDEST else 0.0,
+        top_p=float(either(given["top_p"], 1.0)),
+        top_k=int(either(given["top_k"], 0)),
+        min_p=float(either(given["min_p"], 0.0)),
+        repetition=float(either(given["repetition_penalty"], 1.0)),
+        presence=body.presence_penalty or 0.0,
+        frequency=body.frequency_penalty or 0.0,
+        max_tokens=limit,
+        min_tokens=least,
+        ignore_eos=bool(body.ignore_eos),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_bias(body.logit_bias or {}),
+        seed=secrets.randbits(63) if body.seed is None else fold_seed(body.seed),
+        logprobs=either(body.wanted_logprobs(), logprobs),
+        drafts=body.drafts,
+    )
+
+
+def room_after(prompt: Sequence[int], limits: Limits) -> int:
+    """Tokens that can follow the prompt. Raises BadField when none can."""
+    most = capacity(limits)
+    if not prompt:
+        raise BadField("prompt is empty; it must hold at least one token", "prompt")
+    if len(prompt) >= most:
+        words = f"the prompt is {len(prompt)} tokens; this engine holds {most}, one of them new"
+        raise BadField(words, "prompt", "context_length_exceeded")
+    return most - len(prompt)
+
+
+def fold_seed(seed: int) -> int:
+    """Any integer as one of 64 bits with a sign, which is what the engine takes."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def either(first: Any, second: Any) -> Any:
+    """The first, unless it is None."""
+    return second if first is None else first
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    found = {}
+    for key, value in given.items():
+        if not key.isascii() or not key.isdigit() or len(key) > _ID_DIGITS:
+            words = f"logit_bias has the key {short(key)}; keys must be token ids"
+            raise BadField(words, "logit_bias")
+        if not -100 <= value <= 100:
+            raise BadField(f"logit_bias[{key}] is {value}; it must be in -100…100", "logit_bias")
+        found[int(key)] = value
+    return found
+
+
+def _check_unsupported(body: Body) -> None:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise BadField(f"best_of is {body.best_of}; only the value of n is supported", "best_of")
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise BadField(f"response_format {kind!r} is not supported, only 'text'", "response_format")
+    names = ["prompt_logprobs", "use_beam_search", "structured_outputs"]
+    names += [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")]
+    for name in names:
+        if getattr(body, name) not in (None, False):
+            raise BadField(f"{name} is not supported", name)

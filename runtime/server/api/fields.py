@@ -1,0 +1,96 @@
+"""What every request body shares: how it is read, and the words for a field that is wrong.
+
+Knows JSON, types and ranges. Knows no API: the bodies are in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from spark_engine.errors import RequestError
+
+_SHOWN = 1000  # bytes of a field's JSON beyond which an error shows it as it was sent
+_PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
+
+
+class BadField(RequestError):
+    """A request is malformed. `param` names the field, `code` is OpenAI's word for the case."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class UnknownModel(BadField):
+    """The request names a model that is not served here."""
+
+    status = 404
+
+
+T = TypeVar("T")
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """One request body. Raises BadField naming the field, its value and what was expected.
+
+    Fields that are not known are skipped without being built: a body may be large and hold little.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), data) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def check_range(name: str, value: Any, low: float | None, high: float | None) -> None:
+    """Raises BadField where a number is not from `low` to `high`; None means no limit."""
+    if value is None:
+        return
+    above = low is None or value >= low
+    below = high is None or value <= high
+    # an integer may have any number of digits: it is compared, never made a float
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not (finite and above and below):
+        span = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise BadField(f"{name} is {short(value)}; it must be {span}", name)
+
+
+def is_id(value: Any) -> bool:
+    """Whether it may be a token id: an integer, and no boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _explain(message: str, data: bytes) -> BadField:
+    """msgspec's words, with the field's name and value."""
+    found = _PATH.search(message)
+    text = _PATH.sub("", message).replace("`", "")
+    if found is None or not found[1]:
+        missing = re.search(r"required field (\w+)", text)
+        if missing is None:
+            text = f"the body must be a JSON object: {text}"
+        return BadField(text, missing[1] if missing else None)
+    name = found[1]
+    words = f"{name}{found[2]} is not right: {text}; {name} is {_field(data, name)}"
+    return BadField(words, name)
+
+
+def _field(data: bytes, name: str) -> str:
+    """One field of a body for an error. A long one is not built: it is cut as it was sent."""
+    try:
+        raw = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name])
+        whole = msgspec.json.decode(raw) if len(raw) <= _SHOWN else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "unreadable"
+    return short(whole) if len(raw) <= _SHOWN else f"{raw[:77].decode(errors='replace')}..."
+
+
+def short(value: Any) -> str:
+    """A value for an error, in at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

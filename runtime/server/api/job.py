@@ -1,0 +1,80 @@
+"""The one form of a chat request: the body of /v1/chat/completions.
+
+The other chat APIs are translated into it and out of it, so what a conversation means stands in one
+place. Knows fields and their checks; knows no template and no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.api.fields import BadField, short
+
+
+class ChatJob(Body, kw_only=True):
+    """One conversation that is to be answered."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # known and not supported:
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that may be called."""
+        return None if self.tool_choice == "none" else self.tools
+
+    def most_tokens(self) -> tuple[int | None, str]:
+        """The newer name of the field goes before the older."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+    def wanted_logprobs(self) -> int | None:
+        """Two fields say it."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_own(self) -> None:
+        """Messages, tools and what belongs together. Raises BadField."""
+        if not self.messages:
+            raise BadField("messages is empty; at least one message is needed", "messages")
+        for i, message in enumerate(self.messages):
+            if not isinstance(role := message.get("role"), str):
+                raise BadField(
+                    f"messages[{i}].role is {short(role)}; it must be a string", "messages"
+                )
+            _check_content(f"messages[{i}].content", message.get("content"))
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadField("top_logprobs needs logprobs: true", "top_logprobs")
+        for i, tool in enumerate(self.tools or []):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise BadField(f"tools[{i}] has no function with a name", "tools")
+        if self.tool_choice not in (None, "none", "auto"):
+            words = (
+                f"tool_choice is {short(self.tool_choice)}; only 'auto' and 'none' are supported"
+            )
+            raise BadField(words, "tool_choice")
+        if self.continue_final_message or self.add_generation_prompt is False:
+            words = "continuing a message is not supported; the answer is always a new turn"
+            raise BadField(words, "continue_final_message")
+
+
+def _check_content(where: str, content: Any) -> None:
+    """Null, a string, or a list of text parts."""
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise BadField(f"{where} is {short(content)}; it must be a string or a list", "messages")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            words = f"{where} holds {short(part)}; only parts of type 'text' are supported"
+            raise BadField(words, "messages")

@@ -1,0 +1,85 @@
+"""Every path that is served: one table, which routes, and from which a 404 says what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import msgspec
+from fastapi import Request, Response
+
+from spark_engine.runtime.server.api import chat, completions, models, tokenize
+from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
+from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
+
+Run = Callable[[Endpoints, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path. `words`: what it is for. `body`: what is sent to it. `open`: it needs no key."""
+
+    method: str
+    path: str
+    run: Run
+    words: str
+    body: type[msgspec.Struct] | None = None
+    open: bool = False
+
+
+def _generates(start: Start) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return await endpoints.generate(request, start)
+
+    return run
+
+
+def _computes(work: Compute) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return await endpoints.compute(request, work)
+
+    return run
+
+
+def _shows(show: Callable[[Endpoints], Response]) -> Run:
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return show(endpoints)
+
+    return run
+
+
+async def _model(endpoints: Endpoints, request: Request) -> Response:
+    return json_response(models.model(endpoints.service, request.path_params["name"]))
+
+
+def _models(endpoints: Endpoints) -> Response:
+    return json_response(models.models(endpoints.service))
+
+
+def _report(endpoints: Endpoints) -> Response:
+    return json_response(endpoints.report)
+
+
+def _version(_: Endpoints) -> Response:
+    return json_response({"version": version("spark-engine")})
+
+
+_CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
+_TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
+_HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
+ROUTES = (
+    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatJob),
+    Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("GET", "/v1/models", _shows(_models), "the models that are served"),
+    Route("GET", "/v1/models/{name:path}", _model, "one of them"),
+    Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
+    Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
+    Route("GET", "/health", _HEALTH, "200 while new work would be answered", open=True),
+    Route("GET", "/ping", _HEALTH, "the same", open=True),
+    Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
+    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
+    Route("GET", "/version", _shows(_version), "the server's version", open=True),
+)

@@ -1,0 +1,162 @@
+"""One HTTP request on its way: its body, its answer whole or as events, a client that leaves.
+
+Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from spark_engine.runtime.server.api.answers import Json, Reply
+from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.problems import LEFT, Draining, TooLarge, error_response
+from spark_engine.runtime.server.service import Service
+
+MAX_BODY = 32 << 20  # bytes
+SMALL_BODY = 256 << 10  # bytes of each body that are always taken
+LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all bodies together may hold
+Start = Callable[[Service, bytes], Awaitable[Reply]]
+Compute = Callable[[Service, bytes], Awaitable[Json]]
+
+
+class Bodies:
+    """Reads bodies. Large ones share what memory there is for them; small ones always fit."""
+
+    def __init__(self) -> None:
+        self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts until the block is left. Raises TooLarge or Busy."""
+        too_large = TooLarge(f"the body is over {MAX_BODY} bytes; send a shorter prompt")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 12 or int(declared) > MAX_BODY):
+            raise too_large
+        parts, size, large = [], 0, 0
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY:
+                    raise too_large
+                more = max(0, size - SMALL_BODY) - large
+                large, self.large = large + more, self.large + more
+                if more and self.large > LARGE_BODIES:
+                    raise Busy("too many long prompts are being read; retry")
+            yield b"".join(parts)
+        finally:
+            self.large -= large
+
+
+class Endpoints:
+    """The endpoints over one service. `draining` turns new work away; `report` is what the engine
+    is (`page/report.py`)."""
+
+    def __init__(self, service: Service, report: Json | None = None) -> None:
+        self.service = service
+        self.report = report or {}
+        self._bodies = Bodies()
+        self.draining = False
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return self.service.open
+
+    def health(self) -> Response:
+        """200 only while new work would be answered; else 503 with the reason."""
+        reason = (
+            "the server is draining" if self.draining else self.service.client.unhealthy_reason()
+        )
+        if reason is None:
+            return json_response({"status": "ok"})
+        return json_response({"status": "unhealthy", "reason": reason}, 503)
+
+    def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(self.service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def generate(self, request: Request, start: Start) -> Response:
+        """Runs one request: a stream of events or one JSON object.
+
+        A stream's status is sent with its first event: what fails before is an error response.
+        """
+        if self.draining:
+            raise Draining("the server is draining; send the request elsewhere")
+        async with self._bodies.read(request) as data:
+            reply = await start(self.service, data)
+        if not reply.stream:
+            return await self._unless_gone(request, reply, self._whole(reply))
+        events = reply.events()
+        return await self._unless_gone(request, reply, self._streamed(reply, events))
+
+    async def compute(self, request: Request, work: Compute) -> Response:
+        """Runs one request that needs no engine."""
+        async with self._bodies.read(request) as data:
+            return json_response(await work(self.service, data))
+
+    async def _whole(self, reply: Reply) -> Response:
+        try:
+            return json_response(await reply.whole())
+        finally:
+            reply.close()
+
+    async def _streamed(self, reply: Reply, events: AsyncIterator[bytes]) -> Response:
+        first = await anext(events)
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        sent = self._events(reply, first, events)
+        return StreamingResponse(sent, media_type="text/event-stream", headers=headers)
+
+    async def _events(
+        self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        trace = self.service.client.trace
+        try:
+            yield first
+            async for event in events:
+                start = trace.now()
+                yield event
+                trace.span("loop", "send", start)
+        except Exception as problem:  # the status line is gone: the error goes into the stream
+            yield reply.last_words(*error_response(problem))
+        finally:
+            reply.close()
+
+    async def _unless_gone(
+        self, request: Request, reply: Reply, work: Awaitable[Response]
+    ) -> Response:
+        """What `work` gives, unless the client leaves before; then nothing of `reply` stays."""
+        answer = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
+        done = False
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                return Response(status_code=LEFT)
+            response = answer.result()
+            done = True
+            return response
+        finally:
+            if not done:
+                reply.close()
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(value: Json, status: int = 200) -> Response:
+    """One JSON object."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

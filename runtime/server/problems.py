@@ -1,0 +1,51 @@
+"""What an exception is to a client: a status, and words in OpenAI's form of an error."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from spark_engine.errors import RequestError
+from spark_engine.runtime.server.api.answers import Json, error
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel
+from spark_engine.runtime.server.client import Busy, EngineDied
+from spark_engine.runtime.server.deadline import TimedOut
+from spark_engine.runtime.server.generation import GenerationFailed
+
+LEFT = 499  # nginx's status for a client that closed the connection
+log = logging.getLogger(__name__)
+
+
+class TooLarge(BadField):
+    """The body is over the limit."""
+
+    status = 413
+
+
+class Draining(Busy):
+    """The server is on its way down."""
+
+
+def error_response(problem: Exception) -> tuple[int, Json]:
+    """(HTTP status, body) of an exception."""
+    words = str(problem)
+    if isinstance(problem, RequestError):
+        status = 400
+        if isinstance(problem, UnknownModel | TooLarge):
+            status = problem.status
+        param, code = getattr(problem, "param", None), getattr(problem, "code", None)
+        return status, error(words, "invalid_request_error", param, code)
+    if isinstance(problem, Busy):
+        return 503, error(words, "service_unavailable", code="queue_full")
+    if isinstance(problem, TimedOut):
+        return 504, error(words, "timeout", code="timeout")
+    if isinstance(problem, HTTPException):
+        return problem.status_code, error(problem.detail, "invalid_request_error")
+    if isinstance(problem, EngineDied | GenerationFailed):
+        return 500, error(words, "server_error", code="engine_error")
+    if isinstance(problem, ClientDisconnect):
+        return LEFT, error("the client left", "invalid_request_error")
+    log.error("internal error", exc_info=problem)
+    return 500, error(f"internal error: {type(problem).__name__}", "server_error")

@@ -1,0 +1,66 @@
+"""The table of options: each row fills a field, has that field's default and says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.option import Group, Mode, Option, defaults, why_idle
+from spark_engine.runtime.options import OPTIONS, body, engine_options, server_options
+from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.server import ServerOptions
+
+NOTHING: dict[str, Any] = {row.name: row.default for row in OPTIONS}
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.flag)
+def test_a_row_is_whole(row: Option) -> None:
+    assert row.flag.startswith("--") and row.help.endswith(".") and len(row.help) < 100
+    assert sum(row.flag == other.flag for other in OPTIONS) == 1
+    if row.fills is not None:
+        assert row.fills[1] in defaults(row.fills[0])
+        assert sum(row.fills == other.fills for other in OPTIONS) == 1
+    assert row.needs is None or row.needs[0] in {other.flag for other in OPTIONS}
+
+
+def test_without_options_every_class_is_as_by_default() -> None:
+    assert server_options(NOTHING) == ServerOptions()
+    assert engine_options(NOTHING) == EngineOptions()
+    assert msgspec.structs.replace(body(NOTHING), stop=None, ignore_eos=None) == Body()
+
+
+def test_values_reach_their_fields() -> None:
+    given = {"port": 9, "served_model_name": ("a", "b"), "request_timeout": 2.5, "no_graphs": True}
+    more = {"policy": "latency", "itl_ms": 20.0, "cache_gib": 0.5, "drafts": 0, "api_key": "k"}
+    made = server_options(NOTHING | given | more)
+    want = ServerOptions(port=9, names=("a", "b"), timeout_s=2.5, api_key="k", engine=made.engine)
+    assert made == want
+    policy = PrefillPolicy(Pace.LATENCY, 20.0)
+    want_engine = EngineOptions(policy=policy, cache_bytes=1 << 29, drafts=0, graphs=False)
+    assert made.engine == want_engine
+    assert body(NOTHING | {"top_k": 3, "stop": ("x",)}).stop == ["x"]
+
+
+def test_every_field_of_a_server_can_be_said_or_is_known_not_to() -> None:
+    """A field that a helper of the server adds has a row, or is one of these."""
+    said = {row.fills[1] for row in OPTIONS if row.fills and row.fills[0] is ServerOptions}
+    fields = {field.name for field in dataclasses.fields(ServerOptions)}
+    assert fields - said == {"engine", "stall_s", "grace_s"}
+
+
+def test_why_an_option_does_nothing() -> None:
+    row = Option("--x", Group.SERVER, "X.")
+    assert why_idle(row, Mode.SERVE, {}) is None
+    assert "without --serve" in str(why_idle(row, Mode.PROMPT_IDS, {}))
+    assert "instead of --prompt-ids" in str(why_idle(row, Mode.PROMPT_IDS, {}))
+    both = Option("--x", Group.ANSWER, "X.", modes=frozenset({Mode.CHAT, Mode.PROMPT}))
+    assert why_idle(both, Mode.PROMPT_IDS, {}) == "with --prompt-ids; it is for --chat and --prompt"
+    needing = Option("--x", Group.ANSWER, "X.", needs=("--some-y", "which shows it"))
+    assert why_idle(needing, Mode.CHAT, {"some_y": True}) is None
+    words = "without --some-y, which shows it: add --some-y"
+    assert why_idle(needing, Mode.CHAT, {"some_y": False}) == words
