@@ -11,6 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,29 @@ from click.core import ParameterSource
 from spark_engine.command import command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
+from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.embedded import embedded_engine
-from spark_engine.runtime.oneshot import Answer, OneShot
 from spark_engine.runtime.option import Grouped, Mode, why_idle
-from spark_engine.runtime.options import OPTIONS, body, engine_options, server_options
+from spark_engine.runtime.options import OF_FILE, OPTIONS, body, engine_options, server_options
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.server import run
+from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
+
+NAME = "spark-run"
+
+
+def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        with command(NAME):
+            context.default_map = config_file.read(path, OF_FILE)
+
+
+def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if shell is not None:
+        click.echo(completion.script(shell))
+        context.exit()
 
 
 @click.command(
@@ -38,28 +55,63 @@ from spark_engine.runtime.text.reply_parts import Delta, Kind
         *(row.parameter() for row in OPTIONS),
     ],
 )
-@click.version_option(package_name="spark-engine", prog_name="spark-run")
-def main(engine: Path | None, **values: Any) -> None:
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="Read options from this TOML file; those on the command line go before it.",
+)
+@click.option("--print-config", is_flag=True, help="Print all options as such a file, and end.")
+@click.option(
+    "--completion",
+    type=click.Choice(completion.SHELLS),
+    is_eager=True,
+    expose_value=False,
+    callback=_complete,
+    help='Print what completes the spark commands: eval "$(spark-run --completion bash)".',
+)
+@click.version_option(package_name="spark-engine", prog_name=NAME)
+@click.pass_context
+def main(context: click.Context, /, engine: Path | None, print_config: bool, **values: Any) -> None:
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
     Give one of --prompt, --prompt-ids, --chat and --serve.
     """
-    with command("spark-run"):
-        mode = _mode(click.get_current_context(), values)
+    with command(NAME):
+        if print_config:
+            given = partial(_given, context)
+            click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
+            return
+        mode = _mode(context, values)
         folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
-        code = _serve(folder, values) if mode is Mode.SERVE else _answer(folder, values)
+        code = _serve(folder, values) if mode is Mode.SERVE else _answer(folder, mode, values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
         sys.exit(code)
 
 
+def _given(context: click.Context, name: str) -> bool:
+    """Whether somebody gave the option, wherever."""
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
 def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
-    """What to do. Raises OptionError where that is not said, or an option would do nothing."""
-    modes = [mode for mode in Mode if values[mode] not in (None, False)]
-    if len(modes) != 1:
+    """What to do: what the command line says, else the configuration file.
+
+    Raises OptionError where that is not said, or an option would do nothing. A file may hold what
+    is for other modes.
+    """
+    source = context.get_parameter_source
+    asked = [mode for mode in Mode if values[mode] not in (None, False)]
+    typed = [mode for mode in asked if source(mode) is ParameterSource.COMMANDLINE]
+    if len(modes := typed or asked) != 1:
         raise OptionError("give exactly one of --prompt, --prompt-ids, --chat and --serve")
     for row in OPTIONS:
-        if context.get_parameter_source(row.name) is not ParameterSource.COMMANDLINE:
+        of_file = source(row.name) is ParameterSource.DEFAULT_MAP and modes[0] in row.where
+        if source(row.name) is not ParameterSource.COMMANDLINE and not of_file:
             continue
         if (why := why_idle(row, modes[0], values)) is not None:
             raise OptionError(f"{row.flag} does nothing {why}")
@@ -76,29 +128,32 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     return run(folder, server_options(values))
 
 
-def _answer(folder: Path, values: Mapping[str, Any]) -> int:
-    shot = OneShot(folder, engine_options(values))
+def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
+    session = Session(
+        folder, replace(engine_options(values), cache_bytes=0)
+    )  # one answer: no cache
     try:
-        prompt = _prompt(shot, values)
+        prompt = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
-            answer = shot.start(prompt, body(values), values["logprobs"], shown)
+            answer = session.start(prompt, body(values), values["logprobs"], shown)
         if values["json"]:
-            deltas = _collect(shot, answer, chat=values["chat"] is not None)
+            deltas = _collect(session, answer, chat=mode is Mode.CHAT)
             click.echo(json.dumps({**answer.to_json(), **deltas}))
         else:
-            _print(shot, answer, chat=values["chat"] is not None)
+            _print(session, answer, chat=mode is Mode.CHAT)
     finally:
-        shot.close()
+        session.close()
     return 0
 
 
-def _prompt(shot: OneShot, values: Mapping[str, Any]) -> list[int]:
-    if values["prompt_ids"] is not None:
+def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int]:
+    if mode is Mode.PROMPT_IDS:
         return _ids(values["prompt_ids"])
-    if values["chat"] is not None:
-        question = _text("--chat", values["chat"])
-        return shot.encode(shot.render(question, not values["no_thinking"]))
-    return shot.encode(_text("--prompt", values["prompt"]))
+    text = _text(mode.flag, values[mode])
+    if mode is Mode.CHAT:
+        message = {"role": "user", "content": text}
+        text = session.render([message], not values["no_thinking"])
+    return session.encode(text)
 
 
 def _text(option: str, given: str) -> str:
@@ -126,9 +181,9 @@ def _parser(answer: Answer) -> ReplyParser:
     return ReplyParser(answer.thinking)
 
 
-def _collect(shot: OneShot, answer: Answer, chat: bool) -> dict[str, str]:
+def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
     """Runs to the end. For a chat: the answer's parts beside the whole text."""
-    for _ in shot.pieces(answer):
+    for _ in session.pieces(answer):
         pass
     if not chat:
         return {}
@@ -139,11 +194,11 @@ def _collect(shot: OneShot, answer: Answer, chat: bool) -> dict[str, str]:
     return texts
 
 
-def _print(shot: OneShot, answer: Answer, chat: bool) -> None:
+def _print(session: Session, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
     parser = _parser(answer) if chat else None
     show = _Show()
-    for piece in shot.pieces(answer):
+    for piece in session.pieces(answer):
         if parser is None:
             show([Delta(Kind.CONTENT, piece.text)])
             continue

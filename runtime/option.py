@@ -99,6 +99,25 @@ class Option:
         return self.group.modes if self.modes is None else self.modes
 
     @property
+    def plain(self) -> type:
+        """Of bool, int, float and str the one that its value is."""
+        if isinstance(self.kind, type):
+            return self.kind
+        whole, broken = (
+            isinstance(self.kind, click.IntRange),
+            isinstance(self.kind, click.FloatRange),
+        )
+        return int if whole else float if broken else str
+
+    @property
+    def shape(self) -> str:
+        """What its value looks like, in a word."""
+        if isinstance(self.kind, click.Choice):
+            return "|".join(f'"{choice}"' for choice in self.kind.choices)
+        word = self.metavar or {int: "INTEGER", float: "NUMBER"}.get(self.plain, "TEXT")
+        return f'"{word}"' if self.plain is str else word
+
+    @property
     def default(self) -> Any:
         """What holds where nobody says anything: its field's default."""
         if self.kind is bool:

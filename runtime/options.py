@@ -17,12 +17,16 @@ from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
-from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.server import ServerOptions
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
+# The argument of the command line, and a key of the configuration file.
+FOLDER = Option(
+    "--engine", Group.TASK, "The engine folder; the embedded model by default.", metavar="FOLDER"
+)
 TASK = (
     Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
@@ -231,6 +235,39 @@ SERVER = (
         fills=(ServerOptions, "page"),
         turn=operator.not_,
     ),
+    Option(
+        "--watchdog-s",
+        Group.SERVER,
+        "Seconds without a step after which the engine is ended and started again; 0: never. By"
+        " default 10, and 60 on a CPU.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "watchdog_s"),
+    ),
+    Option(
+        "--restarts",
+        Group.SERVER,
+        "How often within ten minutes an engine that died is started again.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ServerOptions, "restarts"),
+    ),
+    Option(
+        "--restart-wait",
+        Group.SERVER,
+        "Seconds that a request may wait for an engine that is started again.",
+        click.FloatRange(0),
+        metavar="T",
+        fills=(ServerOptions, "restart_wait_s"),
+    ),
+    Option(
+        "--dumps",
+        Group.SERVER,
+        "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
+        click.Path(file_okay=False, exists=True),
+        metavar="FOLDER",
+        fills=(ServerOptions, "dumps"),
+    ),
 )
 SECURITY = (
     Option(
@@ -245,6 +282,7 @@ SECURITY = (
 )
 LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:

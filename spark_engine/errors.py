@@ -38,7 +38,15 @@ class CapacityError(UserError):
 
 
 class RequestError(UserError):
-    """One request is malformed or over the engine's limits. Other requests are untouched."""
+    """One request is malformed or over the engine's limits. Other requests are untouched.
+
+    `param` names the field, where one is at fault; `code` is OpenAI's word for the case.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class InternalError(SparkError):

@@ -86,5 +86,5 @@ class Progress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:  # nobody reads it any more; the work goes on
+        except OSError:  # nobody reads it any more, or its disk is full; the work goes on
             self._stream = None

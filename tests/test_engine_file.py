@@ -188,7 +188,7 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file.write_text('{"format": 6, "surprise": []}')
     with pytest.raises(EngineError, match="format 6.*reads up to 5.*upgrade"):
         open_folder(folder, "cpu")
-    data = (folder / ENGINE).read_bytes().replace(b'"format": 5', b'"format": 9')
+    data = (folder / ENGINE).read_bytes().replace(b'"format": 6', b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
@@ -196,7 +196,7 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
 
 def test_an_engine_from_before_its_states_were_renamed_is_refused(folder: Path) -> None:
     data = (folder / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_bytes(data.replace(b'"format": 5', b'"format": 2'))
+    (folder / "manifest.json").write_bytes(data.replace(b'"format": 6', b'"format": 2'))
     with pytest.raises(EngineError, match="format 2: rebuild the engine with spark-build"):
         open_folder(folder, "cpu")
 
@@ -245,7 +245,7 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 5}', '{"format": "3"}', "\x00", "[" * 9999]
+    "text", ["", "[]", "{}", '{"format": 6}', '{"format": "3"}', "\x00", "[" * 9999]
 )
 def test_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)

@@ -23,6 +23,7 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request, St
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
+from spark_engine.runtime.engine.state import describe
 from spark_engine.runtime.engine.step import Loop, end_event
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
@@ -213,6 +214,12 @@ class Engine:
             **scheduler.reuse.stats(),
             **counted,
         }
+
+    def state(self) -> dict[str, object]:
+        """What the engine is doing, for a dump: plain values without a token. It may be called by
+        another thread while `step` hangs, and fail while it runs."""
+        loop, seqs = self._loop, list(self._live.values())
+        return describe(self.scheduler, loop.plan, loop.launched, seqs) | {"stats": self.stats()}
 
     def check_idle(self) -> None:
         """Raises InternalError unless everything is back where it was at the start, or is kept by

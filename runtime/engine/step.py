@@ -92,16 +92,22 @@ class Loop:
         self._depth = depth
         self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
+        self.plan: StepPlan | None = None  # of the last step that was begun
 
     @property
     def in_flight(self) -> int:
         """Steps that were launched and not collected."""
         return len(self._in_flight)
 
+    @property
+    def launched(self) -> list[tuple[int, list[Batch]]]:
+        """Their numbers and batches."""
+        return [(step, [one.batch for one in all_]) for step, _, all_ in self._in_flight]
+
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
         self._trace.begin()
-        plan = self.scheduler.schedule(self.in_flight)
+        plan = self.plan = self.scheduler.schedule(self.in_flight)
         self._trace.done("schedule")
         self._prepare(plan)
         self._trace.done("prepare")

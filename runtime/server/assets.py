@@ -12,10 +12,12 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.supervisor import WATCHDOG_S
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 GIB = 1 << 30
+CPU_WATCHDOG_S = 60.0
 
 
 def read_info(folder: Path) -> EngineInfo:
@@ -66,6 +68,12 @@ def check_cache(asked: int | None, folder: Path) -> None:
     if asked < row + page:
         words = f"a prefix takes {(row + page) / GIB:.2g} GiB at least: give more, or --no-cache"
         raise OptionError(f"{given}; {words}")
+
+
+def watchdog_for(folder: Path) -> float:
+    """Seconds without a step after which the engine in `folder` counts as hung: a CPU may well take
+    longer over a step than a GPU ever does."""
+    return WATCHDOG_S if read_manifest(folder).executor == NATIVE else CPU_WATCHDOG_S
 
 
 def spell_cache(info: EngineInfo) -> str:

@@ -1,125 +1,170 @@
-"""The HTTP process's end of the engine process: starts it, talks to it, notices its death.
+"""The HTTP process's end of the engine: its requests, from when they are sent to their end.
 
-Knows processes, sockets and the state of the engine; knows no HTTP and no text.
+Knows requests and their mailboxes, also while no engine process is there; knows no HTTP, no text
+and no process (`supervisor.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
-import tempfile
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
-
-from spark_engine.errors import CapacityError, EngineError, InternalError
-from spark_engine.runtime.engine.request import Event, Request
+from spark_engine.errors import CapacityError
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
-    Failed,
-    Ping,
-    Ready,
     Refused,
-    Report,
     Stats,
     StepReport,
     Submit,
-    decode_report,
     encode,
 )
+from spark_engine.runtime.server.supervisor import EngineDied, Supervision, Supervisor
 
-PING_S = 1.0
-EXIT_S = 5.0  # the engine process gets this long to leave by itself
-LAST_WORDS_S = 2.0
-SOCKET_PATH_MAX = 90  # bytes; Unix sockets allow 107
-
-
-class EngineDied(InternalError):
-    """The engine process is gone, or has stopped answering."""
+__all__ = ["Answer", "Busy", "EngineClient", "EngineDied", "Mailbox", "Restarting", "TooSlow"]
+SENDS = 2  # a request that brought no token goes to a second engine process, and to no third
+UNREAD = 4096  # rounds of a choice that may wait for who reads them
 
 
 class Busy(CapacityError):
     """The queue is full; come back later."""
 
+    code = "queue_full"
 
-Answer = list[Event] | Busy | EngineDied  # a request's events of one step, in their order
+
+class Restarting(Busy):
+    """The engine is being started again, and that took too long for this request."""
+
+    code = "engine_restarting"
+
+
+class TooSlow(CapacityError):
+    """Who asked reads so slowly that the request was given up."""
+
+
+Answer = list[Event] | Busy | EngineDied | TooSlow  # a request's events of one step, in their order
 Mailbox = asyncio.Queue[Answer]
 
 
-class EngineClient:
-    """One engine process. All methods belong to one event loop.
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended.
 
-    `command` is the process to start; the socket's address is appended to it. At most
-    `max_queue` requests beyond the engine's slots are taken. `trace` is told what is
-    done here.
+    Attributes:
+        unread: answers that its mailbox may hold.
+        sends: how often it went to an engine process.
+        heard: a token of it came.
+        cancelled: its end was asked for.
+        timer: runs while it waits for an engine process to come; None: one has it.
+    """
+
+    request: Request
+    box: Mailbox
+    unread: int
+    sends: int = 0
+    heard: bool = False
+    cancelled: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class EngineClient:
+    """Requests to one engine, whose process may end and come again.
+
+    When it ends, a request that brought a token ends with EngineDied; the others go to the next
+    process, once, as do those that come meanwhile: they wait for it `how.wait_s` at most, then
+    Restarting. All methods belong to one event loop. `command` is the process to start; the
+    socket's address is appended to it. At most `max_queue` requests beyond the engine's slots are
+    taken. `trace` is told what is done here.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         max_queue: int = 256,
-        stall_s: float = 60,
+        how: Supervision | None = None,
         trace: NoTrace | None = None,
     ) -> None:
-        self._command = tuple(command)
         self.trace = trace or NoTrace()
         self.max_queue = max_queue
-        self._stall_s = stall_s
-        self._mailboxes: dict[int, Mailbox] = {}
+        self._how = how or Supervision()
+        self._supervisor = Supervisor(command, self, self._how, self.trace)
+        self._open: dict[int, _Open] = {}
+        self._held = 0
         self._next_id = 0
-        self._tasks: list[asyncio.Task[None]] = []
-        self._folder = _socket_folder()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._info: asyncio.Future[EngineInfo] | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._last_report = self._last_progress = time.monotonic()
-        self._closing = False
-        self.stats = Stats()
-        self.died = asyncio.Event()
-        self.reason = ""
 
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._mailboxes)
+        return len(self._open)
+
+    @property
+    def sent(self) -> int:
+        """Those of them that an engine process has."""
+        return len(self._open) - self._held
 
     @property
     def pid(self) -> int | None:
         """The engine process."""
-        return self._process.pid if self._process else None
+        return self._supervisor.pid
+
+    @property
+    def died(self) -> asyncio.Event:
+        """Set when the engine is gone for good."""
+        return self._supervisor.died
+
+    @property
+    def reason(self) -> str:
+        """Why the engine's process ended last; empty where it never did."""
+        return self._supervisor.reason
+
+    @property
+    def users_fault(self) -> bool:
+        """It ended for something outside the program."""
+        return bool(self._supervisor.death and self._supervisor.death.user)
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was started again."""
+        return self._supervisor.restarts
+
+    @property
+    def stats(self) -> Stats:
+        """The engine's counters, which begin anew with its process."""
+        return self._supervisor.stats
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since the last sign that a step had ended; 0 while nothing is in flight."""
+        return self._supervisor.step_age if self._open else 0.0
+
+    def unhealthy_reason(self) -> str | None:
+        """Why the engine cannot be relied on now, or None."""
+        return self._supervisor.unhealthy_reason()
 
     async def start(self) -> EngineInfo:
         """Starts the process and waits until the engine is loaded.
 
-        Raises EngineError with the process's words when it cannot be loaded.
+        Raises EngineError with the process's words when it cannot be loaded, or EngineDied.
         """
-        self._info = asyncio.get_running_loop().create_future()
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        address = f"ipc://{self._folder}/engine"
-        self._socket.bind(address)
-        pipe = asyncio.subprocess.PIPE  # held open by us alone: its end tells the child
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, address, stdin=pipe, start_new_session=True
-        )
-        self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._watch())]
-        info = await self._info
-        self._last_report = time.monotonic()
-        self._tasks.append(asyncio.create_task(self._ping()))
-        return info
+        return await self._supervisor.start()
+
+    async def dump(self, words: str) -> Path | None:
+        """Writes what both processes do, and says where; None where it could not."""
+        return await self._supervisor.dump(words)
+
+    async def close(self) -> None:
+        """Ends the process. May be called twice."""
+        await self._supervisor.close()
 
     def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
         """Sends checked requests; their events will come to `box` under the returned ids.
 
         `slots` is the engine's max_seqs. Raises Busy when the queue is full, EngineDied when
-        there is no engine.
+        there is no engine and none will come.
         """
         if self.died.is_set():
             raise EngineDied(self.reason)
@@ -130,133 +175,111 @@ class EngineClient:
         # a request that cannot be encoded must leave none of them behind
         messages = [encode(Submit(number, r)) for number, r in zip(ids, requests, strict=True)]
         self._next_id += len(requests)
-        for number, message in zip(ids, messages, strict=True):
-            self._mailboxes[number] = box
-            self._send(message)
+        for number, request, message in zip(ids, requests, messages, strict=True):
+            one = self._open[number] = _Open(request, box, UNREAD * len(requests))
+            if self._supervisor.running:
+                one.sends = 1
+                self._supervisor.send(message)
+            else:
+                self._hold(number, one)
         return ids
 
     def cancel(self, number: int) -> None:
         """Asks for the end of a request; its last event still comes. Unknown ids are ignored."""
-        if number in self._mailboxes and not self.died.is_set():
-            self._send(encode(Cancel(number)))
+        if (one := self._open.get(number)) is None:
+            return
+        one.cancelled = True
+        if one.timer is not None:
+            self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
+        else:
+            self._supervisor.send(encode(Cancel(number)))
 
     def cancel_all(self) -> None:
         """Asks for the end of everything in flight."""
-        for number in list(self._mailboxes):
+        for number in list(self._open):
             self.cancel(number)
 
-    def unhealthy_reason(self) -> str | None:
-        """Why the engine cannot be relied on now, or None."""
-        now = time.monotonic()
-        if self.died.is_set():
-            return self.reason
-        if self._info is None or not self._info.done():
-            return "the engine is being loaded"
-        if now - self._last_report > self._stall_s:
-            return f"the engine has not answered for {now - self._last_report:.0f} s"
-        if self._mailboxes and now - self._last_progress > self._stall_s:
-            return f"no step has ended for {now - self._last_progress:.0f} s while requests wait"
-        return None
+    def back(self) -> None:
+        """A process takes requests: those that waited for it go, in their order."""
+        for number in sorted(self._open):
+            one = self._open[number]
+            if one.timer is not None:
+                self._release(one)
+                one.sends += 1
+                self._supervisor.send(encode(Submit(number, one.request)))
 
-    @property
-    def step_age(self) -> float:
-        """Seconds since the last sign that a step had ended; 0 while nothing is in flight."""
-        return time.monotonic() - self._last_progress if self._mailboxes else 0.0
+    def lost(self, reason: str, for_good: bool) -> None:
+        """The process is gone; `for_good`: no other will come."""
+        for number, one in list(self._open.items()):
+            if one.cancelled:
+                self._deliver(number, [Event(number, finish=FinishReason.CANCELLED)], last=True)
+            elif for_good or one.heard or one.sends >= SENDS:
+                self._deliver(number, EngineDied(reason), last=True)
+            elif one.timer is None:
+                self._hold(number, one)
 
-    async def close(self) -> None:
-        """Ends the process. May be called twice."""
-        self._closing = True
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            try:
-                await asyncio.wait_for(self._process.wait(), EXIT_S)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._on_death("the server is closed")
-        self._socket.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _send(self, message: bytes) -> None:
-        # without a high-water mark a send never waits, so the future is done at once
-        self._socket.send(message)
-
-    async def _receive(self) -> None:
-        try:
-            while True:
-                message = await self._socket.recv()
-                start = self.trace.now()
-                self._take(decode_report(message))
-                self.trace.span("loop", "receive", start)
-        except zmq.ZMQError as error:
-            self._on_death(f"the socket to the engine process failed: {error}")
-
-    def _take(self, report: Report) -> None:
-        self._last_report = time.monotonic()
-        if isinstance(report, StepReport):
-            self._on_step(report)
-        elif isinstance(report, Refused):
-            self._deliver(report.id, Busy(report.message), last=True)
-        elif isinstance(report, Failed):
-            self._on_death(report.message, report.user)
-        elif isinstance(report, Ready) and self._info and not self._info.done():
-            self._info.set_result(report.info)
-
-    def _on_step(self, report: StepReport) -> None:
-        if report.stats.steps != self.stats.steps or report.events:
-            self._last_progress = self._last_report
-        self.stats = report.stats
+    def on_step(self, report: StepReport) -> None:
+        """Each request's events of a step, together."""
         rounds: dict[int, list[Event]] = {}
         for event in report.events:
             rounds.setdefault(event.request_id, []).append(event)
         for number, events in rounds.items():
             self._deliver(number, events, last=events[-1].finish is not None)
 
+    def on_refused(self, report: Refused) -> None:
+        """The engine's own queue is full."""
+        self._deliver(report.id, Busy(report.message), last=True)
+
+    def describe(self) -> object:
+        """For a dump: no text and no token."""
+        rows = [
+            {
+                "id": number,
+                "prompt_tokens": len(one.request.prompt),
+                "sends": one.sends,
+                "heard": one.heard,
+                "cancelled": one.cancelled,
+                "held": one.timer is not None,
+                "unread": one.box.qsize(),
+            }
+            for number, one in self._open.items()
+        ]
+        return {"in_flight": self.in_flight, "held": self._held, "requests": rows}
+
     def _deliver(self, number: int, answer: Answer, last: bool) -> None:
-        box = self._mailboxes.pop(number, None) if last else self._mailboxes.get(number)
-        if box is not None:
-            box.put_nowait(answer)
-
-    async def _ping(self) -> None:
-        while not self.died.is_set():
-            if not self._mailboxes:
-                self._last_progress = time.monotonic()  # the age counts from when work came
-            self._send(encode(Ping()))
-            await asyncio.sleep(PING_S)
-
-    async def _watch(self) -> None:
-        assert self._process is not None
-        code = await self._process.wait()
-        await self._read_last_messages()
-        if not self._closing:
-            self._on_death(f"the engine process ended with code {code}")
-
-    async def _read_last_messages(self) -> None:
-        """Lets the last words of a process that has ended arrive."""
-        end = time.monotonic() + LAST_WORDS_S
-        while await self._socket.poll(50) and time.monotonic() < end:
-            await asyncio.sleep(0.01)  # `_receive` takes them
-
-    def _on_death(self, reason: str, user: bool = False) -> None:
-        if self.died.is_set():
+        one = self._open.get(number)
+        if one is None:
             return
-        self.reason = reason
-        self.died.set()
-        if self._info and not self._info.done():
-            self._info.set_exception(EngineError(reason) if user else EngineDied(reason))
-        for number in list(self._mailboxes):
-            self._deliver(number, EngineDied(reason), last=True)
+        if last:
+            self._forget(number, one)
+        one.heard = True
+        one.box.put_nowait(answer)
+        if one.box.qsize() >= one.unread and not last:
+            self._give_up(one.box)
 
+    def _give_up(self, box: Mailbox) -> None:
+        """Nobody empties the mailbox: its requests end, and what is in it stays."""
+        for number, one in [item for item in self._open.items() if item[1].box is box]:
+            self.cancel(number)
+            self._forget(number, one)
+        words = f"{box.qsize()} parts of the answer were not read; read faster, or ask for less"
+        box.put_nowait(TooSlow(words))
 
-def _socket_folder() -> Path:
-    """A folder that only this user can enter, with a path short enough for a Unix socket."""
-    folder = Path(tempfile.mkdtemp(prefix="spark-"))
-    if len(str(folder)) > SOCKET_PATH_MAX:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="spark-", dir="/tmp"))
-    return folder
+    def _hold(self, number: int, one: _Open) -> None:
+        loop = asyncio.get_running_loop()
+        one.timer = loop.call_later(self._how.wait_s, self._on_long_wait, number)
+        self._held += 1
+
+    def _release(self, one: _Open) -> None:
+        if one.timer is not None:
+            one.timer.cancel()
+            one.timer = None
+            self._held -= 1
+
+    def _forget(self, number: int, one: _Open) -> None:
+        self._release(one)
+        self._open.pop(number, None)
+
+    def _on_long_wait(self, number: int) -> None:
+        words = f"the engine is being started again since {self._how.wait_s:g} s ({self.reason})"
+        self._deliver(number, Restarting(f"{words}; retry"), last=True)

@@ -7,8 +7,12 @@ Knows sockets, HTTP's states and descriptors. Knows no endpoints.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
 import os
 import resource
+import sys
+import termios
 from http import HTTPStatus
 from typing import Any
 
@@ -20,21 +24,25 @@ from spark_engine.runtime.server.api.answers import Json, error
 
 SPARE = 16  # descriptors for what is opened while serving, and for connections on their way in
 MOST_DESCRIPTORS = 1 << 20  # some systems' hard limit is a thousand times this
+WRITE_S = 30.0  # an answer of which no byte is taken for so long is cut off
 WAITING = (h11.IDLE, h11.SEND_BODY)  # the client's turn: a request, or the rest of one, is to come
+log = logging.getLogger(__name__)
 
 
 class Connections:
     """All connections of one server: at most `most`, and none may take longer than `read_s`
-    seconds over the head of a request, nor over its body.
+    seconds over the head of a request, nor over its body, nor leave an answer untouched for
+    `write_s` once no more of it can be buffered.
 
     Where there is no room for another, the one that has been silent for longest gives way, if
     its client owes us a request: one that was answered before only where there is no other. A
     connection whose request is being answered never does.
     """
 
-    def __init__(self, most: int, read_s: float) -> None:
+    def __init__(self, most: int, read_s: float, write_s: float = WRITE_S) -> None:
         self.most = most
         self.read_s = read_s
+        self.write_s = write_s
         self.inside: set[Connection] = set()
         self.waiting: dict[Connection, None] = {}  # the longest silent first
 
@@ -73,6 +81,7 @@ class Connection(H11Protocol):
         self._state: Any = None  # the client's, by h11
         self.answered = False  # once at least
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Comes in, or is sent away."""
@@ -97,10 +106,43 @@ class Connection(H11Protocol):
             if self.conn.their_state is h11.SEND_BODY:  # the next request came with the last one
                 self._set_timer()
 
+    def pause_writing(self) -> None:
+        """The buffer is full: the answer waits for its client."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        super().resume_writing()
+        self._trust_reader()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed, by whomever."""
         self._forget()
         super().connection_lost(exc)
+
+    def _watch_reader(self) -> None:
+        waits = self._untaken()
+        self._unread = self.loop.call_later(self._connections.write_s, self._on_unread, waits)
+
+    def _untaken(self) -> int:
+        """Bytes of answers, here and in the kernel, that the client's side has not acknowledged."""
+        size = bytearray(4)
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, size)
+        return self.transport.get_write_buffer_size() + int.from_bytes(size, sys.byteorder)
+
+    def _trust_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _on_unread(self, before: int) -> None:
+        """`before`: bytes that waited a while ago. Nothing is written meanwhile."""
+        if self._untaken() < before:
+            self._watch_reader()
+            return
+        log.warning("a client took nothing of its answer for %g s", self._connections.write_s)
+        self.leave()
 
     def leave(self) -> None:
         """Makes room at once."""
@@ -151,6 +193,7 @@ class Connection(H11Protocol):
 
     def _forget(self) -> None:
         self._stop()
+        self._trust_reader()
         self._connections.leave(self)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.client import Busy
@@ -112,7 +114,7 @@ class Endpoints:
         first = await anext(events)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         sent = self._events(reply, first, events)
-        return StreamingResponse(sent, media_type="text/event-stream", headers=headers)
+        return _Stream(reply, sent, media_type="text/event-stream", headers=headers)
 
     async def _events(
         self, reply: Reply, first: bytes, events: AsyncIterator[bytes]
@@ -149,6 +151,21 @@ class Endpoints:
             for task in (answer, gone):
                 task.cancel()
             await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+class _Stream(StreamingResponse):
+    """The events of `reply`, of which nothing stays: a client that has left before the first was
+    sent leaves their iterator unbegun."""
+
+    def __init__(self, reply: Reply, events: AsyncIterator[bytes], **given: Any) -> None:
+        super().__init__(events, **given)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._reply.close()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -7,7 +7,7 @@ a client that leaves, a deadline), nothing of the request stays behind in the en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from spark_engine.errors import InternalError
@@ -25,10 +25,14 @@ class GenerationFailed(InternalError):
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer that is wanted: what goes to the engine, and the text that comes of it."""
+    """One answer that is wanted: what goes to the engine, and the text that comes of it.
+
+    `ended` says, once a piece was taken, that what follows would be left out of the answer.
+    """
 
     request: Request
     stream: TextStream
+    ended: Callable[[], bool] = lambda: False
 
 
 class Generation:
@@ -78,6 +82,10 @@ class Generation:
                 self._trace.span("loop", "text", start)
                 self._note(index, last.request_id, piece, last.finish is not None)
                 yield index, piece
+                if piece.finish is None and self._choices[index].ended():
+                    piece = Piece("", finish=FinishReason.STOP)
+                    self._note(index, last.request_id, piece, False)
+                    yield index, piece
         except Exception:
             self._end("error")
             raise

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from spark_engine.errors import RequestError
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
-from spark_engine.runtime.server.client import Busy, EngineDied
+from spark_engine.runtime.server.client import Busy, EngineDied, TooSlow
 from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.generation import GenerationFailed
 
@@ -38,7 +38,9 @@ def error_response(problem: Exception) -> tuple[int, Json]:
         param, code = getattr(problem, "param", None), getattr(problem, "code", None)
         return status, error(words, "invalid_request_error", param, code)
     if isinstance(problem, Busy):
-        return 503, error(words, "service_unavailable", code="queue_full")
+        return 503, error(words, "service_unavailable", code=problem.code)
+    if isinstance(problem, TooSlow):
+        return 408, error(words, "timeout", code="too_slow")
     if isinstance(problem, TimedOut):
         return 504, error(words, "timeout", code="timeout")
     if isinstance(problem, HTTPException):

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
+from spark_engine.command import BUG, USER
 from spark_engine.errors import OptionError
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.trace import HTTP, trace_of
@@ -35,6 +37,7 @@ from spark_engine.runtime.server.assets import (
     read_text,
     spell_cache,
     spell_drafts,
+    watchdog_for,
 )
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
@@ -47,6 +50,7 @@ from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -64,8 +68,12 @@ class ServerOptions:
         names: what the model is called in requests; empty: the engine's name.
         max_queue: requests that may wait beyond those that run.
         drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
-        stall_s: silence of the engine after which /health turns red.
-        grace_s: how long a server whose engine died still answers, before it exits.
+        watchdog_s: silence, or work without a step, after which the engine process is ended and
+            started again; 0: never; None: as long as suits the engine's executor.
+        restarts: how often within ten minutes it is started again, before the server gives up.
+        restart_wait_s: what a request may wait for that.
+        dumps: the folder for dumps of what both processes did; None: the system's temporary one.
+        grace_s: how long a server that has given its engine up still answers, before it exits.
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
@@ -80,7 +88,10 @@ class ServerOptions:
     max_queue: int = 256
     timeout_s: float | None = None
     drain_timeout_s: float = 30.0
-    stall_s: float = 60.0
+    watchdog_s: float | None = None
+    restarts: int = 5
+    restart_wait_s: float = 60.0
+    dumps: str | None = None
     grace_s: float = 5.0
     allow_priority: bool = False
     max_connections: int = 2048
@@ -98,6 +109,8 @@ def run(folder: Path, options: ServerOptions) -> int:
     check_cache(options.engine.cache_bytes, folder)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
+    if options.watchdog_s is None:
+        options = replace(options, watchdog_s=watchdog_for(folder))
     return asyncio.run(serve(command, folder, options))
 
 
@@ -124,7 +137,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     _warn_without_api_key(options, listener)
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
-    client = EngineClient(command, options.max_queue, options.stall_s, trace)
+    client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service = None
     try:
         info = await client.start()
@@ -144,6 +157,12 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             service.close()
         await client.close()
         trace.save()
+
+
+def _supervision(options: ServerOptions) -> Supervision:
+    limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
+    dumps = None if options.dumps is None else Path(options.dumps)
+    return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
 
 
 def _most_connections(options: ServerOptions, descriptors: int) -> int:
@@ -203,6 +222,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._signals = 0
         self._code = 0
+        self._dumping: asyncio.Task[Path | None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's, then the backlog as it should be; said when signals are answered as well."""
@@ -214,6 +234,7 @@ class _Server(uvicorn.Server):
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""
         tasks = [asyncio.create_task(t) for t in (self._drain(), self._on_engine_death())]
+        self._loop.add_signal_handler(signal.SIGUSR1, self._dump)
         await self.serve([listener])
         for task in tasks:
             task.cancel()
@@ -240,10 +261,14 @@ class _Server(uvicorn.Server):
     async def _on_engine_death(self) -> None:
         await self._client.died.wait()
         log.error("the engine is gone: %s", self._client.reason)
-        self._code = 1
+        self._code = USER if self._client.users_fault else BUG
         await asyncio.sleep(self._options.grace_s)
         self.should_exit = True
         await self._force_exit_later()
+
+    def _dump(self) -> None:
+        """SIGUSR1: what both processes do, into a file that the log names."""
+        self._dumping = asyncio.create_task(self._client.dump("asked for by SIGUSR1"))
 
     async def _force_exit_later(self) -> None:
         await asyncio.sleep(FORCE_S)

@@ -26,6 +26,7 @@ from spark_engine.runtime.server.api.common import (
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.client import Busy, EngineClient
+from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo
@@ -33,7 +34,6 @@ from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.reply_parser import ReplyParser
-from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from spark_engine.runtime.text.turns import Turns
@@ -46,11 +46,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A chat that was read: its choices, and what takes each answer apart."""
+    """A chat that was read: its choices, what takes each answer apart, and whether thoughts are
+    shown."""
 
     choices: tuple[Choice, ...]
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
+    shown: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
     `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
-    others; without, one that asks for it is refused.
+    others; without, one that asks for it is refused. `chat`: how conversations are taken.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Service:
         names: Sequence[str],
         timeout_s: float | None = None,
         allow_priority: bool = False,
+        chat: ChatOptions | None = None,
     ) -> None:
         self.client = client
         self.info = info
@@ -108,7 +111,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
         self.tokenizer = tokenizer
-        self._template = template
+        self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s = timeout_s
@@ -148,13 +151,14 @@ class Service:
         tokenizer, most = self.need_tokenizer(), self.max_model_len
 
         def read() -> Conversation:
-            text = self.render(job.messages, job.offered, job.chat_template_kwargs)
-            ids = encode_within(tokenizer, text, most)
-            thinking, known = text.rstrip().endswith(THINK), tokenizer.marks.values()
-            choices = self.choices(job, ids)
-            tools = job.offered or ()
-            parsers = [ReplyParser(thinking, tools, tokens=known) for _ in choices]
-            return Conversation(tuple(choices), tuple(parsers), len(ids))
+            reading = self.reader.read(job)
+            ids = encode_within(tokenizer, reading.text, most)
+            choices, parsers = [], []
+            for choice in self.choices(job, ids):
+                parsers.append(reading.parser())
+                request = replace(choice.request, constraint=reading.constraint)
+                choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
+            return Conversation(tuple(choices), tuple(parsers), len(ids), reading.shown)
 
         return await self.read(read, deadline)
 
@@ -234,9 +238,7 @@ class Service:
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
     ) -> str:
         """Messages as a prompt. Raises RequestError."""
-        if self._template is None:
-            raise RequestError("this engine has no chat template; use /v1/completions")
-        return self._template.render(messages, tools, options)
+        return self.reader.template.render(messages, tools, options)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises RequestError where the engine has none."""

@@ -26,6 +26,7 @@ from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
 from spark_engine.runtime.server.assets import read_info
+from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, BlackBox
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -63,12 +64,12 @@ class Steppable(Protocol):
         """One turn of the loop."""
         ...
 
-    def fail(self, message: str) -> Sequence[Event]:
-        """Ends every request with ERROR, after `step` raised."""
-        ...
-
     def stats(self) -> Mapping[str, Any]:
         """The counters by name."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What it is doing, for a dump; called by another thread, at any time."""
         ...
 
 
@@ -88,18 +89,9 @@ class Worker:
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
-            events = [] if self._engine.idle else self._step()
+            events = [] if self._engine.idle else self._engine.step()
             if events or asked:
                 self._report(events)
-
-    def _step(self) -> Sequence[Event]:
-        try:
-            return self._engine.step()
-        except Exception as error:
-            # Every client is told before the process leaves with the error.
-            with contextlib.suppress(Exception):
-                self._report(self._engine.fail(describe_error(error)))
-            raise
 
     def _report(self, events: Sequence[Event]) -> None:
         stats = summarise(self._engine.stats())
@@ -135,7 +127,10 @@ def serve(
 
     `address` is `ipc://` and a path in a folder of its own; `save` is called at the end.
     """
-    _leave_with_the_parent(Path(address.removeprefix("ipc://")), save)
+    path = Path(address.removeprefix("ipc://"))
+    box = BlackBox(path.parent)
+    box.open()
+    _leave_with_the_parent(path, save, box)
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)  # the HTTP process bounds what is on the way
@@ -143,13 +138,16 @@ def serve(
     socket.connect(address)
     try:
         opened = open_engine()
+        box.describe = opened[1].state
         gc.collect()
         gc.freeze()  # what was loaded stays: a collection in a step need not look at it
         Worker(socket, *opened).run()
     except Exception as error:
         user = isinstance(error, UserError)
         if not user:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # a full disk must not keep the last words back
+                traceback.print_exc()
+            box.write_error(error)
         socket.send(encode(Failed(describe_error(error), user)))
         return 2 if user else 1
     finally:
@@ -164,20 +162,22 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def _leave_with_the_parent(path: Path, save: Callable[[], None]) -> None:
+def _leave_with_the_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
     """Signals meant for the group are the parent's business: it drains and then lets go of us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, args=(path, save), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(path, save, box), daemon=True).start()
 
 
-def _watch_parent(path: Path, save: Callable[[], None]) -> None:
-    # a thread, because the loop may be deep in a long step when the parent dies
+def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
+    # a thread, because the loop may be deep in a long step when the parent asks, or dies
     with contextlib.suppress(OSError):
-        while os.read(0, 1):
-            pass
-    with contextlib.suppress(OSError):  # a parent that was killed left its socket behind
-        path.unlink(missing_ok=True)
+        while asked := os.read(0, 64):
+            if ASK in asked:
+                box.write_state()
+    with contextlib.suppress(OSError):  # a parent that was killed left its folder behind
+        for left in (path, path.parent / STACKS, path.parent / STATE):
+            left.unlink(missing_ok=True)
         path.parent.rmdir()
     with contextlib.suppress(Exception):
         save()

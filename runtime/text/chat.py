@@ -1,13 +1,15 @@
 """From a list of chat messages to the text of a prompt, by the engine's chat template.
 
-Knows Jinja as Hugging Face sets it up. Knows no tokens and no reply: `reply.py` takes the model's
-answer apart. A template comes from a checkpoint, so it runs in a sandbox.
+Knows Jinja as Hugging Face sets it up. Knows no tokens, and nothing of an answer but how it
+begins: `reply_parser` takes it apart. A template comes from a checkpoint, so it runs in a sandbox.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,47 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from spark_engine.errors import EngineError, RequestError
+from spark_engine.runtime.text.messages import Message, normalise
+from spark_engine.runtime.text.reply_formats import Thoughts
 
-Message = Mapping[str, Any]
-RESERVED = ("messages", "tools", "add_generation_prompt")
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_HERE = "\u2063answer-goes-on-here\u2063"  # stands where a continued message ends, while it renders
+
+
+class Ending(enum.Enum):
+    """What a prompt ends with."""
+
+    ANSWER = enum.auto()  # the beginning of the assistant's turn
+    NOTHING = enum.auto()  # the last message's end (`add_generation_prompt` false)
+    CONTINUE = enum.auto()  # the last message, left open (`continue_final_message`)
+
+    @classmethod
+    def of(cls, generation: bool | None, continued: bool | None) -> Ending:
+        """From `add_generation_prompt` and `continue_final_message`; None where one is not given.
+
+        Raises RequestError when both are true.
+        """
+        if continued and generation:
+            words = "continue_final_message and add_generation_prompt are both true: the last "
+            words += "message goes on or a new turn begins; set one to false"
+            raise RequestError(words, "continue_final_message")
+        if continued:
+            return cls.CONTINUE
+        return cls.NOTHING if generation is False else cls.ANSWER
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered prompt.
+
+    Attributes:
+        thinking: it ends inside an open thought.
+        fresh: the answer is a turn's beginning, so it may itself open a thought.
+    """
+
+    text: str
+    thinking: bool
+    fresh: bool = True
 
 
 class ChatTemplate:
@@ -31,6 +71,7 @@ class ChatTemplate:
             self._template = _compile(source)
         except TemplateError as error:
             raise EngineError(f"the chat template does not compile: {error}") from None
+        self.source = source
         self._tokens = dict(tokens or {})
 
     @classmethod
@@ -48,55 +89,73 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Message] | None = None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. `options` are `chat_template_kwargs`, e.g. {"enable_thinking": False}.
+        """The text of a prompt that ends where the answer begins. Raises what `prompt` raises."""
+        return self._render(normalise(messages), tools, options, True)
 
-        Raises RequestError with the template's own words when it refuses the messages.
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        ending: Ending = Ending.ANSWER,
+        thoughts: Thoughts | None = None,
+    ) -> Prompt:
+        """The prompt. `options` are `chat_template_kwargs`, e.g. {"enable_thinking": False};
+        `thoughts` are the marks of the model's thoughts, None where it has none.
+
+        Raises RequestError for malformed messages (`normalise`), when the template refuses them,
+        with its own words, and when the last message cannot be continued.
         """
+        plain = normalise(messages)
+        if ending is Ending.CONTINUE:
+            return self._continued(plain, tools, options)
+        text = self._render(plain, tools, options, ending is Ending.ANSWER)
+        opens = thoughts is not None and text.rstrip().endswith(thoughts.start)
+        return Prompt(text, opens)
+
+    def _continued(
+        self,
+        plain: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Prompt:
+        """Rendered with a mark where the last message ends, and cut there: what templates put
+        behind a message, and around it, is theirs."""
+        last = plain[-1] if plain else {}
+        if last.get("role") != "assistant" or last.get("tool_calls"):
+            words = "needs an assistant's message without tool calls at the end"
+            raise RequestError(f"continue_final_message {words}", "continue_final_message")
+        thinking = not last["content"] and bool(last.get("reasoning_content"))
+        name = "reasoning_content" if thinking else "content"
+        marked = [*plain[:-1], {**last, name: last[name] + _HERE}]
+        text, here, _ = self._render(marked, tools, options, False).rpartition(_HERE)
+        if not here:
+            words = f"the chat template leaves out the last message's {name}: it cannot go on"
+            raise RequestError(words, "continue_final_message")
+        return Prompt(text, thinking, fresh=False)
+
+    def _render(
+        self,
+        plain: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        generation: bool,
+    ) -> str:
         options = dict(options or {})
         for name in RESERVED:
             if name in options:
-                raise RequestError(f"chat_template_kwargs may not set {name!r}; send it directly")
-        values = {**self._tokens, **options, "add_generation_prompt": True}
+                words = f"chat_template_kwargs may not set {name!r}; send it directly"
+                raise RequestError(words, "chat_template_kwargs")
+        values = {**self._tokens, **options, "add_generation_prompt": generation}
         try:
-            plain = [prepare(message) for message in messages]
             return self._template.render(messages=plain, tools=tools or None, **values)
-        except RequestError:
-            raise
         except Exception as error:  # a template may trip over its input in any way
-            raise RequestError(f"the chat template refused the messages: {error}") from None
-
-
-def prepare(message: Message) -> dict[str, Any]:
-    """The message as templates expect it: `arguments` of tool calls as mappings.
-
-    Clients send them as JSON text. Raises RequestError when that text is not a JSON object.
-    """
-    plain = dict(message)
-    if "reasoning" in plain and "reasoning_content" not in plain:
-        plain["reasoning_content"] = plain["reasoning"]
-    if calls := plain.get("tool_calls"):
-        plain["tool_calls"] = [_prepare_call(call) for call in calls]
-    return plain
-
-
-def _prepare_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RequestError(f"tool call {call!r} has no function with a name")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = None
-    if not isinstance(arguments, Mapping):
-        given = function.get("arguments")
-        raise RequestError(f"tool call arguments must be a JSON object, got {given!r}")
-    return {**call, "function": {**function, "arguments": arguments}}
+            words = f"the chat template refused the messages: {error}"
+            raise RequestError(words, "messages") from None
 
 
 def _compile(source: str) -> Template:

@@ -1,6 +1,6 @@
 """How a model writes what is not plain content: thoughts and tool calls; a row for each form.
 
-Knows the marks; takes nothing apart (`reply_parser`).
+Knows the marks, and which form a chat template teaches; takes nothing apart (`reply_parser`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from spark_engine.errors import OptionError
+
 
 @dataclass(frozen=True)
 class Thoughts:
-    """The marks around a thought."""
+    """The marks around a thought. `close` ends one whose budget is spent, the mark included."""
 
     start: str
     end: str
+    close: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,12 @@ class Calls:
     xml: bool
 
 
-_THINK = Thoughts("<think>", "</think>")
+# Qwen's own words for a thought that is cut short: it goes on to answer from what it has.
+_CLOSE = (
+    "\n\nConsidering the limited time by the user, I have to give the solution based on the "
+    "thinking directly now.\n</think>\n\n"
+)
+_THINK = Thoughts("<think>", "</think>", _CLOSE)
 REASONING: Mapping[str, Thoughts | None] = MappingProxyType({"qwen3": _THINK, "none": None})
 TOOLS: Mapping[str, Calls | None] = MappingProxyType(
     {
@@ -37,9 +45,56 @@ TOOLS: Mapping[str, Calls | None] = MappingProxyType(
         "none": None,
     }
 )
+AUTO = "auto"  # as the chat template says
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Names of rows: of REASONING and of TOOLS."""
+
+    reasoning: str = "qwen3"
+    tools: str = "qwen3_coder"
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """The marks of thoughts."""
+        return REASONING[self.reasoning]
+
+    @property
+    def calls(self) -> Calls | None:
+        """The marks of calls."""
+        return TOOLS[self.tools]
+
+    @classmethod
+    def of(cls, template: str | None, reasoning: str = AUTO, tools: str = AUTO) -> Formats:
+        """Those named, and for `auto` those that a chat template's source teaches.
+
+        A template that speaks of no form leaves the usual one. Raises OptionError for a name that
+        is no row.
+        """
+        for option, name, known in (
+            ("--reasoning", reasoning, (AUTO, *REASONING)),
+            ("--tools", tools, (AUTO, *TOOLS)),
+        ):
+            if name not in known:
+                raise OptionError(f"{option} is {name!r}; it must be one of {', '.join(known)}")
+        return cls(
+            cls.reasoning if reasoning == AUTO else reasoning,
+            _taught(template or "") if tools == AUTO else tools,
+        )
+
+
+def _taught(template: str) -> str:
+    """The form of calls in a template: those with `<function=` show it, since they write it out."""
+    objects = "<tool_call>" in template and FUNCTION not in template
+    return "hermes" if objects else Formats.tools
+
+
 # What the XML form is made of; text, never tokens of their own.
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+# Written behind a call that is closed already; the last is of an older form.
+STRAY = (END_FUNCTION, END_PARAMETER, "</function_invocation>")
 
 
 def marks() -> frozenset[str]:

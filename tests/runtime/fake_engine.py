@@ -111,9 +111,8 @@ class FakeEngine:
         logprob = None if params.logprobs is None else -0.5
         return Event(number, token, logprob, top, finish, cached=cached)
 
-    def fail(self, message: str) -> list[Event]:
-        gone, self._live = self._live, {}
-        return [Event(n, finish=FinishReason.ERROR, message=message) for n in gone]
+    def state(self) -> dict[str, Any]:
+        return {"live": list(self._live)}
 
     def stats(self) -> dict[str, Any]:
         running = min(len(self._live), SLOTS)

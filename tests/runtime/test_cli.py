@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_engine.errors import EngineError
+from spark_engine.manifest import FORMAT
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
 from spark_engine.runtime.text.reply_parts import Delta, Kind
@@ -332,7 +333,7 @@ def test_an_embedded_engine_is_built_when_missing_or_older(engine: Path, tmp_pat
     assert embedded.is_stale(folder, checkpoint)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert not embedded.is_stale(folder, checkpoint)
-    text = (folder / "manifest.json").read_text().replace('"format": 5', '"format": 1')
+    text = (folder / "manifest.json").read_text().replace(f'"format": {FORMAT}', '"format": 1')
     (folder / "manifest.json").write_text(text)
     os.utime(folder / "manifest.json", (later + 5, later + 5))
     assert embedded.is_stale(folder, checkpoint), "of another version's format"

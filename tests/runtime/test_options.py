@@ -12,7 +12,7 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import Group, Mode, Option, defaults, why_idle
 from spark_engine.runtime.options import OPTIONS, body, engine_options, server_options
-from spark_engine.runtime.server.protocol import Body
+from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.server import ServerOptions
 
 NOTHING: dict[str, Any] = {row.name: row.default for row in OPTIONS}

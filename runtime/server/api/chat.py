@@ -16,6 +16,8 @@ from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.text_stream import Piece
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
+REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
+
 
 async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
@@ -23,7 +25,7 @@ async def start(service: Service, data: bytes) -> Reply:
     job = await service.checked(data, lambda: service.accept(decode(data, ChatJob)), deadline)
     found = await service.converse(job, deadline)
     tokenizer, logprobs = service.need_tokenizer(), bool(job.logprobs)
-    forms = [ChatForm(parser, tokenizer, logprobs) for parser in found.parsers]
+    forms = [ChatForm(parser, tokenizer, logprobs, found.shown) for parser in found.parsers]
     running = service.submit(job, found.choices, found.prompt_tokens, deadline)
     return ChoicesReply(running, forms, "chat.completion", new_id("chatcmpl"), service.names[0])
 
@@ -31,8 +33,12 @@ async def start(service: Service, data: bytes) -> Reply:
 class ChatForm:
     """One choice on its way to JSON."""
 
-    def __init__(self, parser: ReplyParser, tokenizer: Tokenizer, logprobs: bool) -> None:
+    def __init__(
+        self, parser: ReplyParser, tokenizer: Tokenizer, logprobs: bool, shown: bool = True
+    ) -> None:
+        """`shown`: thoughts are part of the answer."""
         self._parser = parser
+        self._shown = shown
         self._tokenizer = tokenizer
         self._logprobs: list[Json] | None = [] if logprobs else None
         self._texts: dict[Kind, str] = {}
@@ -58,7 +64,7 @@ class ChatForm:
         """`message` and `logprobs`."""
         message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
         if Kind.REASONING in self._texts:
-            message["reasoning_content"] = self._texts[Kind.REASONING]
+            message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])
         if self._calls:
             message["tool_calls"] = [
                 {k: v for k, v in c.items() if k != "index"} for c in self._calls
@@ -82,9 +88,9 @@ class ChatForm:
                     rows[-1]["function"]["arguments"] += delta.text
                 else:
                     rows.append(row)
-            else:
-                key = delta.kind.value
-                body[key] = body.get(key, "") + delta.text
+            elif self._shown or delta.kind is not Kind.REASONING:
+                keys = REASONING_KEYS if delta.kind is Kind.REASONING else ("content",)
+                body |= dict.fromkeys(keys, body.get(keys[0], "") + delta.text)
                 self._texts[delta.kind] = self._texts.get(delta.kind, "") + delta.text
         return body
 

@@ -22,9 +22,19 @@ class ChatJob(Body, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # known and not supported:
+    parallel_tool_calls: bool | None = None  # false: the answer ends behind the first call
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # whether to think, for how long, and whether that is shown (`thinking.Thinking`):
+    enable_thinking: bool | None = None
+    thinking: bool | dict[str, Any] | None = None
+    reasoning: bool | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: float | None = None
+    thinking_token_budget: float | None = None
+    budget_tokens: float | None = None
+    max_reasoning_tokens: float | None = None
+    include_reasoning: bool | None = None
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
@@ -45,12 +55,6 @@ class ChatJob(Body, kw_only=True):
         """Messages, tools and what belongs together. Raises BadField."""
         if not self.messages:
             raise BadField("messages is empty; at least one message is needed", "messages")
-        for i, message in enumerate(self.messages):
-            if not isinstance(role := message.get("role"), str):
-                raise BadField(
-                    f"messages[{i}].role is {short(role)}; it must be a string", "messages"
-                )
-            _check_content(f"messages[{i}].content", message.get("content"))
         if self.top_logprobs is not None and not self.logprobs:
             raise BadField("top_logprobs needs logprobs: true", "top_logprobs")
         for i, tool in enumerate(self.tools or []):
@@ -62,19 +66,3 @@ class ChatJob(Body, kw_only=True):
                 f"tool_choice is {short(self.tool_choice)}; only 'auto' and 'none' are supported"
             )
             raise BadField(words, "tool_choice")
-        if self.continue_final_message or self.add_generation_prompt is False:
-            words = "continuing a message is not supported; the answer is always a new turn"
-            raise BadField(words, "continue_final_message")
-
-
-def _check_content(where: str, content: Any) -> None:
-    """Null, a string, or a list of text parts."""
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise BadField(f"{where} is {short(content)}; it must be a string or a list", "messages")
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            words = f"{where} holds {short(part)}; only parts of type 'text' are supported"
-            raise BadField(words, "messages")

@@ -98,3 +98,32 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
             return found
 
     assert asyncio.run(ask()) == [400, 400, 503, 400]
+
+
+def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> None:
+    """The body of a stream that was never begun has no end of its own."""
+    client = FakeClient([Event(0, 40)])
+    served = service(client, None)
+    endpoints = Endpoints(served)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    told = iter([{"type": "http.request", "body": b'{"prompt": [5], "stream": true}'}])
+
+    async def receive() -> Any:
+        with contextlib.suppress(StopIteration):
+            return next(told)
+        await asyncio.sleep(0.05 if not began.is_set() else 0)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        began.set()
+        await asyncio.sleep(1)  # no byte of it goes out
+
+    async def ask() -> None:
+        request = Request(scope, receive)
+        response = await endpoints.generate(request, completions.start)
+        assert client.cancelled == []
+        await asyncio.wait_for(response(scope, receive, send), 5)
+
+    began = asyncio.Event()
+    asyncio.run(ask())
+    assert client.cancelled == [0]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.server import client as module
+from spark_engine.runtime.server import supervisor as module
 from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.server.supervisor import Supervision
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import fake_engine, small_tokenizer
 
@@ -34,9 +35,8 @@ def test_idle_is_healthy_and_stuck_is_not(tmp_path: Path, monkeypatch: pytest.Mo
     stuck = tuple(Tokenizer.load(folder).encode("STUCK"))
 
     async def use() -> None:
-        client = EngineClient(
-            (sys.executable, fake_engine.__file__, "worker", str(folder)), 4, STALL_S
-        )
+        command = (sys.executable, fake_engine.__file__, "worker", str(folder))
+        client = EngineClient(command, 4, Supervision(STALL_S, restarts=0, dumps=tmp_path))
         try:
             await client.start()
             idle = time.monotonic()

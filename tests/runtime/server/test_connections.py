@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from spark_engine.runtime.server.connections import Connection, Connections
 
 READ_S = 0.3
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+BIG = 1 << 16
 SLOW = GET.replace(b"/ ", b"/slow ")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -34,6 +36,12 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
         more = message.get("more_body", False)
     await asyncio.sleep(2 * READ_S if scope["path"] == "/slow" else 0)
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/big":
+        gone = asyncio.ensure_future(receive())
+        while not gone.done():  # as a stream that ends when its client has gone
+            await send({"type": "http.response.body", "body": b"." * BIG, "more_body": True})
+            await asyncio.sleep(0)
+        return
     await send({"type": "http.response.body", "body": b"hello"})
 
 
@@ -41,7 +49,7 @@ class Server:
     """A server in this event loop, for as long as `use` runs."""
 
     def __init__(self, most: int) -> None:
-        self.connections = Connections(most, READ_S)
+        self.connections = Connections(most, READ_S, write_s=READ_S)
         self.port = 0
         self._streams: list[Streams] = []
 
@@ -173,6 +181,27 @@ def test_a_long_answer_and_an_idle_client_are_left_alone() -> None:
         assert b"200 OK" in await answer(reader)
         writer.write(GET[:10])  # half of the third
         assert b"HTTP/1.1 408 " in await _end(reader)
+
+    Server(10).run(use)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_of_an_answer_is_cut_and_who_takes_little_is_not(reads: bool) -> None:
+    async def use(server: Server) -> None:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.setblocking(False)
+            client.sendall(GET.replace(b"/ ", b"/big "))
+            start = time.monotonic()
+            while time.monotonic() - start < 6 * READ_S:
+                if reads:
+                    with suppress(BlockingIOError):
+                        client.recv(1 << 20)
+                await asyncio.sleep(READ_S / 4)
+                if not reads and not server.connections.inside:
+                    break
+            assert len(server.connections.inside) == int(reads)
 
     Server(10).run(use)
 

@@ -588,7 +588,7 @@ def _ask_in_thread(server: Running, prompt: str, **body: Any) -> list[BaseExcept
 
 
 def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
-    with _server(tokenizer_folder, grace_s=1.0) as server:
+    with _server(tokenizer_folder, grace_s=1.0, restarts=0) as server:
         worker = server.worker
         results = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
@@ -607,8 +607,10 @@ def test_a_killed_engine_is_noticed_by_everyone(tokenizer_folder: Path) -> None:
         assert server.process.wait(EXIT_S) == 1
 
 
-def test_a_step_that_raises_ends_the_server_with_its_words(tokenizer_folder: Path) -> None:
-    with _server(tokenizer_folder, grace_s=0.5) as server:
+def test_a_step_that_raises_again_and_again_ends_the_server_with_its_words(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    with _server(tokenizer_folder, grace_s=0.5, restarts=1, dumps=str(tmp_path)) as server:
         beside = [_ask_in_thread(server, "SLOW", max_tokens=500) for _ in range(3)]
         _wait(lambda: server.metric("spark:num_requests_running") == 3, "three run")
         with pytest.raises(openai.InternalServerError, match="the step went wrong"):
@@ -617,13 +619,32 @@ def test_a_step_that_raises_ends_the_server_with_its_words(tokenizer_folder: Pat
         assert all("the step went wrong" in str(result[0]) for result in beside)
         assert "the step went wrong" in httpx.get(server.url + "/health").json()["reason"]
         assert server.process.wait(EXIT_S) == 1
+    first, second = sorted(tmp_path.iterdir())
+    for dump in (first, second):
+        assert "RuntimeError: the step went wrong" in dump.read_text()
 
 
-def test_a_stalled_engine_turns_health_red_and_requests_time_out(tokenizer_folder: Path) -> None:
-    with _server(tokenizer_folder, stall_s=1.5, timeout_s=2.0) as server:
+def test_an_engine_that_stalls_twice_fails_who_did_it_and_goes_on(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    with _server(tokenizer_folder, watchdog_s=1.0, dumps=str(tmp_path)) as server:
+        worker = server.worker
         result = _ask_in_thread(server, "STALL")
         _wait(lambda: not _healthy(server.url), "health is red", 5)
-        assert "has not answered" in httpx.get(server.url + "/health").json()["reason"]
+        _wait(lambda: bool(result), "the request has an end", 20)
+        assert getattr(result[0], "status_code", None) == 500
+        assert "has not answered" in str(result[0])
+        _wait(lambda: _healthy(server.url), "it serves again", 10)
+        assert server.worker != worker
+        answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+    dump = min(tmp_path.iterdir()).read_text()
+    assert "_advance" in dump and '"live":[0]' in dump, "where it stood, and with whom"
+
+
+def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: Path) -> None:
+    with _server(tokenizer_folder, timeout_s=1.0) as server:
+        result = _ask_in_thread(server, "STALL")
         _wait(lambda: bool(result), "the request has an end", 5)
         assert getattr(result[0], "status_code", None) == 504
         worker = server.worker

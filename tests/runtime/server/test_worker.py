@@ -12,7 +12,7 @@ from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import LATENCY, Pace, PrefillPolicy
-from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server import worker
 from spark_engine.runtime.server.ipc import (
@@ -35,24 +35,18 @@ INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
 
 
 class Broken(FakeEngine):
-    """Takes requests; its step raises, and so does `fail` where told."""
+    """Takes requests; its step raises."""
 
-    def __init__(self, fails_too: bool) -> None:
+    def __init__(self) -> None:
         self._live: dict[int, Any] = {}
         self._ends: list[Event] = []
         self._steps = self._rounds = 0
-        self._fails_too = fails_too
 
     def add(self, request_id: int, request: Request) -> None:
         self._live[request_id] = request
 
     def step(self) -> list[Event]:
         raise ExecutorError("the device is gone")
-
-    def fail(self, message: str) -> list[Event]:
-        if self._fails_too:
-            raise RuntimeError("nor can this be done")
-        return super().fail(message)
 
 
 class Idle(FakeEngine):
@@ -89,20 +83,12 @@ class Socket:
         self.sent.append(decode_report(data))
 
 
-@pytest.mark.parametrize("fails_too", [False, True])
-def test_a_step_that_raises_ends_every_request_first(fails_too: bool) -> None:
+def test_a_step_that_raises_ends_the_loop_and_brings_nobody_an_end() -> None:
+    """Who is told what, and who is tried again, is decided where the requests are kept."""
     socket: Any = Socket()
     with pytest.raises(ExecutorError, match="the device is gone"):
-        Worker(socket, INFO, Broken(fails_too)).run()
-    assert isinstance(socket.sent[0], Ready)
-    if fails_too:
-        assert len(socket.sent) == 1
-        return
-    batch = socket.sent[1]
-    assert isinstance(batch, StepReport)
-    words = "ExecutorError: the device is gone"
-    ends = [Event(number, finish=FinishReason.ERROR, message=words) for number in (70, 80)]
-    assert batch.events == ends
+        Worker(socket, INFO, Broken()).run()
+    assert [type(report) for report in socket.sent] == [Ready]
 
 
 def test_the_options_of_the_server_reach_the_engine(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_engine.runtime.text.reply_formats import marks
+from spark_engine.runtime.text.reply_formats import Formats, marks
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
@@ -114,7 +114,7 @@ def collect(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def parts(pieces: list[str], thinking: bool, tools: bool, calls: str = "qwen3_coder") -> Parts:
-    parser = ReplyParser(thinking, TOOLS if tools else (), calls=calls)
+    parser = ReplyParser(thinking, TOOLS if tools else (), formats=Formats(tools=calls))
     deltas: list[Delta] = []
     for piece in pieces:
         deltas += parser.push(piece)
@@ -161,7 +161,7 @@ def test_an_answer_does_not_depend_on_the_cut(
     edges = [0, *cuts, len(text)]
 
     def taken(pieces: list[str]) -> object:
-        parser = ReplyParser(flags[0], TOOLS if flags[1] else (), calls=form)
+        parser = ReplyParser(flags[0], TOOLS if flags[1] else (), formats=Formats(tools=form))
         return collect([d for piece in pieces for d in parser.push(piece)] + parser.flush())
 
     assert taken([text[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == taken([text])
@@ -246,7 +246,7 @@ def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
 
 
 def test_other_forms_by_name() -> None:
-    parser = ReplyParser(True, reasoning="none")
+    parser = ReplyParser(True, formats=Formats(reasoning="none"))
     assert collect(parser.push("a</think>b") + parser.flush())[:2] == ("", "a</think>b")
     call = '<tool_call>\n{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}\n</tool_call>'
     assert parts([call], False, True, "hermes") == ("", "", [SHORT])

@@ -1,13 +1,13 @@
-"""One request in this process, without a server: what `spark-run --prompt` does.
+"""Requests in this process, one after the other: what `spark-run` does without a server.
 
-Knows the engine and the text of one answer. Knows no command line.
+Knows the engine and the text of its answers. Knows no command line.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,22 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.assets import check_drafts, read_info, read_text
+from spark_engine.runtime.server.assets import check_cache, check_drafts, read_info, read_text
 from spark_engine.runtime.server.ipc import Stats, summarise
+from spark_engine.runtime.text.chat import Message
 from spark_engine.runtime.text.reply_parts import THINK
 from spark_engine.runtime.text.text_stream import Piece, TextStream
-
-REQUEST_ID = 0  # there is one
+from spark_engine.runtime.text.turns import Turns
 
 
 @dataclass
 class Answer:
-    """One answer as it grows. Times in seconds from the request's start, after the load."""
+    """One answer as it grows. Times in seconds from the request's start, after the load.
 
+    `cached` counts the prompt's tokens that were not computed: an earlier request had them.
+    """
+
+    id: int
     prompt: tuple[int, ...]
     seed: int
     has_text: bool
@@ -39,15 +43,20 @@ class Answer:
     text: str = ""
     finish: FinishReason | None = None
     drafts: tuple[int, int] | None = None  # verified and kept; None: the engine makes none
+    cached: int = 0
     stats: Stats = field(default_factory=Stats)
     first_s: float = 0.0
     total_s: float = 0.0
 
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second behind the first; None before there are two."""
+        decoding = self.total_s - self.first_s
+        return (len(self.events) - 1) / decoding if len(self.events) > 1 and decoding > 0 else None
+
     def to_json(self) -> dict[str, Any]:
         """`token_ids`, `text`, `logprobs`, `finish_reason`, `usage`, `drafts`, `timings`."""
         asked = any(e.logprob is not None for e in self.events)
-        decoding = self.total_s - self.first_s
-        rate = (len(self.events) - 1) / decoding if decoding > 0 else None
         return {
             "token_ids": [e.token for e in self.events],
             "text": self.text if self.has_text else None,
@@ -55,13 +64,13 @@ class Answer:
             "top_logprobs": [[list(t) for t in e.top] for e in self.events] if asked else None,
             "finish_reason": FINISH[self.finish] if self.finish else None,
             "seed": self.seed,
-            "usage": usage(len(self.prompt), len(self.events), 0, self.drafts),
+            "usage": usage(len(self.prompt), len(self.events), self.cached, self.drafts),
             "drafts": self._drafts_to_json(),
             "timings": {
                 "load_s": self.load_s,
                 "first_token_s": self.first_s,
                 "total_s": self.total_s,
-                "tokens_per_s": rate,
+                "tokens_per_s": self.rate,
             },
         }
 
@@ -79,21 +88,21 @@ class Answer:
         }
 
 
-class OneShot:
-    """An engine folder for one request. The engine is opened when the request is known good."""
+class Session:
+    """An engine folder. The engine is opened when it is needed first, and stays open."""
 
     def __init__(self, folder: Path, options: EngineOptions | None = None) -> None:
-        """Of the options, a prefix cache is left out: nothing follows that could use it.
-
-        Raises EngineError or OptionError.
-        """
+        """Raises EngineError or OptionError."""
         self._folder = folder
-        self._info = read_info(folder)
-        self._options = replace(options or EngineOptions(), cache_bytes=0)
-        check_drafts(self._options.drafts, self._info.limits)
+        self.info = read_info(folder)
+        self._options = options or EngineOptions()
+        check_drafts(self._options.drafts, self.info.limits)
+        check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
+        self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
+        self._next_id = 0
 
     def encode(self, text: str) -> list[int]:
         """Raises RequestError when the engine has no tokenizer."""
@@ -101,12 +110,21 @@ class OneShot:
             raise RequestError("this engine has no tokenizer; give --prompt-ids")
         return self._tokenizer.encode(text)
 
-    def render(self, question: str, thinking: bool) -> str:
-        """The prompt for one user message. Raises RequestError when there is no template."""
+    def render(self, messages: Sequence[Message], thinking: bool = True) -> str:
+        """The prompt for a chat. Raises RequestError when there is no template, or it refuses."""
         if self._template is None:
             raise RequestError("this engine has no chat template; give --prompt or --prompt-ids")
-        message = {"role": "user", "content": question}
-        return self._template.render([message], options={"enable_thinking": thinking})
+        return self._template.render(messages, options={"enable_thinking": thinking})
+
+    def open(self, shown: Progress | None = None) -> float:
+        """Opens the engine if it is not open yet; `shown` says how far that is. Returns seconds.
+
+        Raises EngineError or CapacityError.
+        """
+        begin = time.monotonic()
+        if self._engine is None:
+            self._engine = Engine.open(self._folder, self._options, shown, self._trace)
+        return time.monotonic() - begin
 
     def start(
         self,
@@ -115,25 +133,25 @@ class OneShot:
         logprobs: int | None = None,
         shown: Progress | None = None,
     ) -> Answer:
-        """Checks the request, opens the engine (`shown` says how far that is), submits.
+        """Checks the request, opens the engine if need be, submits. One answer at a time.
 
-        Raises RequestError or BadField, then EngineError or CapacityError.
+        Raises RequestError or BadField, then what `open` raises.
         """
         check(body)
-        info, eos = self._info, self._info.eos_token_ids
+        info, eos = self.info, self.info.eos_token_ids
         room = room_after(prompt, info.limits)
         params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
-        request = Request(tuple(prompt), params)
+        request = Request(tuple(prompt), params, marks=self._turns.marks(prompt))
         request.check(info.limits, eos)
-        begin = time.monotonic()
-        self._engine = Engine.open(self._folder, self._options, shown, self._trace)
+        load_s = self.open(shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
-        self._engine.add(REQUEST_ID, request)
+        number, self._next_id = self._next_id, self._next_id + 1
+        self._opened().add(number, request)
         tail = self._tokenizer.decode(prompt[-8:]) if self._tokenizer else ""
         thinking = tail.rstrip().endswith(THINK)
         has_text = self._tokenizer is not None
-        return Answer(request.prompt, params.seed or 0, has_text, thinking, self._start - begin)
+        return Answer(number, request.prompt, params.seed or 0, has_text, thinking, load_s)
 
     def pieces(self, answer: Answer) -> Iterator[Piece]:
         """The answer's pieces as they come; `answer` grows with them.
@@ -142,8 +160,16 @@ class OneShot:
         """
         engine = self._opened()
         while answer.finish is None:
-            if events := engine.step():
+            if events := [e for e in engine.step() if e.request_id == answer.id]:
                 yield self._take(answer, events)
+
+    def cancel(self, answer: Answer) -> None:
+        """Ends an answer early: the next piece is its last."""
+        self._opened().cancel(answer.id)
+
+    def stats(self) -> Stats:
+        """The engine's counters since it was opened."""
+        return summarise(self._opened().stats())
 
     def close(self) -> None:
         """Frees the engine."""
@@ -153,7 +179,7 @@ class OneShot:
 
     def _opened(self) -> Engine:
         if self._engine is None:
-            raise InternalError("pieces were asked for before start")
+            raise InternalError("an answer was asked of an engine that is not open")
         return self._engine
 
     def _take(self, answer: Answer, events: list[Event]) -> Piece:
@@ -166,9 +192,10 @@ class OneShot:
             answer.events += piece.tokens
         answer.text += piece.text
         answer.finish = piece.finish
-        if self._info.limits.drafts:
+        answer.cached = self._stream.cached
+        if self.info.limits.drafts:
             answer.drafts = self._stream.drafted, self._stream.accepted
-            answer.stats = summarise(self._opened().stats())
+            answer.stats = self.stats()
         if piece.stop is not None:
-            self._opened().cancel(REQUEST_ID)
+            self.cancel(answer)
         return piece

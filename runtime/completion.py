@@ -1,0 +1,26 @@
+"""What a shell is told to complete our commands: their options, choices and files.
+
+Knows the commands' names and click's scripts, which ask the command itself. Knows no option.
+"""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+COMMANDS = ("spark-bench", "spark-build", "spark-check", "spark-inspect", "spark-run")
+
+
+def script(shell: str) -> str:
+    """The script for all commands; `shell` is one of `SHELLS`."""
+    made = get_completion_class(shell)
+    if made is None:
+        raise KeyError(shell)
+    empty = click.Command(None)  # the script names the command, it does not read it
+    return "\n".join(made(empty, {}, name, variable(name)).source() for name in COMMANDS)
+
+
+def variable(name: str) -> str:
+    """The variable of the environment in which the shell asks the command `name`."""
+    return f"_{name}_COMPLETE".replace("-", "_").upper()

@@ -1,0 +1,81 @@
+"""What an engine is doing, in plain values for a dump: its pools, last plan, launches, sequences.
+
+Reads, and changes nothing. Names sequences by their ids; no token of anybody is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from spark_engine.runtime.engine.plan import Batch, StepPlan
+from spark_engine.runtime.engine.pool import Pool
+from spark_engine.runtime.engine.scheduler import Scheduler
+from spark_engine.runtime.engine.sequence import Sequence
+
+Row = dict[str, object]
+
+
+def describe(
+    scheduler: Scheduler,
+    plan: StepPlan | None,
+    launched: Items[tuple[int, Items[Batch]]],
+    live: Items[Sequence],
+) -> Row:
+    """`plan` is the last that was begun, `launched` what runs, `live` who has not ended."""
+    return {
+        "pools": [_pool(pool) for pool in (scheduler.slots, scheduler.pages, scheduler.reuse.rows)],
+        "swap_bytes": scheduler.swap_used,
+        "running": [seq.id for seq in scheduler.running],
+        "waiting": [seq.id for seq in scheduler.waiting],
+        "plan": None if plan is None else _plan(plan),
+        "launched": [
+            {"step": n, "batches": [_batch(b) for b in batches]} for n, batches in launched
+        ],
+        "sequences": [_sequence(seq) for seq in live],
+    }
+
+
+def _pool(pool: Pool) -> Row:
+    kept = {"kept": pool.kept, "kept_by_the_cache_alone": pool.spare}
+    return {"name": pool.name, "size": pool.size, "free": pool.free, **kept}
+
+
+def _plan(plan: StepPlan) -> Row:
+    return {
+        "step": plan.step,
+        "batches": [_batch(batch) for batch in plan.batches],
+        "admitted": [seq.id for seq in plan.admitted],
+        "preempted": [seq.id for seq in plan.preempted],
+        "saves": [move.seq.id for move in plan.saves],
+        "restores": [move.seq.id for move in plan.restores],
+        "page_copies": plan.page_copies,
+        "drain": plan.drain,
+    }
+
+
+def _batch(batch: Batch) -> Row:
+    rows = zip(batch.seqs, batch.starts, batch.counts, strict=True)
+    columns = [{"id": seq.id, "start": start, "count": count} for seq, start, count in rows]
+    return {"family": batch.family, "bucket": batch.bucket, "rows": columns}
+
+
+def _sequence(seq: Sequence) -> Row:
+    params = seq.request.params
+    return {
+        "id": seq.id,
+        "status": seq.status.value,
+        "finish": seq.finish and seq.finish.value,
+        "slot": seq.slot,
+        "pages": len(seq.pages),
+        "prompt_tokens": seq.prompt_len,
+        "tokens": len(seq.tokens),
+        "limit": seq.limit,
+        "launched": seq.launched,
+        "slack": seq.slack,
+        "last_step": seq.last_step,
+        "cached": seq.cached,
+        "swapped": seq.snapshot is not None,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "drafts": seq.drafts,
+    }

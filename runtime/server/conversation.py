@@ -1,0 +1,91 @@
+"""From a conversation that is to be answered to its prompt, what binds its answer, and what takes
+the answer apart.
+
+Knows the chat template, the forms of thoughts and calls, and the switches of a request that change
+them. Knows no engine and no API's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_engine.errors import OptionError, RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.text.chat import ChatTemplate, Ending
+from spark_engine.runtime.text.reply_formats import AUTO, Formats
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.thinking import FIELDS, Thinking
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a server takes conversations.
+
+    Attributes:
+        reasoning: the form of thoughts, a row of `reply_formats` or "auto".
+        tools: the form of calls, likewise.
+        think_budget: tokens of thought at most where a request does not say; None: no limit.
+    """
+
+    reasoning: str = AUTO
+    tools: str = AUTO
+    think_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A conversation that was read. `parser` makes what takes one answer to it apart; `shown`:
+    thoughts are part of the answer."""
+
+    text: str
+    constraint: ConstraintSpec | None
+    parser: Callable[[], ReplyParser]
+    shown: bool
+
+
+class Reader:
+    """Reads conversations for one template and tokenizer. Thread-safe: nothing changes."""
+
+    def __init__(
+        self, template: ChatTemplate | None, tokenizer: Tokenizer | None, options: ChatOptions
+    ) -> None:
+        """Raises OptionError for a form that is not known, or a budget that cannot be held."""
+        source = None if template is None else template.source
+        self.formats = Formats.of(source, options.reasoning, options.tools)
+        self._template = template
+        self._tokenizer = tokenizer
+        self._budget = options.think_budget
+        thoughts = self.formats.thoughts
+        holds = thoughts is not None and tokenizer and tokenizer.id_of(thoughts.end) is not None
+        if self._budget is not None and not holds:
+            words = f"--think-budget is {self._budget}, but this engine has no token that ends a"
+            raise OptionError(f"{words} thought: leave it out")
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Raises RequestError where the engine has none."""
+        if self._template is None:
+            raise RequestError("this engine has no chat template; use /v1/completions")
+        return self._template
+
+    def read(self, job: ChatJob) -> Reading:
+        """Raises RequestError for messages and switches that are malformed or contradictory."""
+        template, tokenizer = self.template, self._tokenizer
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer; send token ids to /v1/completions")
+        given = {name: getattr(job, name) for name in FIELDS}
+        thinking = Thinking.of(given, job.chat_template_kwargs, self._budget)
+        ending = Ending.of(job.add_generation_prompt, job.continue_final_message)
+        tools, thoughts = job.offered or (), self.formats.thoughts
+        prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
+        constraint = thinking.bind(None, tokenizer, thoughts if prompt.thinking else None)
+        parallel = job.parallel_tool_calls is not False
+
+        def parser() -> ReplyParser:
+            known = tokenizer.marks.values()
+            return ReplyParser(prompt.thinking, tools, self.formats, known, prompt.fresh, parallel)
+
+        return Reading(prompt.text, constraint, parser, thinking.shown)

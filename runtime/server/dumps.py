@@ -1,0 +1,121 @@
+"""Dumps: what both processes were doing when the engine stood still or fell.
+
+Knows files, stacks and their form; decides nothing. The engine process writes its stacks by a
+signal, also in the midst of a call into a driver, and its state by a thread that reads standard
+input, unless something holds Python's lock. The HTTP process makes one file of it. No dump holds a
+text or a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import platform
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+STACKS, STATE = "stacks", "state"  # in the folder of the socket
+ASK = b"d"  # on the engine process's standard input: say what you are doing
+KEPT = 10  # dumps of this user in a folder; the oldest go
+NAME = "spark-dump-"
+MOST_TASKS = 100
+TRIES = 5  # at reading what another thread may change meanwhile
+Describe = Callable[[], object]
+
+
+class BlackBox:
+    """The engine process's side. `folder` is that of its socket; `describe` says its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self.describe: Describe = lambda: {"loading": True}
+
+    def open(self) -> None:
+        """From here on stacks are written at SIGUSR1, and when a signal ends the process."""
+        with contextlib.suppress(OSError):  # without room for them they are missing, and no more
+            file = (self._folder / STACKS).open("ab", buffering=0)
+            faulthandler.enable(file)
+            faulthandler.register(signal.SIGUSR1, file)
+
+    def write_state(self) -> None:
+        """What `describe` says, as JSON. Raises nothing."""
+        with self._lock, contextlib.suppress(OSError):
+            part = self._folder / f"{STATE}.part"
+            part.write_bytes(self._state())
+            part.replace(self._folder / STATE)
+
+    def write_error(self, error: BaseException) -> None:
+        """The traceback that the process leaves with, and the state. Raises nothing."""
+        with contextlib.suppress(OSError), (self._folder / STACKS).open("a") as file:
+            traceback.print_exception(error, file=file)
+        self.write_state()
+
+    def _state(self) -> bytes:
+        words = ""
+        for _ in range(TRIES):
+            try:
+                return msgspec.json.encode(self.describe())
+            except Exception as error:  # whatever a loop in mid-step shows
+                words = f"{type(error).__name__}: {error}"
+        return msgspec.json.encode({"unreadable": words})
+
+
+def read_black_box(folder: Path) -> dict[str, str]:
+    """What the engine process left in `folder` since the last call, by name; it is taken out."""
+    found = {}
+    for name in (STATE, STACKS):
+        path = folder / name
+        with contextlib.suppress(OSError):
+            if text := path.read_text(errors="replace"):
+                found[name] = text
+            os.truncate(path, 0)  # the process goes on writing to the end of this file
+    return found
+
+
+class Dumps:
+    """Where the HTTP process writes them; None is the system's folder for temporary files."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._count = 0
+
+    def write(self, words: str, engine: Mapping[str, str], server: object) -> Path:
+        """One file: why, what the engine process said, this process's state, stacks and tasks.
+
+        Raises OSError where it cannot be written.
+        """
+        self._prune()
+        self._count += 1
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = self._folder / f"{NAME}{stamp}-{os.getpid()}-{self._count}.txt"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", errors="replace") as file:
+            about = f"spark-engine {version('spark-engine')}, Python {platform.python_version()}"
+            file.write(f"{words}\n{time.strftime('%Y-%m-%d %H:%M:%S %z')}, {about}\n")
+            missing = "(none: it did not answer, something holds Python's lock or the disk is full)"
+            for name in (STATE, STACKS):
+                file.write(f"\n== engine process: {name} ==\n{engine.get(name) or missing}\n")
+            state = msgspec.json.encode(server).decode()
+            file.write(f"\n== HTTP process: state ==\n{state}\n\n== HTTP process: stacks ==\n")
+            file.flush()
+            faulthandler.dump_traceback(file)
+            file.write("\n== HTTP process: tasks ==\n")
+            for task in list(asyncio.all_tasks())[:MOST_TASKS]:
+                task.print_stack(limit=12, file=file)
+        return path
+
+    def _prune(self) -> None:
+        mine = [p for p in self._folder.glob(f"{NAME}*.txt") if p.stat().st_uid == os.getuid()]
+        for path in sorted(mine, key=lambda p: p.stat().st_mtime)[: 1 - KEPT or None]:
+            path.unlink(missing_ok=True)

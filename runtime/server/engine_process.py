@@ -1,0 +1,159 @@
+"""One life of the engine process: starts it, carries its messages, asks what it does, ends it.
+
+Knows processes, sockets and signals; knows no request, and does not decide about another life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, read_black_box
+
+EXIT_S = 5.0  # the process gets this long to leave by itself
+KILLED_S = 10.0  # and this long to be gone when it was killed
+LAST_WORDS_S = 2.0
+ANSWER_S = 2.0  # for its state, which a thread of it writes
+SOCKET_PATH_MAX = 90  # bytes; Unix sockets allow 107
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Death:
+    """Why a process ended. `user`: something outside the program is wrong, and will be again."""
+
+    reason: str
+    user: bool = False
+
+
+class EngineProcess:
+    """One process. `command` starts it, the socket's address is appended; `heard` gets its
+    messages. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        context: zmq.asyncio.Context,
+        heard: Callable[[bytes], None],
+    ) -> None:
+        self._command = tuple(command)
+        self._folder = _socket_folder()
+        self._socket = context.socket(zmq.PAIR)
+        self._heard = heard
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int | None:
+        """The process."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Starts it. It is heard of again by messages, or by `ended`. Raises OSError."""
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        address = f"ipc://{self._folder}/engine"
+        self._socket.bind(address)
+        pipe = asyncio.subprocess.PIPE  # held open by us alone: its end tells the child
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, address, stdin=pipe, start_new_session=True
+        )
+        self._tasks = [asyncio.create_task(t) for t in (self._receive(), self._wait())]
+
+    def send(self, message: bytes) -> None:
+        """Sends a message; one to a process that has gone is lost."""
+        # without a high-water mark a send never waits, so the future is done at once
+        self._socket.send(message)
+
+    def die(self, death: Death) -> None:
+        """Says why it ended; the first reason counts."""
+        if not self.ended.done():
+            self.ended.set_result(death)
+
+    async def ask(self) -> dict[str, str]:
+        """Its stacks and its state, as far as it can still say them, by name."""
+        read_black_box(self._folder)  # what was said before
+        process = self._process
+        if process is not None and process.returncode is None and process.stdin is not None:
+            with contextlib.suppress(ProcessLookupError, OSError):
+                process.send_signal(signal.SIGUSR1)
+                process.stdin.write(ASK)
+            end = time.monotonic() + ANSWER_S
+            while time.monotonic() < end and not self._said_all():
+                await asyncio.sleep(0.05)
+        return self.left()
+
+    def left(self) -> dict[str, str]:
+        """The same of what it wrote by itself, in the course of falling."""
+        return read_black_box(self._folder)
+
+    async def close(self, patience_s: float = EXIT_S) -> bool:
+        """Ends the process, which has `patience_s` to leave by itself; whether it is gone.
+
+        May be called twice.
+        """
+        gone = await self._end(patience_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return gone
+
+    async def _end(self, patience_s: float) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), patience_s)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_S)
+        return process.returncode is not None
+
+    def _said_all(self) -> bool:
+        sizes = [self._folder / name for name in (STATE, STACKS)]
+        return all(path.exists() and path.stat().st_size for path in sizes)
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._heard(await self._socket.recv())
+        except Exception as error:  # the socket, or a message that nobody understands
+            log.exception("a message of the engine process failed")
+            words = f"what the engine process says is lost ({type(error).__name__}: {error})"
+            self.die(Death(words))
+
+    async def _wait(self) -> None:
+        assert self._process is not None
+        code = await self._process.wait()
+        end = time.monotonic() + LAST_WORDS_S
+        while await self._socket.poll(50) and time.monotonic() < end:
+            await asyncio.sleep(0.01)  # `_receive` takes its last words
+        self.die(Death(f"the engine process ended with code {code}"))
+
+
+def _socket_folder() -> Path:
+    """A folder that only this user can enter, with a path short enough for a Unix socket."""
+    folder = Path(tempfile.mkdtemp(prefix="spark-"))
+    if len(str(folder)) > SOCKET_PATH_MAX:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="spark-", dir="/tmp"))
+    return folder

@@ -1,0 +1,328 @@
+"""Keeps an engine process alive: starts it, watches its steps, ends one that stands still, starts
+it again with growing pauses, and gives up when it dies too often.
+
+Knows lives and times; what happens to requests meanwhile is the desk's business (`client.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import zmq.asyncio
+
+from spark_engine.errors import EngineError, InternalError
+from spark_engine.runtime.engine.trace import NoTrace
+from spark_engine.runtime.server.dumps import Dumps
+from spark_engine.runtime.server.engine_process import Death, EngineProcess
+from spark_engine.runtime.server.ipc import (
+    EngineInfo,
+    Failed,
+    Ping,
+    Ready,
+    Refused,
+    Stats,
+    StepReport,
+    decode_report,
+    encode,
+)
+
+WATCHDOG_S = 10.0
+PING_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+LATE_S = 1.0  # a tick that comes later than this says that we did not run, not the engine
+log = logging.getLogger(__name__)
+
+
+class EngineDied(InternalError):
+    """The engine process is gone, or has stopped answering."""
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How an engine process is kept alive. Times in seconds.
+
+    Attributes:
+        watchdog_s: without an answer, or with work and no step, the process is ended after so
+            long; 0: never.
+        restarts: how often within `window_s` it is started again; then the server gives up.
+        wait_s: what a request may wait for an engine that is being started again.
+        dumps: the folder for dumps; None is the system's for temporary files.
+    """
+
+    watchdog_s: float = WATCHDOG_S
+    restarts: int = 5
+    window_s: float = 600.0
+    wait_s: float = 60.0
+    dumps: Path | None = None
+
+
+class Desk(Protocol):
+    """Who has the requests."""
+
+    @property
+    def sent(self) -> int:
+        """Requests that the process owes an end."""
+        ...
+
+    def back(self) -> None:
+        """A process is there, and takes requests."""
+        ...
+
+    def on_step(self, report: StepReport) -> None:
+        """What a step brought."""
+        ...
+
+    def on_refused(self, report: Refused) -> None:
+        """The engine does not take a request."""
+        ...
+
+    def lost(self, reason: str, for_good: bool) -> None:
+        """The process is gone; `for_good`: no other will come."""
+        ...
+
+    def describe(self) -> object:
+        """For a dump."""
+        ...
+
+
+class Pauses:
+    """How long to wait before another start; None when there were enough within `window_s`."""
+
+    def __init__(self, restarts: int, window_s: float) -> None:
+        self._most, self._window_s = restarts, window_s
+        self._deaths: deque[float] = deque()
+
+    def after(self, now: float) -> float | None:
+        """The process died at `now`."""
+        while self._deaths and now - self._deaths[0] >= self._window_s:
+            self._deaths.popleft()
+        if len(self._deaths) >= self._most:
+            return None
+        self._deaths.append(now)
+        return min(FIRST_PAUSE_S * 2.0 ** (len(self._deaths) - 1), LONGEST_PAUSE_S)
+
+
+class Watchdog:
+    """Whether an engine that owes steps makes them. Times are of one clock, in seconds."""
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s = limit_s
+        self._report = self.progress = self._tick = now
+
+    def hear(self, now: float, step: bool) -> None:
+        """The process said something; `step`: one has ended."""
+        self._report = now
+        if step:
+            self.progress = now
+
+    def tick(self, now: float, due_s: float, owes: bool) -> None:
+        """Called every `due_s`. Time in which this process did not run counts for nobody."""
+        late = now - self._tick - due_s
+        self._tick = now
+        if late > LATE_S:
+            self._report += late
+            self.progress += late
+        if not owes:
+            self.progress = now  # the age counts from when work came
+
+    def complaint(self, now: float, owes: bool) -> str | None:
+        """Why the process is to be ended, or None."""
+        if not self._limit_s:
+            return None
+        if now - self._report > self._limit_s:
+            return f"the engine has not answered for {now - self._report:.0f} s"
+        if owes and now - self.progress > self._limit_s:
+            return f"no step has ended for {now - self.progress:.0f} s while requests wait"
+        return None
+
+
+class Supervisor:
+    """One engine process after another. All methods belong to one event loop."""
+
+    def __init__(
+        self, command: Sequence[str], desk: Desk, how: Supervision, trace: NoTrace
+    ) -> None:
+        self._command, self._desk, self._how, self._trace = tuple(command), desk, how, trace
+        self._pauses = Pauses(how.restarts, how.window_s)
+        self._dumps = Dumps(how.dumps)
+        self._context: zmq.asyncio.Context | None = None
+        self._life: EngineProcess | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[EngineInfo] | None = None
+        self.watchdog = Watchdog(how.watchdog_s, time.monotonic())
+        self.running = False  # a process takes requests
+        self.restarts = 0
+        self.stats = Stats()  # of the process that runs, or ran last
+        self.died = asyncio.Event()  # for good
+        self.death: Death | None = None  # the last one
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process."""
+        return self._life.pid if self._life else None
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since a step ended, or since work came."""
+        return time.monotonic() - self.watchdog.progress
+
+    @property
+    def reason(self) -> str:
+        """Why the last process ended."""
+        return self.death.reason if self.death else ""
+
+    async def start(self) -> EngineInfo:
+        """Starts the first process and waits until the engine is loaded.
+
+        Raises EngineError with the process's words when it cannot be loaded, or EngineDied.
+        """
+        self._first = asyncio.get_running_loop().create_future()
+        self._context = zmq.asyncio.Context()
+        self._keeper = asyncio.create_task(self._keep())
+        return await self._first
+
+    def send(self, message: bytes) -> None:
+        """To the process, if there is one."""
+        if self._life is not None:
+            self._life.send(message)
+
+    def unhealthy_reason(self) -> str | None:
+        """Why the engine cannot be relied on now, or None."""
+        if self.died.is_set():
+            return self.reason
+        if not self.running:
+            again = f"the engine is being started again: {self.reason}"
+            return again if self.death else "the engine is being loaded"
+        return self.watchdog.complaint(time.monotonic(), self._desk.sent > 0)
+
+    async def dump(self, words: str) -> Path | None:
+        """Writes what both processes do, and says where; None where it could not."""
+        return self._write(words, await self._life.ask() if self._life else {})
+
+    async def close(self) -> None:
+        """Ends the process. May be called twice."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._life is not None:
+            await self._life.close()
+        if not self.died.is_set():
+            self._give_up(Death("the server is closed"))
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    async def _keep(self) -> None:
+        try:
+            while (pause := await self._live()) is not None:
+                await asyncio.sleep(pause)
+                self.restarts += 1
+                log.info("starting the engine again")
+        except Exception as error:
+            log.exception("the engine's keeper failed")
+            self._give_up(Death(f"the engine's keeper failed ({type(error).__name__}: {error})"))
+
+    async def _live(self) -> float | None:
+        """One life, from the start to its end; the pause before the next, None if there is none."""
+        assert self._context is not None
+        life = self._life = EngineProcess(self._command, self._context, self._hear)
+        try:
+            await life.start()
+            death = await self._watch(life)
+        except OSError as error:
+            death = Death(f"the engine process cannot be started: {error}")
+        self.running, self.death = False, death
+        hopeless = death.user or (self._first is not None and not self._first.done())
+        pause = None if hopeless else self._pauses.after(time.monotonic())
+        if pause is not None:
+            self._desk.lost(death.reason, for_good=False)
+            log.error("the engine is gone, and starts again in %.1f s: %s", pause, death.reason)
+        if (found := life.left()) and not death.user:
+            self._write(f"the engine process fell: {death.reason}", found)
+        if not await life.close():
+            death = Death(f"the engine process {life.pid} cannot be ended ({death.reason})")
+            pause = None
+        if pause is None:
+            self._give_up(death)
+        return pause
+
+    async def _watch(self, life: EngineProcess) -> Death:
+        """Pings the process, and ends it when it stands still; how its life ended."""
+        due_s = min(PING_S, self._how.watchdog_s / 4 or PING_S)
+        while not life.ended.done():
+            await asyncio.wait({life.ended}, timeout=due_s)
+            now, owes = time.monotonic(), self._desk.sent > 0
+            self.watchdog.tick(now, due_s, owes)
+            if life.ended.done() or not self.running:
+                continue
+            if (words := self.watchdog.complaint(now, owes)) is None:
+                life.send(encode(Ping()))
+                continue
+            self.running, self.death = False, Death(words)
+            self._write(f"the watchdog ended the engine process: {words}", await life.ask())
+            life.die(Death(words))
+            await life.close(patience_s=0)
+        return life.ended.result()
+
+    def _hear(self, message: bytes) -> None:
+        start = self._trace.now()
+        report = decode_report(message)
+        step = isinstance(report, StepReport) and bool(
+            report.events or report.stats.steps != self.stats.steps
+        )
+        self.watchdog.hear(time.monotonic(), step)
+        if isinstance(report, StepReport):
+            self.stats = report.stats
+            self._desk.on_step(report)
+        elif isinstance(report, Refused):
+            self._desk.on_refused(report)
+        elif isinstance(report, Ready):
+            self._on_ready(report.info)
+        elif self._life is not None:
+            assert isinstance(report, Failed)
+            self._life.die(Death(report.message, report.user))
+        self._trace.span("loop", "receive", start)
+
+    def _on_ready(self, info: EngineInfo) -> None:
+        self.watchdog = Watchdog(self._how.watchdog_s, time.monotonic())
+        self.stats, self.running = Stats(), True
+        if self._first is not None and not self._first.done():
+            self._first.set_result(info)
+        else:
+            log.info("the engine is there again")
+        self._desk.back()
+
+    def _give_up(self, death: Death) -> None:
+        self.running, self.death = False, death
+        self.died.set()
+        if self._first is not None and not self._first.done():
+            kind = EngineError if death.user else EngineDied
+            self._first.set_exception(kind(death.reason))
+        self._desk.lost(death.reason, for_good=True)
+
+    def _write(self, words: str, engine: dict[str, str]) -> Path | None:
+        http = {"supervisor": self._describe(), "desk": self._desk.describe()}
+        try:
+            path = self._dumps.write(words, engine, http)
+        except OSError as error:
+            log.error("%s; no dump was written: %s", words, error)
+            return None
+        log.error("%s; stacks and states are in %s", words, path)
+        return path
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "engine_pid": self.pid,
+            "running": self.running,
+            "restarts": self.restarts,
+            "last_death": self.reason,
+            "seconds_without_a_step": round(self.step_age, 3),
+            "stats": self.stats,
+        }

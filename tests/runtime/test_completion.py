@@ -1,0 +1,46 @@
+"""Shell completion: a script for each shell, and what the commands answer it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
+
+from spark_engine.runtime import completion
+from spark_engine.runtime.cli import main
+from spark_engine.runtime.options import OPTIONS
+from tests.house import ROOT
+
+
+def test_all_our_commands_are_completed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(completion.COMMANDS) == set(project["scripts"])
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_a_script_names_every_command_and_is_one_for_its_shell(shell: str) -> None:
+    done = CliRunner().invoke(main, ["--completion", shell])
+    assert done.exit_code == 0
+    for name in completion.COMMANDS:
+        assert name in done.stdout and completion.variable(name) in done.stdout
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_another_shell_is_refused() -> None:
+    done = CliRunner().invoke(main, ["--completion", "tcsh"])
+    assert done.exit_code == 2 and "'tcsh' is not one of 'bash', 'zsh', 'fish'" in done.stderr
+
+
+def test_options_and_choices_are_answered() -> None:
+    asked = BashComplete(main, {}, "spark-run", completion.variable("spark-run"))
+    flags = {item.value for item in asked.get_completions([], "--")}
+    assert flags >= {row.flag for row in OPTIONS} | {"--config", "--print-config"}
+    paces = {item.value for item in asked.get_completions(["--policy"], "")}
+    assert paces == {"latency", "balanced", "throughput"}
+    (path,) = asked.get_completions([], "eng")
+    assert path.type == "file"
