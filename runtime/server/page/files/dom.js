@@ -44,14 +44,14 @@ const ICONS = {
   sun: "M8 5.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6M8 1.5v1.2M8 13.3v1.2M1.5 8h1.2M13.3 8h1.2M3.4 3.4l.9.9M11.7 11.7l.9.9M12.6 3.4l-.9.9M4.3 11.7l-.9.9",
   moon: "M13 9.6A5.4 5.4 0 0 1 6.4 3 5.4 5.4 0 1 0 13 9.6z",
   auto: "M8 2.5a5.5 5.5 0 1 0 0 11zM8 2.5a5.5 5.5 0 0 1 0 11",
-  key: "M10.3 2.8a3 3 0 1 0 0 6 3 3 0 0 0 0-6M8.2 8L3 13.2M5 11.2l1.6 1.6",
+  key: "M5.2 7.8a2.9 2.9 0 1 0 0 5.8 2.9 2.9 0 0 0 0-5.8M7.3 8.7l5.9-5.9M10.6 5.4l2 2",
   tool: "M9.8 6.2l-6 6M13 4.2a3 3 0 0 1-4 3.6 3 3 0 0 1 3-4.6L10.6 5l.6 1.2z",
   more: "M3.5 8h.01M8 8h.01M12.5 8h.01",
 };
 
 export function icon(name) {
   const path = svg("path", { d: ICONS[name] });
-  return svg("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, path);
+  return svg("svg", { viewBox: "0 0 16 16", class: `icon icon-${name}`, "aria-hidden": "true" }, path);
 }
 
 // A button that is an icon alone: `label` says what it does.
@@ -113,9 +113,9 @@ export function bytes(count) {
 
 export function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  if (value < 60) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+  if (value === 0) return "0 s";
+  if (value < 0.9995) return `${Number((value * 1000).toFixed(value < 0.01 ? 1 : 0))} ms`;
+  if (value < 60) return `${Number(value.toFixed(value < 10 ? 2 : 1))} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }
 

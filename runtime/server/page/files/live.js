@@ -30,7 +30,7 @@ const SERIES = {
 const PLOTS = [
   { title: "Generated tokens", series: [["generated", ""]], format: rate, about: "Over the last 4 s" },
   { title: "Prompt tokens", series: [["prompt", ""]], format: rate, about: "Taken in, those found in the cache included; over the last 4 s" },
-  { title: "Requests", series: [["running", "running"], ["waiting", "waiting"]], format: count, about: "Running is the batch" },
+  { title: "Requests", series: [["running", "running"], ["waiting", "waiting"]], format: count, whole: true, about: "Running is the batch" },
   { title: "Time to the first token", series: [["first50", "half"], ["first95", "95 %"]], format: seconds, about: "Half and 95 % of the last 15 s' requests came within; read from a histogram's buckets" },
   { title: "Time between tokens", series: [["between50", "half"], ["between95", "95 %"]], format: seconds, about: "Half and 95 % of the last 15 s' tokens came within; read from a histogram's buckets" },
   { title: "Memory", series: [["kv", "KV pages"], ["cache", "prefix cache"]], format: percent, top: 100, about: "Pages in use of all, and the prefix cache of its budget" },
@@ -43,7 +43,7 @@ export class Live {
     this.box = box;
     this.isBusy = isBusy; // whether this page has an answer in the making
     this.history = new History();
-    this.span = 300;
+    this.span = 60;
     this.shown = false;
     this.#build();
     this.#loop();

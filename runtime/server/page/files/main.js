@@ -70,6 +70,7 @@ async function ask() {
     const { generation } = await getJson("report");
     app.defaults = generation ?? {};
     chat.showComposer();
+    showHealth();
     if (!store.path(chat.conversation).length) chat.render();
   } catch (problem) {
     if (problem.status === 401) needKey();
@@ -92,7 +93,7 @@ function openKey(words) {
     setKey(input.value.trim(), keep.checked);
     dialog.close();
     app.models = [];
-    ask().then(showHealth);
+    ask();
     if (view === "engine") showReport(find("engine")).catch(() => needKey());
   };
   const buttons = h(

@@ -148,7 +148,7 @@ export class MessageView {
       copyButton("Copy", () => node.content ?? ""),
       iconButton("again", "Answer again", () => this.actions.again(node)),
     );
-    return [...this.#turns(), buttons, figures];
+    return [...this.#turns(), figures, buttons];
   }
 
   // ‹ 2 of 3 ›

@@ -9,8 +9,9 @@ const TOP = 8;
 const BOTTOM = 20;
 
 // The highest tick, and the step: 0, step, 2 step, … reach above `most`.
-export function niceScale(most, ticks = 3) {
+export function niceScale(most, whole = false, ticks = 3) {
   if (!(most > 0)) return { top: 1, step: 1 };
+  if (whole && most <= ticks) return { top: Math.ceil(most), step: 1 };
   const rough = most / ticks;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].find((s) => s * power >= rough * 0.999) * power;
@@ -25,7 +26,8 @@ export function ago(seconds) {
 // `format` turns a value into words; `top` fixes the axis; `pick(at)` is called with the time that
 // is pointed at, or null.
 export class Plot {
-  constructor({ title, series, format, top, about }, pick) {
+  constructor({ title, series, format, top, whole, about }, pick) {
+    this.whole = whole;
     this.series = series; // [[key, words], ...]
     this.format = format;
     this.top = top;
@@ -39,7 +41,8 @@ export class Plot {
     });
     this.svg = svg("svg", { height: HEIGHT, role: "img", tabindex: "0" });
     this.note = h("span", { class: "note" });
-    const caption = h("figcaption", null, h("span", { class: "title", title: about }, title), this.values.map((v) => v.element), this.note);
+    const keys = h("div", { class: "keys" }, this.values.map((v) => v.element), this.note);
+    const caption = h("figcaption", null, h("div", { class: "title", title: about }, title), keys);
     this.element = h("figure", { class: "plot" }, caption, this.svg);
     this.#listen();
   }
@@ -84,8 +87,7 @@ export class Plot {
     if (this.picked && !this.rows.includes(this.picked)) this.picked = null;
     const shown = this.picked ?? this.rows.at(-1);
     this.series.forEach(([key], i) => {
-      const value = shown?.points[key];
-      this.values[i].value.textContent = value === null || value === undefined ? "–" : this.format(value);
+      this.values[i].value.textContent = shown && has(shown, key) ? this.format(shown.points[key]) : "–";
     });
     this.note.textContent = this.picked ? ago(this.now - this.picked.at) : "";
     this.#drawLines();
@@ -93,7 +95,7 @@ export class Plot {
 
   #drawLines() {
     const seen = this.rows.flatMap((row) => this.series.map(([key]) => row.points[key] ?? 0));
-    const { top, step } = this.top ? { top: this.top, step: this.top / 2 } : niceScale(Math.max(0, ...seen));
+    const { top, step } = this.top ? { top: this.top, step: this.top / 2 } : niceScale(Math.max(0, ...seen), this.whole);
     const x = (at) => LEFT + ((at - this.now + this.span) / this.span) * (this.width - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
@@ -102,6 +104,8 @@ export class Plot {
       const words = svg("text", { x: LEFT - 6, y: y(tick) + 3.5, class: "tick end" }, this.format(tick));
       parts.push(svg("line", line), words);
     }
+    const empty = !this.rows.some((row) => this.series.some(([key]) => has(row, key)));
+    if (empty) parts.push(svg("text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT / 2, class: "tick middle" }, "nothing of late"));
     const left = svg("text", { x: LEFT, y: HEIGHT - 5, class: "tick" }, ago(this.span));
     const right = svg("text", { x: this.width - RIGHT, y: HEIGHT - 5, class: "tick end" }, "now");
     parts.push(left, right);
@@ -112,8 +116,7 @@ export class Plot {
       const at = x(this.picked.at);
       parts.push(svg("line", { x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM, class: "cross" }));
       this.series.forEach(([key], i) => {
-        const value = this.picked.points[key];
-        if (value !== null && value !== undefined) parts.push(svg("circle", { cx: at, cy: y(value), r: 3.5, class: `dot s${i}` }));
+        if (has(this.picked, key)) parts.push(svg("circle", { cx: at, cy: y(this.picked.points[key]), r: 3.5, class: `dot s${i}` }));
       });
     }
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -144,15 +147,19 @@ export class Plot {
 
 const GAP_S = 12; // between two readings, from where on no line joins them
 
+function has(row, key) {
+  return row.points[key] !== null && row.points[key] !== undefined;
+}
+
 // The runs of rows that have a value, one after the other.
 function pieces(rows, key) {
   const found = [];
   let last = null;
   for (const row of rows) {
-    const has = row.points[key] !== null && row.points[key] !== undefined;
-    if (has && last && row.at - last.at < GAP_S) found.at(-1).push(row);
-    else if (has) found.push([row]);
-    last = has ? row : null;
+    const there = has(row, key);
+    if (there && last && row.at - last.at < GAP_S) found.at(-1).push(row);
+    else if (there) found.push([row]);
+    last = there ? row : null;
   }
   return found;
 }

@@ -56,7 +56,7 @@ function summary({ model, target, card, executor, invariant, dtypes, limits, cac
     ["KV pages", `${count(limits.pages)} of ${limits.page_size} tokens`],
     ["Prefix cache", cache.budget_bytes ? `${bytes(cache.budget_bytes)}, ${count(cache.snapshots)} states` : "none"],
     ["Drafts", limits.drafts ? `up to ${limits.drafts} a round` : "none"],
-    ["Bits depend on the batch", invariant === undefined ? null : invariant ? "no" : "yes"],
+    ["Same bits in every batch", invariant === undefined ? null : invariant ? "yes" : "no"],
     ["Sampling by default", sampling(generation)],
     ["Spark", version],
   ]);
