@@ -25,11 +25,17 @@ from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Grouped, Mode, why_idle
-from spark_engine.runtime.options import OF_FILE, OPTIONS, body, engine_options, server_options
+from spark_engine.runtime.options import (
+    OF_FILE,
+    OPTIONS,
+    body,
+    chat_options,
+    engine_options,
+    server_options,
+)
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
-from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
@@ -129,9 +135,8 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
-    session = Session(
-        folder, replace(engine_options(values), cache_bytes=0)
-    )  # one answer: no cache
+    alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
+    session = Session(folder, alone, chat_options(values))
     try:
         prompt = _prompt(session, mode, values)
         with Progress(sys.stderr) as shown:
@@ -177,26 +182,21 @@ def _ids(text: str) -> list[int]:
         raise OptionError(f"--prompt-ids is {text!r}; it must be like 1,2,3") from None
 
 
-def _parser(answer: Answer) -> ReplyParser:
-    return ReplyParser(answer.thinking)
-
-
 def _collect(session: Session, answer: Answer, chat: bool) -> dict[str, str]:
     """Runs to the end. For a chat: the answer's parts beside the whole text."""
-    for _ in session.pieces(answer):
-        pass
-    if not chat:
-        return {}
-    parser = _parser(answer)
+    parser = session.parser(answer)
     texts = {Kind.REASONING.value: "", Kind.CONTENT.value: ""}
-    for delta in parser.push(answer.text) + parser.flush():
+    for piece in session.pieces(answer):
+        for delta in parser.push(piece.text, piece.marks):
+            texts[delta.kind.value] += delta.text
+    for delta in parser.flush():
         texts[delta.kind.value] += delta.text
-    return texts
+    return texts if chat else {}
 
 
 def _print(session: Session, answer: Answer, chat: bool) -> None:
     """Streams: the answer to standard output, thoughts and figures to standard error."""
-    parser = _parser(answer) if chat else None
+    parser = session.parser(answer) if chat else None
     show = _Show()
     for piece in session.pieces(answer):
         if parser is None:

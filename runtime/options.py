@@ -18,9 +18,12 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
 from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.server import ServerOptions
+from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
+CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
 # The argument of the command line, and a key of the configuration file.
@@ -108,6 +111,33 @@ ANSWER = (
         needs=("--json", "which prints them"),
     ),
     Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
+)
+CHAT = (
+    Option(
+        "--reasoning",
+        Group.ANSWER,
+        "How the model marks its thoughts; auto: as its chat template does.",
+        click.Choice([AUTO, *REASONING]),
+        fills=(ChatOptions, "reasoning"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--tools",
+        Group.ANSWER,
+        "How the model writes tool calls; auto: as its chat template teaches.",
+        click.Choice([AUTO, *TOOLS]),
+        fills=(ChatOptions, "tools"),
+        modes=CHATTING,
+    ),
+    Option(
+        "--think-budget",
+        Group.ANSWER,
+        "Tokens of thought at most, where a request does not say; then it answers.",
+        click.IntRange(0),
+        metavar="N",
+        fills=(ChatOptions, "think_budget"),
+        modes=CHATTING,
+    ),
 )
 ENGINE = (
     Option(
@@ -281,13 +311,20 @@ SECURITY = (
     ),
 )
 LOGGING: tuple[Option, ...] = ()
-OPTIONS = (*TASK, *ANSWER, *ENGINE, *SERVER, *SECURITY, *LOGGING)
+OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)
 
 
 def server_options(values: Mapping[str, Any]) -> ServerOptions:
     """How to serve. Raises OptionError for values that contradict each other."""
-    return fill(ServerOptions, OPTIONS, values, engine=engine_options(values))
+    return fill(
+        ServerOptions, OPTIONS, values, engine=engine_options(values), chat=chat_options(values)
+    )
+
+
+def chat_options(values: Mapping[str, Any]) -> ChatOptions:
+    """How to take conversations."""
+    return fill(ChatOptions, OPTIONS, values)
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:

@@ -19,9 +19,10 @@ from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
 from spark_engine.runtime.server.assets import check_cache, check_drafts, read_info, read_text
+from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.ipc import Stats, summarise
-from spark_engine.runtime.text.chat import Message
-from spark_engine.runtime.text.reply_parts import THINK
+from spark_engine.runtime.text.messages import Message
+from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
 
@@ -91,7 +92,12 @@ class Answer:
 class Session:
     """An engine folder. The engine is opened when it is needed first, and stays open."""
 
-    def __init__(self, folder: Path, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: EngineOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> None:
         """Raises EngineError or OptionError."""
         self._folder = folder
         self.info = read_info(folder)
@@ -99,6 +105,7 @@ class Session:
         check_drafts(self._options.drafts, self.info.limits)
         check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
+        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions())
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
@@ -115,6 +122,10 @@ class Session:
         if self._template is None:
             raise RequestError("this engine has no chat template; give --prompt or --prompt-ids")
         return self._template.render(messages, options={"enable_thinking": thinking})
+
+    def parser(self, answer: Answer) -> ReplyParser:
+        """What takes the answer to a chat apart."""
+        return self._reader.parser(answer.thinking)
 
     def open(self, shown: Progress | None = None) -> float:
         """Opens the engine if it is not open yet; `shown` says how far that is. Returns seconds.
@@ -141,15 +152,16 @@ class Session:
         info, eos = self.info, self.info.eos_token_ids
         room = room_after(prompt, info.limits)
         params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
-        request = Request(tuple(prompt), params, marks=self._turns.marks(prompt))
+        thinking = self._reader.opens_thought(prompt)
+        bound = self._reader.bound(thinking)
+        marks = self._turns.marks(prompt)
+        request = Request(tuple(prompt), params, marks=marks, constraint=bound)
         request.check(info.limits, eos)
         load_s = self.open(shown)
         self._start = time.monotonic()
         self._stream = TextStream(self._tokenizer, params, eos)
         number, self._next_id = self._next_id, self._next_id + 1
         self._opened().add(number, request)
-        tail = self._tokenizer.decode(prompt[-8:]) if self._tokenizer else ""
-        thinking = tail.rstrip().endswith(THINK)
         has_text = self._tokenizer is not None
         return Answer(number, request.prompt, params.seed or 0, has_text, thinking, load_s)
 

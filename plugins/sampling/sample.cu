@@ -27,7 +27,7 @@ DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 m
         for (int i = 0; i < n; i += 32) {
           const int at = i + (int)threadIdx.x;
           const u64 pair = at < n ? w.sorted[at] : 0;
-          const bool mine = at < n && id_of(pair) < VOCAB;
+          const bool mine = at < n && id_of(pair) < VOCAB && allows(r, id_of(pair));
           const u32 all = __ballot_sync(~0u, mine);
           if (mine) w.sorted[kept + __popc(all & ((1u << threadIdx.x) - 1))] = pair;
           kept += __popc(all);
@@ -52,9 +52,9 @@ DEVICE int choose(RowMemory& w, const Row& r, const Rule& rule, int n_top, u32 m
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(const float* logits, const int* token_counts, const float* sampling_f,
                 const int* sampling_i, const int* bias_ids, const float* bias_values,
-                const int* bias_until, const int* slots, const int* starts, const int* counts,
-                const int* ids, const u32* raw_keys, const u32* keys, const float* sums,
-                const float* weights, int* tokens, float* logprobs, int* top_ids,
+                const int* bias_until, const u32* allow, const int* slots, const int* starts,
+                const int* counts, const int* ids, const u32* raw_keys, const u32* keys,
+                const float* sums, const float* weights, int* tokens, float* logprobs, int* top_ids,
                 float* top_logprobs, int* ok, const int* emit, int* last_tokens) {
   extern __shared__ __align__(16) u8 memory[];
   __shared__ u32 tops[2][WARPS];
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < TOP) top_ids[threadIdx.x] = 0, top_logprobs[threadIdx.x] = 0.0f;
     return;
   }
-  Row r = row_of(logits, token_counts, sampling_f, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, sampling_i, allow, row, slot);
   u32 raw_most = 0, most = 0;
   bool bad = false;
   for (int c = threadIdx.x; c < CELLS; c += THREADS) {
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
 
   int token = 0;
-  if (fine) {
+  if (fine && most) {
     rule.u = uniform(position, seed0, seed1);
     const bool plain = plain_heat(f, rule.top_k) > 0.0f;
     token = choose(w, r, rule, n_top, most, plain ? weights + cells : nullptr);

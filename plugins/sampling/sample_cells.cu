@@ -36,8 +36,7 @@ DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
   values8(r, cell, x);
   s.key = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (id8(cell, i) < VOCAB) s.key = max(s.key, ordered_key(x[i]));
+  for (int i = 0; i < 8; ++i) s.key = max(s.key, choice_key(x[i]));
   s.key = __reduce_max_sync(~0u, s.key);
   s.weight = 0;
   if (heat > 0.0f && s.key) {
@@ -84,8 +83,25 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
   return __reduce_or_sync(~0u, hard);
 }
 
+// Bit c: the mask cuts cell first + c; bit 16 + c: it leaves nothing of it.
+DEVICE u32 masked_cells(const Row& r, int first) {
+  static_assert(PER * CELL / 32 <= 32 && PER <= 16, "a lane a word, a half of the bits each");
+  if (r.mask < 0) return 0;
+  const u32 word = lane_id() < PER * CELL / 32 ? r.word(first * (CELL / 32) + lane_id()) : 0u;
+  const u32 all = __ballot_sync(~0u, word == ~0u), some = __ballot_sync(~0u, word != 0u);
+  u32 masked = 0;
+#pragma unroll
+  for (int c = 0; c < PER; ++c) {
+    const u32 its = 0xffu << c * 8;
+    if (!(some & its)) masked |= 0x10000u << c;
+    else if ((all & its) != its) masked |= 1u << c;
+  }
+  return masked;
+}
+
 // Of PER cells, those that need neither cleaning nor bias nor penalties: side by side, at some
-// eight instructions a logit. Lane c stores cell c, if it is not `hard`.
+// eight instructions a logit. Lane c stores cell c, if it is not `hard`; nothing of it is chosen
+// where bit 16 + c is set.
 DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 at, u32* raw_keys,
                            u32* keys, float* sums, float* weights) {
   Cell s[PER];
@@ -122,8 +138,8 @@ DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 a
     mine.sum = its ? s[c].sum : mine.sum;
     mine.weight = its ? s[c].weight : mine.weight;
   }
-  mine.key = mine.raw;
   const u32 c = lane_id();
+  mine.key = hard >> (16 + c) & 1 ? 0u : mine.raw;
   if (c < PER && !(hard >> c & 1)) keep(mine, false, heat, at + c, raw_keys, keys, sums, weights);
 }
 
@@ -131,8 +147,9 @@ DEVICE void summarise_easy(const float (&x)[PER][8], u32 hard, float heat, u64 a
 extern "C" __global__ void __launch_bounds__(256, 4)
     sample_cells(const float* logits, const int* token_counts, const float* sampling_f,
                  const int* sampling_i, const int* bias_ids, const float* bias_values,
-                 const int* bias_until, const int* slots, const int* starts, const int* counts,
-                 const int* ids, u32* raw_keys, u32* keys, float* sums, float* weights) {
+                 const int* bias_until, const u32* allow, const int* slots, const int* starts,
+                 const int* counts, const int* ids, u32* raw_keys, u32* keys, float* sums,
+                 float* weights) {
   __shared__ int found_ids[BIASES];
   __shared__ float found_values[BIASES];
   __shared__ int found;
@@ -147,18 +164,19 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 #pragma unroll
   for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
   if (slot < 0) return;
-  Row r = row_of(logits, token_counts, sampling_f, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, sampling_i, allow, row, slot);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
   find_drafts(ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, begin * CELL,
               (begin + BLOCK) * CELL, found_ids, found_values, &found);
   const u64 at = (u64)row * CELLS + first;
-  const u32 hard = hard_cells(r, first, x);
+  const u32 hard = hard_cells(r, first, x) | masked_cells(r, first);
   summarise_easy(x, hard, heat, at, raw_keys, keys, sums, weights);
 #pragma unroll 1
   for (int c = 0; c < PER && first + c < CELLS; ++c) {
     if (!(hard >> c & 1)) continue;
     bool bad;
+    r.mask = mask_of(sampling_i, again(slots, row));
     const Cell s = summarise(r, first + c, heat, bad);
     if (lane_id() == 0) keep(s, bad, heat, at + c, raw_keys, keys, sums, weights);
   }

@@ -65,8 +65,8 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         row["TILE"] = int(attrs["tile"])
     first_pass = _macros({**row, "PER": per})
     second_pass = _macros({**row, "TOP": int(attrs["top"]), "SHARED": _shared(specs)})
-    ids: Arg = Pointer("input", 10) if drafted else NULL
-    given = (*(Pointer("input", i) for i in range(10)), ids)
+    ids: Arg = Pointer("input", 11) if drafted else NULL
+    given = (*(Pointer("input", i) for i in range(11)), ids)
     left = tuple(Pointer("scratch", i) for i in range(4))
     first = Launch(
         "sample_cells",
@@ -78,7 +78,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         source="sampling/sample_cells.cu",
     )
     made = (Pointer("output", i) for i in range(5))
-    emitted: tuple[Arg, ...] = (Pointer("input", 10), Pointer("output", 5))
+    emitted: tuple[Arg, ...] = (Pointer("input", 11), Pointer("output", 5))
     second = Launch(
         "sample_rows",
         (rows, 1, 1),

@@ -1,5 +1,6 @@
 // A row of logits as sampling sees it: cells of 256 ids, a lane's eight of a cell, bias and
-// penalties. Floats are compared as ordered keys (numeric.cuh). Knows no rule of drawing.
+// penalties, the mask. Floats are compared as ordered keys (numeric.cuh), -infinity as 0: what is
+// not chosen. Knows no rule of drawing.
 //
 // With TILE each token of a launch's row has a row of logits, and the drafts before it count as
 // generated once more: they are added to `token_counts` where a cell holds them.
@@ -14,6 +15,8 @@ constexpr bool DRAFTED = false;
 
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
+constexpr int WORDS = (WIDTH + 31) / 32;  // of a row's mask
+constexpr float FLOOR = 3.0e38f;          // what may be chosen is not below -FLOOR
 
 struct Row {
   const float* logits;
@@ -23,6 +26,9 @@ struct Row {
   int biases;  // entries to look at
   float repetition, inverse, presence, frequency;
   bool penalised;
+  const u32* allow;  // bits of the ids that may be chosen, from word `mask` on
+  int mask;          // -1: all may
+  DEVICE u32 word(int i) const { return i < WORDS ? allow[mask + i] : 0u; }
 };
 
 // What a row of logits is sampled for: its slot, −1 if for nothing, where its new token stands, and
@@ -36,6 +42,15 @@ DEVICE Place place_of(int at, const int* slots, const int* starts, const int* co
   return {j < counts[row] ? slots[row] : -1, starts[row] + j + 1, j};
 #else
   return {slots[at], starts[at] + counts[at], 0};
+#endif
+}
+
+// The slot of a row of logits that is sampled, read once more: a register less until then.
+DEVICE int again(const int* slots, int at) {
+#ifdef TILE
+  return __ldcg(slots + at / TILE);
+#else
+  return __ldcg(slots + at);
 #endif
 }
 
@@ -53,8 +68,12 @@ DEVICE float penalise(const Row& r, int id, float z, int token_count) {
   return generated > 0 ? __fsub_rn(z, r.presence) : z;
 }
 
-DEVICE Row row_of(const float* logits, const int* token_counts, const float* sampling_f, int row,
-                  int slot) {
+DEVICE int mask_of(const int* sampling_i, int slot) {
+  return __ldcg(sampling_i + (u64)slot * 4 + 3) == 1 ? slot * WORDS : -1;
+}
+
+DEVICE Row row_of(const float* logits, const int* token_counts, const float* sampling_f,
+                  const int* sampling_i, const u32* allow, int row, int slot) {
   const float* f = sampling_f + (u64)slot * 8;
   Row r;
   r.logits = logits + (u64)row * WIDTH;
@@ -63,6 +82,8 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   r.inverse = __fdiv_rn(1.0f, r.repetition);
   r.penalised = r.repetition != 1.0f || r.presence != 0.0f || r.frequency != 0.0f;
   r.biases = 0;
+  r.allow = allow;
+  r.mask = mask_of(sampling_i, slot);
   return r;
 }
 
@@ -137,6 +158,21 @@ DEVICE void load8(const int* from, int cell, int (&x)[8]) {
 }
 DEVICE int id8(int cell, int i) { return cell * CELL + (i >> 2) * 128 + lane_id() * 4 + (i & 3); }
 
+DEVICE bool allows(const Row& r, int id) { return r.mask < 0 || (r.word(id / 32) >> id % 32 & 1); }
+
+// -infinity where a cell's id has no bit.
+DEVICE void mask8(const Row& r, int cell, float (&x)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 bits = r.word(cell * (CELL / 32) + half * 4 + lane_id() / 8) >> lane_id() % 8 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& z = x[half * 4 + i];
+      z = bits >> i & 1 ? fmaxf(z, -FLOOR) : minus_infinity();
+    }
+  }
+}
+
 // Raw logits of a cell, clean, to those that are chosen from: -infinity where there is none.
 DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if (r.penalised || r.biases) {
@@ -151,10 +187,14 @@ DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = penalise(r, id8(cell, i), x[i], token_counts[i]);
   }
+  if (r.mask >= 0) mask8(r, cell, x);
   if ((cell + 1) * CELL > VOCAB)
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : minus_infinity();
 }
+
+// The ordered bits of a logit, 0 of -infinity, which nobody chooses.
+DEVICE u32 choice_key(float x) { return x > minus_infinity() ? ordered_key(x) : 0u; }
 
 // The ordered bits of a lane's eight logits of a cell, 0 where there is none to choose.
 template <bool RAW>
@@ -164,7 +204,7 @@ DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
   if (!RAW) values8(r, cell, x);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    key[i] = id8(cell, i) < (RAW ? WIDTH : VOCAB) ? ordered_key(x[i]) : 0u;
+    key[i] = !RAW ? choice_key(x[i]) : id8(cell, i) < WIDTH ? ordered_key(x[i]) : 0u;
 }
 template <bool RAW>
 DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {

@@ -187,6 +187,11 @@ class Engine:
         self._live.clear()
         return events
 
+    @property
+    def begun(self) -> list[tuple[int, float]]:
+        """Requests that got a slot in the last step, and when (`time.monotonic`)."""
+        return self._loop.begun
+
     def stats(self) -> dict[str, object]:
         """What the engine is doing, for metrics and a watchdog; plain numbers by name.
 

@@ -91,6 +91,7 @@ class Loop:
         self._executors = executors
         self._depth = depth
         self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
+        self.begun: list[tuple[int, float]] = []  # who got a slot in the last step, and when
         self._free_at = 0.0  # seconds: when the executor had done what was last collected
         self.plan: StepPlan | None = None  # of the last step that was begun
 
@@ -108,6 +109,8 @@ class Loop:
         """Does one step; returns what was sampled and who ended."""
         self._trace.begin()
         plan = self.plan = self.scheduler.schedule(self.in_flight)
+        now = time.monotonic()
+        self.begun = [(seq.id, now) for seq in plan.admitted]
         self._trace.done("schedule")
         self._prepare(plan)
         self._trace.done("prepare")

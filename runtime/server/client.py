@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
@@ -46,7 +47,15 @@ class TooSlow(CapacityError):
     """Who asked reads so slowly that the request was given up."""
 
 
-Answer = list[Event] | Busy | EngineDied | TooSlow  # a request's events of one step, in their order
+class Begun(NamedTuple):
+    """The engine began with a request, or went on with it, at `at` of `time.monotonic`."""
+
+    request_id: int
+    at: float
+
+
+# a request's events of one step, in their order, or what happened to it instead
+Answer = list[Event] | Begun | Busy | EngineDied | TooSlow
 Mailbox = asyncio.Queue[Answer]
 
 
@@ -220,6 +229,9 @@ class EngineClient:
 
     def on_step(self, report: StepReport) -> None:
         """Each request's events of a step, together."""
+        for number, at in report.begun:
+            if (one := self._open.get(number)) is not None:
+                one.box.put_nowait(Begun(number, at))
         rounds: dict[int, list[Event]] = {}
         for event in report.events:
             rounds.setdefault(event.request_id, []).append(event)

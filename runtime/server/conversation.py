@@ -7,8 +7,10 @@ them. Knows no engine and no API's form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
@@ -18,6 +20,8 @@ from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.thinking import FIELDS, Thinking
 from spark_engine.runtime.text.tokenizer import Tokenizer
+
+_TAIL = 8  # tokens that surely hold the mark of a thought, and white space behind it
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,30 @@ class Reader:
         prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
         constraint = thinking.bind(None, tokenizer, thoughts if prompt.thinking else None)
         parallel = job.parallel_tool_calls is not False
-
-        def parser() -> ReplyParser:
-            known = tokenizer.marks.values()
-            return ReplyParser(prompt.thinking, tools, self.formats, known, prompt.fresh, parallel)
-
+        parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
         return Reading(prompt.text, constraint, parser, thinking.shown)
+
+    def parser(
+        self,
+        thinking: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        fresh: bool = True,
+        parallel: bool = True,
+    ) -> ReplyParser:
+        """What takes one answer apart; the arguments are those of `ReplyParser`."""
+        known = () if self._tokenizer is None else self._tokenizer.marks.values()
+        return ReplyParser(thinking, tools, self.formats, known, fresh, parallel)
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt's token ids end inside an open thought."""
+        thoughts, tokenizer = self.formats.thoughts, self._tokenizer
+        if thoughts is None or tokenizer is None:
+            return False
+        return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(thoughts.start)
+
+    def bound(self, thinking: bool) -> ConstraintSpec | None:
+        """What binds an answer to a prompt that says nothing of thoughts itself; `thinking`: it
+        ends inside an open one."""
+        if self._tokenizer is None or not thinking:
+            return None
+        return Thinking(budget=self._budget).bind(None, self._tokenizer, self.formats.thoughts)

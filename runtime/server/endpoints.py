@@ -20,6 +20,7 @@ from spark_engine.runtime.server.api.answers import Json, Reply
 from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.server.problems import LEFT, Draining, TooLarge, error_response
 from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.visits import note_problem
 
 MAX_BODY = 32 << 20  # bytes
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
@@ -29,24 +30,26 @@ Compute = Callable[[Service, bytes], Awaitable[Json]]
 
 
 class Bodies:
-    """Reads bodies. Large ones share what memory there is for them; small ones always fit."""
+    """Reads bodies of up to `most` bytes. Large ones share what memory there is for them; small
+    ones always fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most or MAX_BODY
         self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body, which counts until the block is left. Raises TooLarge or Busy."""
-        too_large = TooLarge(f"the body is over {MAX_BODY} bytes; send a shorter prompt")
+        too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 12 or int(declared) > MAX_BODY):
+        if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
         parts, size, large = [], 0, 0
         try:
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
-                if size > MAX_BODY:
+                if size > self.most:
                     raise too_large
                 more = max(0, size - SMALL_BODY) - large
                 large, self.large = large + more, self.large + more
@@ -58,13 +61,12 @@ class Bodies:
 
 
 class Endpoints:
-    """The endpoints over one service. `draining` turns new work away; `report` is what the engine
-    is (`page/report.py`)."""
+    """The endpoints over one service; `max_body` in bytes. `draining` turns new work away."""
 
-    def __init__(self, service: Service, report: Json | None = None) -> None:
+    def __init__(self, service: Service, max_body: int | None = None) -> None:
         self.service = service
-        self.report = report or {}
-        self._bodies = Bodies()
+        self.report: Json = {}  # what the engine is: `page/report.py`
+        self._bodies = Bodies(max_body)
         self.draining = False
 
     @property
@@ -127,7 +129,9 @@ class Endpoints:
                 yield event
                 trace.span("loop", "send", start)
         except Exception as problem:  # the status line is gone: the error goes into the stream
-            yield reply.last_words(*error_response(problem))
+            status, answer = error_response(problem)
+            note_problem(answer["error"])
+            yield reply.last_words(status, answer)
         finally:
             reply.close()
 

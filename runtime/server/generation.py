@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from spark_engine.errors import InternalError
 from spark_engine.runtime.engine.request import FinishReason, Request
 from spark_engine.runtime.engine.trace import REQUESTS
-from spark_engine.runtime.server.client import Answer, EngineClient, Mailbox
+from spark_engine.runtime.server.client import Answer, Begun, EngineClient, Mailbox
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.metrics import Metrics, Stopwatch
+from spark_engine.runtime.server.visits import Work, current
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 
 
@@ -57,9 +59,13 @@ class Generation:
         self._trace, self._start = client.trace, client.trace.now()
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
-        self._watches = [Stopwatch(metrics) for _ in choices]
+        self._metrics = metrics
+        self._watches = [Stopwatch(metrics, len(c.request.prompt)) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
         metrics.accepted(sum(len(c.request.prompt) for c in choices))
+        self._visit = current()
+        if self._visit is not None:
+            self._visit.charge(sum(len(group[0][0].request.prompt) for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -71,6 +77,9 @@ class Generation:
                 answer = await self._next()
                 if isinstance(answer, Exception):
                     raise answer
+                if isinstance(answer, Begun):
+                    self._begin(answer)
+                    continue
                 last = answer[-1]
                 if last.finish is FinishReason.ERROR:
                     raise GenerationFailed(last.message or "the engine gave the request up")
@@ -96,9 +105,16 @@ class Generation:
         """Cancels what has not finished. May be called twice."""
         self._end("cancelled")
 
+    def _begin(self, begun: Begun) -> None:
+        index = self._open.get(begun.request_id)
+        if index is not None and self._watches[index].begun is None:
+            self._watches[index].begun = begun.at
+
     def _note(self, index: int, number: int, piece: Piece, ended: bool) -> None:
         if piece.tokens:
             self._watches[index].tokens(len(piece.tokens))
+            if self._visit is not None:
+                self._visit.charge(len(piece.tokens))
             if index not in self._first:
                 prompt = len(self._choices[index].request.prompt)
                 self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
@@ -110,12 +126,42 @@ class Generation:
         del self._open[number]
         if not ended:
             self._client.cancel(number)
+        if not self._open:
+            self._sum_up()
 
     def _end(self, reason: str) -> None:
         for number, index in self._open.items():
             self._client.cancel(number)
             self._watches[index].end(reason)
-        self._open = {}
+        if self._open:
+            self._open = {}
+            self._sum_up()
+
+    def _by_prompt(self) -> list[list[tuple[Choice, Stopwatch]]]:
+        """The choices of each prompt, which follow each other and share its tokens."""
+        pairs = zip(self._choices, self._watches, strict=True)
+        return [list(group) for _, group in groupby(pairs, key=lambda p: id(p[0].request.prompt))]
+
+    def _sum_up(self) -> None:
+        """Everything has ended: tells what is counted by prompt, and by visit."""
+        groups = self._by_prompt()
+        for group in groups:
+            asked = group[0][0].request.params.max_tokens
+            self._metrics.answered(max(w.count for _, w in group), len(group), asked)
+        if self._visit is None:
+            return
+        watches = self._watches
+        queued = [w.queued for w in watches if w.queued is not None]
+        first = [w.first - w.start for w in watches if w.first is not None]
+        self._visit.work = Work(
+            prompt=sum(group[0][1].prompt for group in groups),
+            cached=sum(group[0][0].stream.cached for group in groups),
+            completion=sum(w.count for w in watches),
+            ends=tuple(w.reason for w in watches),
+            queued=min(queued, default=None),
+            first=min(first, default=None),
+            params=self._choices[0].request.params,
+        )
 
     async def _next(self) -> Answer:
         if self._deadline.timeout_s is None:  # a timeout costs as much as the rest of an event

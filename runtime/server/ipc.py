@@ -33,10 +33,11 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """The engine's counters: since the start, but for the first four and what says `now`."""
+    """The engine's counters: since the start, but for the first five and what says `now`."""
 
     running: int = 0
-    waiting: int = 0
+    waiting: int = 0  # swapped ones among them
+    swapped: int = 0
     kv_usage: float = 0.0  # share of the KV pages that are taken, 0…1
     free_slots: int = 0
     preemptions: int = 0
@@ -80,6 +81,7 @@ def summarise(row: Mapping[str, Any]) -> Stats:
     return Stats(
         running=row["running"],
         waiting=row["waiting"] + row["swapped"],
+        swapped=row["swapped"],
         kv_usage=1 - row["free_pages"] / row["pages"],
         free_slots=row["free_slots"],
         preemptions=row["preempted_swap"] + row["preempted_recompute"],
@@ -116,10 +118,14 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class StepReport(msgspec.Struct, tag=True, frozen=True):
-    """What one step brought, and the counters after it."""
+    """What one step brought, and the counters after it.
+
+    `begun`: requests that got a slot, first or again, and when (`time.monotonic`).
+    """
 
     events: list[Event]
     stats: Stats
+    begun: list[tuple[int, float]] = []
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+ACCESS = "spark.access"  # the logger with a line for every request, which is asked for
 EVERY_S = 1.0
 MOST_KINDS = 1000  # remembered; beyond, all are forgotten and may speak again
 
@@ -17,7 +18,8 @@ class OnePerKind(logging.Filter):
     """Lets one record of a kind pass every `EVERY_S` seconds, with the number of those between.
 
     Of a kind are records of one logger, level and format, whatever is filled in; of a text that
-    was made elsewhere (asyncio's hold addresses) the first line counts. `clock` is in seconds.
+    was made elsewhere (asyncio's hold addresses) the first line counts. The access log passes
+    whole. `clock` is in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,6 +29,8 @@ class OnePerKind(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written."""
+        if record.name == ACCESS:
+            return True
         kind = (record.name, record.levelno, str(record.msg).partition("\n")[0])
         now = self._clock()
         last, missed = self._seen.get(kind, (-EVERY_S, 0))

@@ -1,169 +1,223 @@
 """What /metrics shows: our own `spark:` names, and vLLM's for the boards that are keyed on them.
 
-Knows names and labels. Counts what the HTTP process sees; the engine's own counters are read from
-its latest report at each scrape.
+Counts what the HTTP process sees, once for both names; the engine's own counters are
+`engine_metrics.py`'s. Every series is there from the start, at 0, so that a first event is seen as
+a rise.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from spark_engine.runtime.server.ipc import Stats
+from spark_engine.interface import Limits
+from spark_engine.runtime.server.engine_metrics import PREFIXES, EngineCollector, Read
 
-PREFIXES = ("spark:", "vllm:")
 FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)  # seconds
 BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800)
-Read = Callable[[], tuple[Stats, float]]
+PHASE = (0.001, 0.002, 0.005, 0.01, 0.02, *WHOLE)
+LENGTH = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))  # tokens
+CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 512)
+# What a choice can end with; a cancelled one is `abort`, as boards know it.
+REASONS = ("stop", "length", "abort", "error")
+# Statuses that a route may well answer with, so that their first is seen.
+STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
+# Names that boards know beside ours under vLLM's prefix.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "inter_token_latency_seconds": ("vllm:time_per_output_token_seconds",)  # until vLLM 0.11
+}
+Pid = Callable[[], int | None]
 
 
 class Metrics:
-    """The counters of one server. `read` gives the engine's counters and its last step's age."""
+    """The counters of one server. `read` gives the engine's counters and its last step's age in
+    seconds, `pid` its process; `limits` None leaves out what the engine is."""
 
-    def __init__(self, model: str, read: Read) -> None:
+    def __init__(
+        self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
+    ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(model, read))
+        self._twice = CollectorRegistry()
         self._model = model
-        self._prompt = self._counters("prompt_tokens", "Prompt tokens of accepted requests")
-        self._generated = self._counters("generation_tokens", "Tokens generated")
-        self._ended = self._counters("request_success", "Requests ended", "finished_reason")
-        self._refused = self._counters("admission_rejections", "Requests refused: queue full")
+        self.registry.register(EngineCollector(model, read, limits))
+        self.registry.register(_Twice(self._twice))
+        ProcessCollector(registry=self.registry)
+        ProcessCollector("spark_engine", lambda: pid() or -1, registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of accepted requests")
+        self._generated = self._counter("generation_tokens", "Tokens generated")
+        self._refused = self._counter("admission_rejections", "Requests refused: queue full")
+        text, labels = "Choices ended", ("model_name", "finished_reason")
+        ended = Counter("request_success", text, labels, registry=self._twice)
+        self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
         self._first = self._times("time_to_first_token_seconds", FIRST)
         self._between = self._times("inter_token_latency_seconds", BETWEEN)
         self._whole = self._times("e2e_request_latency_seconds", WHOLE)
+        self._queue = self._times("request_queue_time_seconds", PHASE)
+        self._prefill = self._times("request_prefill_time_seconds", PHASE)
+        self._decode = self._times("request_decode_time_seconds", PHASE)
+        self._inference = self._times("request_inference_time_seconds", PHASE)
+        self._each = self._times("request_time_per_output_token_seconds", BETWEEN)
+        self._prompts = self._times("request_prompt_tokens", LENGTH)
+        self._answers = self._times("request_generation_tokens", LENGTH)
+        self._longest = self._times("request_max_num_generation_tokens", LENGTH)
+        self._asked = self._times("request_params_max_tokens", LENGTH)
+        self._choices = self._times("request_params_n", CHOICES)
+        self._add_http()
 
     def accepted(self, prompt_tokens: int) -> None:
         """A request went to the engine."""
-        for counter in self._prompt:
-            counter.labels(self._model).inc(prompt_tokens)
+        self._prompt.inc(prompt_tokens)
 
     def refused(self) -> None:
         """A request met a full queue."""
-        for counter in self._refused:
-            counter.labels(self._model).inc()
+        self._refused.inc()
 
     def tokens(self, count: int, seconds: float, first: bool) -> None:
         """A round of tokens came, `seconds` after the request (the first) or the round before."""
-        for counter in self._generated:
-            counter.labels(self._model).inc(count)
-        for times in self._first if first else self._between:
-            times.labels(self._model).observe(seconds)
+        self._generated.inc(count)
+        (self._first if first else self._between).observe(seconds)
 
-    def ended(self, reason: str, seconds: float) -> None:
-        """A choice ended, `seconds` after its request came."""
-        for counter in self._ended:
-            counter.labels(self._model, reason).inc()
-        for times in self._whole:
-            times.labels(self._model).observe(seconds)
+    def ended(self, watch: Stopwatch) -> None:
+        """A choice ended."""
+        self._ended[watch.reason].inc()
+        self._whole.observe(watch.whole)
+        self._prompts.observe(watch.prompt)
+        self._answers.observe(watch.count)
+        if watch.queued is not None:
+            self._queue.observe(watch.queued)
+        if watch.first is None or watch.begun is None:
+            return
+        self._prefill.observe(watch.first - watch.begun)
+        self._decode.observe(watch.last - watch.first)
+        self._inference.observe(watch.last - watch.begun)
+        if watch.count > 1:
+            self._each.observe((watch.last - watch.first) / (watch.count - 1))
+
+    def answered(self, longest: int, choices: int, max_tokens: int | None) -> None:
+        """All choices of a prompt ended; tokens of the longest."""
+        self._longest.observe(longest)
+        self._choices.observe(choices)
+        if max_tokens is not None:
+            self._asked.observe(max_tokens)
+
+    def add_routes(self, routes: Iterable[tuple[str, str]]) -> None:
+        """Shows (method, path) of every route at 0."""
+        for method, path in routes:
+            self._http_times.labels(method, path)
+            for status in STATUSES:
+                self._http.labels(method, path, str(status))
+
+    def http(self, method: str, path: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered. `path` is its route's, lest clients make series."""
+        self._http.labels(method, path, str(status)).inc()
+        self._http_times.labels(method, path).observe(seconds)
+
+    def limited(self, key: str, kind: str) -> None:
+        """A key met one of its limits."""
+        self._limited.labels(key, kind).inc()
+
+    def add_key(self, key: str, kinds: Iterable[str]) -> None:
+        """Shows a key's counters at 0."""
+        for kind in kinds:
+            self._limited.labels(key, kind)
+        for kind in ("prompt", "completion"):
+            self._key_tokens.labels(key, kind)
+
+    def charged(self, key: str, prompt: int, completion: int) -> None:
+        """Tokens of a request under a key."""
+        self._key_tokens.labels(key, "prompt").inc(prompt)
+        self._key_tokens.labels(key, "completion").inc(completion)
 
     def render(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _counters(self, name: str, text: str, *labels: str) -> list[Counter]:
-        names = ("model_name", *labels)
-        return [Counter(p + name, text, names, registry=self.registry) for p in PREFIXES]
+    def _add_http(self) -> None:
+        own, labels = self.registry, ["method", "handler"]
+        text = "HTTP requests by route and status"
+        self._http = Counter("http_requests", text, [*labels, "status"], registry=own)
+        text = "Seconds from a request's head to the end of its answer"
+        self._http_times = Histogram(
+            "http_request_duration_seconds", text, labels, buckets=WHOLE, registry=own
+        )
+        self.in_flight = Gauge("http_requests_in_flight", "HTTP requests now", registry=own)
+        text, labels = "Requests refused by a key's limit", ["key", "limit"]
+        self._limited = Counter("spark:key_limited", text, labels, registry=own)
+        text, labels = "Tokens by key", ["key", "kind"]
+        self._key_tokens = Counter("spark:key_tokens", text, labels, registry=own)
 
-    def _times(self, name: str, buckets: tuple[float, ...]) -> list[Histogram]:
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self._twice).labels(self._model)
+
+    def _times(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         text, label = name.replace("_", " "), ["model_name"]
-        return [
-            Histogram(p + name, text, label, buckets=buckets, registry=self.registry)
-            for p in PREFIXES
-        ]
+        found = Histogram(name, text, label, buckets=buckets, registry=self._twice)
+        return found.labels(self._model)
 
 
 class Stopwatch:
-    """The times of one choice, told to `metrics`."""
+    """The times of one choice, told to `metrics`; `time.monotonic`'s seconds.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Attributes:
+        prompt, count: tokens of the prompt, and generated so far.
+        begun: when the engine began with it; None before, and where that was not told.
+        first, last: when its first and latest tokens came.
+    """
+
+    def __init__(self, metrics: Metrics, prompt: int = 0) -> None:
         self._metrics = metrics
-        self._start = self._last = time.monotonic()
-        self._first = True
+        self.prompt, self.count = prompt, 0
+        self.start = self.last = time.monotonic()
+        self.begun: float | None = None
+        self.first: float | None = None
+        self.whole = 0.0  # seconds, once it has ended
+        self.reason = ""  # for which it ended
+
+    @property
+    def queued(self) -> float | None:
+        """Seconds before the engine began."""
+        return None if self.begun is None else max(0.0, self.begun - self.start)
 
     def tokens(self, count: int) -> None:
         """`count` tokens of one round came."""
         now = time.monotonic()
-        self._metrics.tokens(count, now - self._last, self._first)
-        self._last, self._first = now, False
+        self._metrics.tokens(count, now - self.last, self.first is None)
+        self.first = now if self.first is None else self.first
+        self.last, self.count = now, self.count + count
 
     def end(self, reason: str) -> None:
         """The choice ended. Boards know a cancelled one as `abort`."""
-        reason = "abort" if reason == "cancelled" else reason
-        self._metrics.ended(reason, time.monotonic() - self._start)
+        self.whole = time.monotonic() - self.start
+        self.reason = "abort" if reason == "cancelled" else reason
+        self._metrics.ended(self)
 
 
-class _EngineCollector(Collector):
-    def __init__(self, model: str, read: Read) -> None:
-        self._model = model
-        self._read = read
+class _Twice(Collector):
+    """What is counted once, under every name that boards know it by."""
+
+    def __init__(self, counted: CollectorRegistry) -> None:
+        self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
-        stats, age = self._read()
-        for prefix in PREFIXES:
-            yield self._gauge(prefix + "num_requests_running", stats.running)
-            yield self._gauge(prefix + "num_requests_waiting", stats.waiting)
-            yield self._gauge(prefix + "kv_cache_usage_perc", stats.kv_usage)
-            yield self._counter(prefix + "num_preemptions", {"": stats.preemptions})
-            yield self._counter(prefix + "corrupted_requests", {"": stats.errors})
-        yield self._gauge("spark:free_slots", stats.free_slots)
-        yield self._gauge("spark:last_step_age_seconds", age)
-        yield self._counter("spark:engine_launches", stats.buckets, "bucket")
-        yield self._counter("spark:padded_rows", {"": stats.padded_rows})
-        yield from self._cache(stats)
-        yield from self._drafts(stats)
-
-    def _cache(self, stats: Stats) -> Iterator[Metric]:
-        """Tokens, but for states, bytes and evictions; all 0 where there is no cache."""
-        for prefix in PREFIXES:
-            yield self._counter(prefix + "prefix_cache_queries", {"": stats.prefix_queries})
-            yield self._counter(prefix + "prefix_cache_hits", {"": stats.prefix_hits})
-        name = "spark:prefix_cache_"
-        yield self._counter(name + "misses", {"": stats.prefix_queries - stats.prefix_hits})
-        yield self._counter(name + "lost_for_state", {"": stats.prefix_lost_for_state})
-        evicted = {"page": stats.evicted_pages, "state": stats.evicted_snapshots}
-        yield self._counter(name + "evictions", evicted, "kind")
-        yield self._gauge(name + "states", stats.snapshots)
-        yield self._gauge(name + "state_rows", stats.snapshot_rows)
-        yield self._gauge(name + "bytes", stats.cache_bytes)
-        yield self._gauge(name + "budget_bytes", stats.cache_budget)
-
-    def _drafts(self, stats: Stats) -> Iterator[Metric]:
-        """Nothing of an engine without a draft head."""
-        verified, kept = stats.drafts_by_position, stats.accepted_by_position
-        if not verified:
-            return
-        positions = {str(i): n for i, n in enumerate(kept)}
-        for prefix in PREFIXES:
-            name = prefix + "spec_decode_num_"
-            yield self._counter(name + "drafts", {"": stats.draft_rounds})
-            yield self._counter(name + "draft_tokens", {"": sum(verified)})
-            yield self._counter(name + "accepted_tokens", {"": sum(kept)})
-            yield self._counter(name + "accepted_tokens_per_pos", positions, "position")
-        rounds = {str(k): n for k, n in sorted(stats.rounds_by_k.items())}
-        yield self._counter("spark:rounds", rounds, "drafts")
-        tried = {str(i): n for i, n in enumerate(verified)}
-        yield self._counter("spark:spec_decode_num_draft_tokens_per_pos", tried, "position")
-        if (mean := stats.tokens_per_round) is not None:
-            yield self._gauge("spark:tokens_per_round", mean)
-
-    def _gauge(self, name: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, _words(name), labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, values: dict[str, int], label: str = "") -> Metric:
-        labels = ["model_name", label] if label else ["model_name"]
-        family = CounterMetricFamily(name, _words(name), labels=labels)
-        for key, value in values.items():
-            family.add_metric([self._model, key] if label else [self._model], value)
-        return family
-
-
-def _words(name: str) -> str:
-    return name.partition(":")[2].replace("_", " ")
+        for family in self._counted.collect():
+            names = [prefix + family.name for prefix in PREFIXES]
+            for name in (*names, *ALIASES.get(family.name, ())):
+                twin = Metric(name, family.documentation, family.type)
+                old = len(family.name)
+                twin.samples = [s._replace(name=name + s.name[old:]) for s in family.samples]
+                yield twin

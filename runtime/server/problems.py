@@ -13,6 +13,7 @@ from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.client import Busy, EngineDied, TooSlow
 from spark_engine.runtime.server.deadline import TimedOut
 from spark_engine.runtime.server.generation import GenerationFailed
+from spark_engine.runtime.server.keys import LimitReached, Unauthorised
 
 LEFT = 499  # nginx's status for a client that closed the connection
 log = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ class Draining(Busy):
 def error_response(problem: Exception) -> tuple[int, Json]:
     """(HTTP status, body) of an exception."""
     words = str(problem)
+    if isinstance(problem, Unauthorised):
+        return 401, error(words, "authentication_error", code="invalid_api_key")
+    if isinstance(problem, LimitReached):
+        return 429, error(words, "rate_limit_error", code="rate_limit_exceeded")
     if isinstance(problem, RequestError):
         status = 400
         if isinstance(problem, UnknownModel | TooLarge):

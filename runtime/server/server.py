@@ -46,7 +46,9 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
+from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
@@ -78,6 +80,7 @@ class ServerOptions:
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
         page: there is a page at `/`.
+        chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
 
@@ -97,6 +100,7 @@ class ServerOptions:
     max_connections: int = 2048
     read_timeout_s: float = 30.0
     page: bool = True
+    chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
 
@@ -143,10 +147,18 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         info = await client.start()
         names = options.names or (info.name,)
         service = Service(
-            client, info, tokenizer, template, names, options.timeout_s, options.allow_priority
+            client,
+            info,
+            tokenizer,
+            template,
+            names,
+            options.timeout_s,
+            options.allow_priority,
+            options.chat,
         )
-        endpoints = Endpoints(service, make_report(info, find_manifest(folder)))
-        app = create_app(endpoints, options.api_key, options.page)
+        endpoints = Endpoints(service)
+        endpoints.report = make_report(info, find_manifest(folder))
+        app = create_app(endpoints, Keyring(None, options.api_key), page=options.page)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         server = _Server(_config(app, connections), endpoints, client, options, name)

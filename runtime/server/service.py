@@ -23,13 +23,13 @@ from spark_engine.runtime.server.api.common import (
     room_after,
     sampling,
 )
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
-from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.ipc import EngineInfo, Stats
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -41,6 +41,7 @@ from spark_engine.runtime.text.turns import Turns
 PROMPT_THREADS = 2
 OTHER_THREADS = 1  # of /tokenize and /detokenize
 LARGE = 256 << 10  # bytes of a body that is read and checked in a thread, which may take a second
+MOST_CHARACTERS = 4 << 20  # of a text that is tokenised whole: a token of each takes some 300 bytes
 T = TypeVar("T")
 
 
@@ -109,7 +110,7 @@ class Service:
         self.info = info
         self.names = tuple(names)
         self.created = int(time.time())
-        self.metrics = Metrics(self.names[0], lambda: (client.stats, client.step_age))
+        self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
@@ -118,6 +119,9 @@ class Service:
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
+
+    def _engine_state(self) -> tuple[Stats, float]:
+        return self.client.stats, self.client.step_age
 
     @property
     def open(self) -> int:
@@ -148,11 +152,10 @@ class Service:
 
     async def converse(self, job: ChatJob, deadline: Deadline) -> Conversation:
         """Reads a conversation that was accepted. Raises RequestError, Busy, TimedOut."""
-        tokenizer, most = self.need_tokenizer(), self.max_model_len
 
         def read() -> Conversation:
             reading = self.reader.read(job)
-            ids = encode_within(tokenizer, reading.text, most)
+            ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
             choices, parsers = [], []
             for choice in self.choices(job, ids):
                 parsers.append(reading.parser())
@@ -219,20 +222,31 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        tokenizer = None if body.detokenize is False else self.tokenizer
+        stops = bool(body.include_stop_str_in_output)
         marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(self.tokenizer, own, eos, skip)
+            stream = TextStream(tokenizer, own, eos, skip, stops)
             found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
         return found
 
-    def ids_of(self, prompt: str | list[int]) -> list[int]:
-        """A prompt's token ids. Raises BadField for one that cannot fit."""
+    def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:
+        """A prompt's token ids, of which the `last` so many are taken; NO_LIMIT: as many as leave
+        room for one token. Raises BadField for one that cannot fit."""
+        most = self.max_model_len
+        if last is None:
+            if isinstance(prompt, str):
+                return encode_within(self.need_tokenizer(), prompt, most)
+            room_after(prompt, self.info.limits)
+            return prompt
+        if last >= most:
+            words = f"truncate_prompt_tokens is {short(last)}; this engine holds {most} tokens"
+            raise BadField(f"{words}, one of them new", "truncate_prompt_tokens")
         if isinstance(prompt, str):
-            return encode_within(self.need_tokenizer(), prompt, self.max_model_len)
-        room_after(prompt, self.info.limits)
-        return prompt
+            prompt = self.need_tokenizer().encode(prompt[-MOST_CHARACTERS:])
+        return prompt[-(last if last > 0 else most - 1) :]
 
     def render(
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None

@@ -64,6 +64,11 @@ class Steppable(Protocol):
         """One turn of the loop."""
         ...
 
+    @property
+    def begun(self) -> Sequence[tuple[int, float]]:
+        """Requests that got a slot in the last step, and when (`time.monotonic`)."""
+        ...
+
     def stats(self) -> Mapping[str, Any]:
         """The counters by name."""
         ...
@@ -89,13 +94,16 @@ class Worker:
         self._send(Ready(self._info))
         while True:
             asked = self._drain()
-            events = [] if self._engine.idle else self._engine.step()
-            if events or asked:
-                self._report(events)
+            events: Sequence[Event] = ()
+            begun: Sequence[tuple[int, float]] = ()
+            if not self._engine.idle:
+                events, begun = self._engine.step(), self._engine.begun
+            if events or begun or asked:
+                self._report(events, begun)
 
-    def _report(self, events: Sequence[Event]) -> None:
+    def _report(self, events: Sequence[Event], begun: Sequence[tuple[int, float]] = ()) -> None:
         stats = summarise(self._engine.stats())
-        self._send(StepReport(list(events), stats))
+        self._send(StepReport(list(events), stats, list(begun)))
 
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""

@@ -111,15 +111,17 @@ def _part(part: Any) -> tuple[str, str | None]:
     if not isinstance(part, Mapping):
         return "", None
     kind = part.get("type")
+    if not isinstance(kind, str):
+        return "", None
     if kind in TEXT:
         text = part.get("text")
     elif kind == "refusal":
         text = part.get("refusal", part.get("text"))
-    elif isinstance(kind, str) and kind in THOUGHT:
+    elif kind in THOUGHT:
         text = part.get(THOUGHT[kind], part.get("text"))
     else:
         text = None
-    return str(kind), text if isinstance(text, str) else None
+    return kind, text if isinstance(text, str) else None
 
 
 def _calls(where: str, old: Any, given: Any) -> list[Message]:

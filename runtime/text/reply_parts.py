@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-THINK = "<think>"  # ends a prompt whose answer begins with a thought
-
 
 class Kind(enum.Enum):
     """What a delta is."""

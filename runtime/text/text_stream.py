@@ -28,7 +28,7 @@ class TextStream:
     """The text of one choice. Without a tokenizer it is always empty.
 
     `eos` are the model's end ids. The id that ended the answer is counted and reported, but is
-    not part of the text; nor is a stop string. Stop strings count from `min_tokens` on.
+    not part of the text unless `keep_stop`; nor is a stop string. Those count from `min_tokens` on.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class TextStream:
         params: SamplingParams,
         eos: tuple[int, ...],
         skip_special: bool = True,
+        keep_stop: bool = False,
     ) -> None:
         self._marks = tokenizer.marks if tokenizer else {}
         self._places: list[int] = []
@@ -44,6 +45,7 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer, skip_special) if tokenizer else None
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
+        self._keep_stop = keep_stop
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # drafts that were verified, and those kept
@@ -74,6 +76,7 @@ class TextStream:
         self.finish = event.finish
         if self._stops.matched is not None:
             self.finish = FinishReason.STOP
+            text += self._stops.matched if self._keep_stop else ""
         elif event.finish is not None:
             text += self._stops.flush()
         return text
@@ -82,6 +85,7 @@ class TextStream:
         if self._detokenizer is None:
             return ""
         ended = event.finish is FinishReason.STOP and event.token in self._stop_ids
+        ended = ended and not self._keep_stop
         text = "" if event.token is None or ended else self._detokenizer.push([event.token])
         self._length += len(text)
         if text and event.token is not None and (mark := self._marks.get(event.token)):

@@ -168,7 +168,7 @@ class _Said:
             self._switches.append((place, _flag(place, value)))
             return
         kind = value.get("type", "enabled")
-        if kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in _TYPES:
             known = "'enabled', 'disabled' or 'adaptive'"
             raise _error(place, f"{place}.type is {_short(kind)}; it must be {known}")
         self._switch(f"{place}.type", _TYPES[kind])

@@ -52,11 +52,11 @@ def drawn_row(rng: np.random.Generator, width: int, vocab: int) -> Row:
 
 
 def _allowed(rng: np.random.Generator, vocab: int, biased: set[int]) -> frozenset[int] | None:
-    """Of every third row some ids, one of which has no bias."""
-    share, plain = rng.choice([0.1, 0.5, 0.9]), sorted({*range(vocab)} - biased)
+    """Of every fourth row some ids, one of which has no bias."""
+    share, plain = rng.choice([0.3, 0.6, 0.9]), sorted({*range(vocab)} - biased)
     some = {int(i) for i in np.flatnonzero(rng.random(vocab) < share)}
     one = int(rng.choice(plain))
-    return frozenset(some | {one}) if rng.integers(0, 3) == 0 else None
+    return frozenset(some | {one}) if rng.integers(0, 4) == 0 else None
 
 
 def operands(rows: Sequence[Row]) -> dict[str, Array]:

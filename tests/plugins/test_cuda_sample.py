@@ -30,6 +30,10 @@ SETTINGS = (
     {"temperature": 0.9, "top_p": 0.998, "presence": 0.5},
     {"temperature": 1.1, "top_k": 200, "top_p": 0.97, "repetition": 1.2, "frequency": 0.3},
     {"temperature": 2.0, "min_p": 0.02},
+    {"temperature": 1.0, "mask": 0.4, "bias": True},
+    {"temperature": 1.0, "top_p": 0.9, "mask": 0.2},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "mask": 0.01},
+    {"temperature": 0.0, "presence": 0.7, "mask": 0.5},
 )
 
 
@@ -44,8 +48,8 @@ def case_of(
 
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         arrays = list(launch.inputs(rng))
-        arrays[8] = rng.permutation(1 << 20)[:rows].astype(np.int32)
-        arrays[10] = np.zeros(rows, np.int32)  # rows share slots: none may store
+        arrays[9] = rng.permutation(1 << 20)[:rows].astype(np.int32)
+        arrays[11] = np.zeros(rows, np.int32)  # rows share slots: none may store
         return tuple(arrays)
 
     return Case(f"{settings} {rows}x{width}", launch.attrs, make)
@@ -53,13 +57,14 @@ def case_of(
 
 def margin(case: Case, arrays: tuple[Array, ...], row: int) -> float:
     """Distance of the row's uniform from the nearest step of its distribution."""
-    logits, token_counts, floats, integers, bias_ids, bias_values, until = arrays[:7]
-    slots, starts, counts = arrays[7:10]
+    logits, token_counts, floats, integers, bias_ids, bias_values, until, allow = arrays[:8]
+    slots, starts, counts = arrays[8:11]
     slot = slots[row]
     clean = logits[row].astype(np.float64)
     used = until[slot] > starts[row] + counts[row]
     bias = (bias_ids[slot][used], bias_values[slot][used])
     z = sample._penalised(clean, token_counts[slot], floats[slot], bias)[: int(case.attrs["vocab"])]
+    z = sample.masked(z, allow[slot]) if integers[slot, 3] == 1 else z
     total = np.cumsum(sample.kept_weights(z, floats[slot], int(integers[slot, 0])))
     u = philox.uniform(int(starts[row] + counts[row]), [int(s) for s in integers[slot, 1:3]])
     return float(np.abs(total / total[-1] - u).min())

@@ -49,6 +49,7 @@ class FakeEngine:
         self._steps = 0
         self._rounds = 0
         self._slow = self._stuck = False
+        self.begun: list[tuple[int, float]] = []
 
     @property
     def idle(self) -> bool:
@@ -71,11 +72,14 @@ class FakeEngine:
 
     def step(self) -> list[Event]:
         time.sleep(SLOW_S if self._slow else STEP_S)
+        self.begun = []
         if self._stuck:
             return []
         self._steps += 1
         events, self._ends = self._ends, []
-        for number in list(self._live)[:SLOTS]:
+        rows, now = list(self._live)[:SLOTS], time.monotonic()
+        self.begun = [(n, now) for n in rows if self._live[n][2] == 0]
+        for number in rows:
             events += self._round(number)
         return events
 

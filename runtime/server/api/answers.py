@@ -47,19 +47,19 @@ class Reply(Protocol):
         ...
 
 
-def chat_logprob(event: Event, tokenizer: Tokenizer) -> Json:
+def chat_logprob(event: Event, tokenizer: Tokenizer | None) -> Json:
     """One entry of `logprobs.content`."""
     entry = _entry(event.token, event.logprob, tokenizer)
     return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top]}
 
 
-def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer) -> Json:
-    data = b"" if token is None else tokenizer.token_bytes(token)
+def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer | None) -> Json:
+    data = b"" if token is None or tokenizer is None else tokenizer.token_bytes(token)
     return {"token": token_text(token, tokenizer), "logprob": logprob, "bytes": list(data)}
 
 
 def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
-    """The token alone as text; part of a character becomes U+FFFD."""
+    """The token alone as text; part of a character becomes U+FFFD. Without a tokenizer its id."""
     if token is None or tokenizer is None:
         return "" if token is None else f"token_id:{token}"
     return tokenizer.token_bytes(token).decode("utf-8", "replace")

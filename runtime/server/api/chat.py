@@ -5,10 +5,14 @@ Knows OpenAI's chat form. What a conversation means is `Service.converse`'s busi
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import FINISH, Json, Reply, chat_logprob, new_id
 from spark_engine.runtime.server.api.choices import ChoicesReply
-from spark_engine.runtime.server.api.fields import decode
+from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -19,30 +23,64 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 REASONING_KEYS = ("reasoning_content", "reasoning")  # clients look for the one or the other
 
 
+class ChatBody(ChatJob, kw_only=True):
+    """/v1/chat/completions: a conversation, and the names that tools had before they were tools."""
+
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+
+    def modern(self) -> ChatJob:
+        """The same in today's names. Raises BadField where both are given."""
+        if self.functions is None and self.function_call is None:
+            return self
+        for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, old) is not None and getattr(self, new) is not None:
+                raise BadField(f"{old} and {new} say the same; give {new}", old)
+        choice = self.function_call
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": choice}
+        tools = [{"type": "function", "function": f} for f in self.functions or []]
+        return msgspec.structs.replace(self, tools=tools or None, tool_choice=choice)
+
+
 async def start(service: Service, data: bytes) -> Reply:
     """Begins to answer one body. Raises RequestError, Busy, EngineDied, TimedOut."""
     deadline = service.deadline()
-    job = await service.checked(data, lambda: service.accept(decode(data, ChatJob)), deadline)
+
+    def read() -> tuple[ChatJob, bool]:
+        body = decode(data, ChatBody)
+        return service.accept(body.modern()), body.functions is not None
+
+    job, legacy = await service.checked(data, read, deadline)
     found = await service.converse(job, deadline)
-    tokenizer, logprobs = service.need_tokenizer(), bool(job.logprobs)
-    forms = [ChatForm(parser, tokenizer, logprobs, found.shown) for parser in found.parsers]
+    tokenizer = None if job.return_tokens_as_token_ids else service.tokenizer
+    how = {"shown": found.shown, "legacy": legacy}
+    forms = [ChatForm(parser, tokenizer, bool(job.logprobs), **how) for parser in found.parsers]
     running = service.submit(job, found.choices, found.prompt_tokens, deadline)
     return ChoicesReply(running, forms, "chat.completion", new_id("chatcmpl"), service.names[0])
 
 
 class ChatForm:
-    """One choice on its way to JSON."""
+    """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
+
+    `tokenizer` is for the words of log-probabilities; `shown`: thoughts are part of the answer.
+    """
 
     def __init__(
-        self, parser: ReplyParser, tokenizer: Tokenizer, logprobs: bool, shown: bool = True
+        self,
+        parser: ReplyParser,
+        tokenizer: Tokenizer | None,
+        logprobs: bool,
+        shown: bool = True,
+        legacy: bool = False,
     ) -> None:
-        """`shown`: thoughts are part of the answer."""
         self._parser = parser
         self._shown = shown
         self._tokenizer = tokenizer
         self._logprobs: list[Json] | None = [] if logprobs else None
         self._texts: dict[Kind, str] = {}
         self._calls: list[Json] = []
+        self._legacy = legacy
 
     def first(self) -> Json | None:
         """Clients expect the role before anything else."""
@@ -53,7 +91,10 @@ class ChatForm:
         deltas = self._parser.push(piece.text, piece.marks)
         if piece.finish is not None:
             deltas += self._parser.flush()
-        body: Json = {"delta": self._delta(deltas)}
+        delta = self._delta(deltas)
+        if self._legacy and (rows := delta.pop("tool_calls", None)) and not rows[0]["index"]:
+            delta["function_call"] = rows[0]["function"]
+        body: Json = {"delta": delta}
         if self._logprobs is not None and piece.tokens:
             entries = [chat_logprob(event, self._tokenizer) for event in piece.tokens]
             self._logprobs += entries
@@ -65,7 +106,9 @@ class ChatForm:
         message: Json = {"role": "assistant", "content": self._texts.get(Kind.CONTENT)}
         if Kind.REASONING in self._texts:
             message |= dict.fromkeys(REASONING_KEYS, self._texts[Kind.REASONING])
-        if self._calls:
+        if self._calls and self._legacy:
+            message["function_call"] = self._calls[0]["function"]
+        elif self._calls:
             message["tool_calls"] = [
                 {k: v for k, v in c.items() if k != "index"} for c in self._calls
             ]
@@ -76,8 +119,9 @@ class ChatForm:
 
     def finish(self, reason: FinishReason) -> str:
         """A complete tool call is a reason of its own."""
-        called = reason is FinishReason.STOP and self._parser.calls
-        return "tool_calls" if called else FINISH[reason]
+        if reason is FinishReason.STOP and self._parser.calls:
+            return "function_call" if self._legacy else "tool_calls"
+        return FINISH[reason]
 
     def _delta(self, deltas: list[Delta]) -> Json:
         body: Json = {}

@@ -17,8 +17,10 @@ import msgspec
 from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short
+from spark_engine.runtime.server.api.refused import Refused
 from spark_engine.runtime.server.ipc import EngineInfo
 
+NO_LIMIT = -1  # of tokens; null says the same
 MAX_CHOICES = 512  # choices of one HTTP request, over all its prompts
 COLDEST = 1e-4  # the engine takes 0 or at least this; what lies between means argmax
 GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -33,8 +35,9 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "repetition_penalty": (0.01, 10),
     "n": (1, MAX_CHOICES),
     "best_of": (1, MAX_CHOICES),
-    "max_tokens": (1, None),
-    "max_completion_tokens": (1, None),
+    "max_tokens": (NO_LIMIT, None),
+    "max_completion_tokens": (NO_LIMIT, None),
+    "truncate_prompt_tokens": (NO_LIMIT, None),
     "min_tokens": (0, None),
     "priority": (-(2**31), 2**31 - 1),
     "drafts": (0, MOST_DRAFTS),
@@ -49,7 +52,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class Body(msgspec.Struct, kw_only=True):
+class Body(Refused, kw_only=True):
     """What both kinds of request share. Null is as good as absent."""
 
     model: str | None = None
@@ -72,22 +75,25 @@ class Body(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    detokenize: bool | None = None  # false: ids alone
+    truncate_prompt_tokens: int | None = None  # the last so many; -1: as many as fit
     priority: int | None = None
     drafts: int | None = None  # of a round, at most; changes no token
     # known and not supported:
     response_format: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
-    use_beam_search: bool | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
 
-    def most_tokens(self) -> tuple[int | None, str]:
-        """How many tokens are wanted at most, and the name of the field that says so."""
-        return self.max_tokens, "max_tokens"
+    def most_tokens(self) -> int | None:
+        """How many tokens are wanted at most; None: as many as fit."""
+        return limit_of(self.max_tokens)
 
     def wanted_logprobs(self) -> int | None:
         """k for the log-probabilities of each token and the top k beside it, or None."""
@@ -123,7 +129,13 @@ def check(body: Body) -> None:
         raise BadField("stop holds an empty string; each must hold a character", "stop")
     if body.stream_options is not None and not body.stream:
         raise BadField("stream_options needs stream: true", "stream_options")
+    for name in ("max_tokens", "max_completion_tokens", "truncate_prompt_tokens"):
+        if getattr(body, name, None) == 0:
+            raise BadField(f"{name} is 0; it must be at least 1, or -1 for no limit", name)
+    if stops and body.detokenize is False:
+        raise BadField("stop needs text, and detokenize is false; leave one of them out", "stop")
     _check_unsupported(body)
+    body.check_refused()
     body.check_own()
 
 
@@ -137,10 +149,7 @@ def sampling(
     Raises BadField or RequestError where a value is over the engine's limits.
     """
     given = {k: either(getattr(body, k), defaults.values.get(k)) for k in GENERATION}
-    most, name = body.most_tokens()
-    context = info.limits.max_context
-    if most is not None and most > context:
-        raise BadField(f"{name} is {short(most)}; this engine's context is {context} tokens", name)
+    most = body.most_tokens()
     least = body.min_tokens or 0
     limit = room if most is None else min(most, room)
     if least > limit:
@@ -178,6 +187,11 @@ def room_after(prompt: Sequence[int], limits: Limits) -> int:
     return most - len(prompt)
 
 
+def limit_of(given: int | None) -> int | None:
+    """A number of tokens at most; None: no limit."""
+    return None if given == NO_LIMIT else given
+
+
 def fold_seed(seed: int) -> int:
     """Any integer as one of 64 bits with a sign, which is what the engine takes."""
     return (seed + 2**63) % 2**64 - 2**63
@@ -206,7 +220,7 @@ def _check_unsupported(body: Body) -> None:
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
         raise BadField(f"response_format {kind!r} is not supported, only 'text'", "response_format")
-    names = ["prompt_logprobs", "use_beam_search", "structured_outputs"]
+    names = ["prompt_logprobs", "structured_outputs"]
     names += [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")]
     for name in names:
         if getattr(body, name) not in (None, False):

@@ -8,7 +8,7 @@ from typing import Any
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.server.api.answers import FINISH, Json, Reply, new_id, token_text
 from spark_engine.runtime.server.api.choices import ChoicesReply
-from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.api.common import Body, limit_of
 from spark_engine.runtime.server.api.fields import BadField, decode, is_id, short
 from spark_engine.runtime.server.generation import Choice
 from spark_engine.runtime.server.service import Service
@@ -26,12 +26,11 @@ class CompletionBody(Body, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
 
-    def most_tokens(self) -> tuple[int | None, str]:
+    def most_tokens(self) -> int | None:
         """A default is added, which `min_tokens` may raise."""
         if self.max_tokens is not None:
-            return self.max_tokens, "max_tokens"
-        least = self.min_tokens or 0
-        return max(COMPLETION_TOKENS, least), "min_tokens" if least else "max_tokens"
+            return limit_of(self.max_tokens)
+        return max(COMPLETION_TOKENS, self.min_tokens or 0)
 
     def wanted_logprobs(self) -> int | None:
         """One field says it."""
@@ -60,15 +59,16 @@ async def start(service: Service, data: bytes) -> Reply:
     body, given = await service.checked(data, read_body, deadline)
 
     def read() -> tuple[int, list[Choice], list[str]]:
-        ids = [service.ids_of(prompt) for prompt in given]
+        ids = [service.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
         pairs = zip(given, ids, strict=True)
-        echoes = [_echo(service, *pair) if body.echo else "" for pair in pairs]
+        echoes = [_echo(service, body, *pair) if body.echo else "" for pair in pairs]
         choices = [choice for prompt in ids for choice in service.choices(body, prompt)]
         return sum(map(len, ids)), choices, echoes
 
     total, choices, echoes = await service.read(read, deadline)
     wanted, n = body.logprobs is not None, body.n or 1
-    forms = [TextForm(e, service.tokenizer, wanted) for e in echoes for _ in range(n)]
+    tokenizer = None if body.return_tokens_as_token_ids else service.tokenizer
+    forms = [TextForm(e, tokenizer, wanted) for e in echoes for _ in range(n)]
     running = service.submit(body, choices, total, deadline)
     return ChoicesReply(running, forms, "text_completion", new_id("cmpl"), service.names[0])
 
@@ -88,8 +88,12 @@ def prompts(value: Any) -> list[str | list[int]]:
     raise BadField(f"prompt is {short(value)}; it must be {words}", "prompt")
 
 
-def _echo(service: Service, prompt: str | Sequence[int], ids: Sequence[int]) -> str:
-    return prompt if isinstance(prompt, str) else service.need_tokenizer().decode(ids)
+def _echo(
+    service: Service, body: CompletionBody, prompt: str | Sequence[int], ids: Sequence[int]
+) -> str:
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+        return prompt
+    return service.need_tokenizer().decode(ids)
 
 
 class TextForm:

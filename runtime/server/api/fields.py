@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 from spark_engine.errors import RequestError
 
 _SHOWN = 1000  # bytes of a field's JSON beyond which an error shows it as it was sent
+# escapes one after the other: a whole pair of surrogates, a half of one (which is kept), any other
+_ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?([A-Za-z_]*)(.*)`$")
 
 
@@ -39,12 +42,20 @@ def decode(data: bytes, kind: type[T]) -> T:
     """One request body. Raises BadField naming the field, its value and what was expected.
 
     Fields that are not known are skipped without being built: a body may be large and hold little.
+    What some clients write is taken as it is meant: 64.0 or "64" for an integer, "true" for a
+    boolean, a byte order mark before the body.
     """
+    data = data.removeprefix(BOM_UTF8)
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise _explain(str(error), data) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        half = next((m[1] for m in _ESCAPES.finditer(data) if m[1]), None)
+        if half is not None:
+            said = half.decode("ascii", "replace")
+            words = f"the body holds {said}, one half of a character: send both, or \\ufffd for it"
+            raise BadField(words, code="invalid_json") from None
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_engine.runtime.server.api.common import Body
+from spark_engine.runtime.server.api.common import Body, either, limit_of
 from spark_engine.runtime.server.api.fields import BadField, short
 
 
@@ -41,11 +41,9 @@ class ChatJob(Body, kw_only=True):
         """The tools that may be called."""
         return None if self.tool_choice == "none" else self.tools
 
-    def most_tokens(self) -> tuple[int | None, str]:
+    def most_tokens(self) -> int | None:
         """The newer name of the field goes before the older."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens, "max_completion_tokens"
-        return self.max_tokens, "max_tokens"
+        return limit_of(either(self.max_completion_tokens, self.max_tokens))
 
     def wanted_logprobs(self) -> int | None:
         """Two fields say it."""

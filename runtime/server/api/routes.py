@@ -14,6 +14,7 @@ from spark_engine.runtime.server.api.completions import CompletionBody
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
+from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
 
@@ -65,6 +66,21 @@ def _report(endpoints: Endpoints) -> Response:
 
 def _version(_: Endpoints) -> Response:
     return json_response({"version": version("spark-engine")})
+
+
+def page_routes() -> tuple[Route, ...]:
+    """Those of the page, whose files are read now. They need no key: nothing of the engine is in
+    them."""
+    bundle = read_bundle()
+
+    async def run(_: Endpoints, request: Request) -> Response:
+        name = request.path_params.get("name", INDEX)
+        return bundle.response(name, request.headers.get("if-none-match", ""))
+
+    return (
+        Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
+        Route("GET", "/page/{name}", run, "the page's files", open=True),
+    )
 
 
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)

@@ -8,9 +8,7 @@ import msgspec
 
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.fields import BadField, decode
-from spark_engine.runtime.server.service import Service
-
-TOKENIZED = 4 << 20  # characters that /tokenize takes: a token of each takes some 300 bytes
+from spark_engine.runtime.server.service import MOST_CHARACTERS, Service
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -41,8 +39,8 @@ async def tokenize(service: Service, data: bytes) -> Json:
         text = body.prompt or ""
         if body.messages is not None:
             text = service.render(body.messages, body.tools, body.chat_template_kwargs)
-        if len(text) > TOKENIZED:
-            words = f"the text has {len(text)} characters; at most {TOKENIZED} are tokenised"
+        if len(text) > MOST_CHARACTERS:
+            words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
             raise BadField(words, "prompt" if body.messages is None else "messages")
         return tokenizer.encode(text)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePosixPath
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Response
 from starlette.exceptions import HTTPException
 
 INDEX = "index.html"
-FOLDER = "page"  # of the paths of all files but the index
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -65,8 +64,21 @@ class PageFile:
         return Response(self.data, media_type=self.kind, headers=headers)
 
 
-def read_bundle() -> Mapping[str, PageFile]:
+@dataclass(frozen=True)
+class Bundle:
     """Every file of the page by its name."""
+
+    files: Mapping[str, PageFile]
+
+    def response(self, name: str, known: str = "") -> Response:
+        """One file, or 304 as `PageFile.response` says. Raises HTTPException 404."""
+        if name not in self.files:
+            raise HTTPException(404, f"the page has no file {name!r}")
+        return self.files[name].response(known)
+
+
+def read_bundle() -> Bundle:
+    """The files beside this module."""
     found = {}
     for entry in files(__package__).joinpath("files").iterdir():
         kind = KINDS.get(PurePosixPath(entry.name).suffix)
@@ -74,25 +86,4 @@ def read_bundle() -> Mapping[str, PageFile]:
             data = entry.read_bytes()
             tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
             found[entry.name] = PageFile(data, kind, tag)
-    return found
-
-
-def add_page(app: FastAPI) -> None:
-    """Serves the page: `/`, and its files under `/page/`. No key is asked for: nothing of the
-    engine is in them."""
-    bundle = read_bundle()
-
-    @app.api_route("/", methods=["GET", "HEAD"])
-    async def index(request: Request) -> Response:
-        return bundle[INDEX].response(request.headers.get("if-none-match", ""))
-
-    @app.api_route(f"/{FOLDER}/{{name}}", methods=["GET", "HEAD"])
-    async def file(name: str, request: Request) -> Response:
-        if name not in bundle:
-            raise HTTPException(404, f"the page has no file {name!r}")
-        return bundle[name].response(request.headers.get("if-none-match", ""))
-
-
-def is_of_page(path: str) -> bool:
-    """Whether a path of a request is the page's, which needs no key."""
-    return path == "/" or path.startswith(f"/{FOLDER}/")
+    return Bundle(found)

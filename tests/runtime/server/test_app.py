@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
+from spark_engine.runtime.engine.request import Event
 from spark_engine.runtime.server import endpoints as module
+from spark_engine.runtime.server.api import completions
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.fake_client import FakeClient, service
 
 KEY = "Secret-clé"
@@ -19,7 +24,7 @@ KEY = "Secret-clé"
 
 def _client(key: str | None = None) -> httpx.AsyncClient:
     served = service(FakeClient(), None)
-    transport = httpx.ASGITransport(create_app(Endpoints(served), key))
+    transport = httpx.ASGITransport(create_app(Endpoints(served), Keyring(None, key)))
     return httpx.AsyncClient(transport=transport, base_url="http://x")
 
 

@@ -25,6 +25,7 @@ from spark_engine.runtime.server.api.common import (
 from spark_engine.runtime.server.api.completions import CompletionBody, prompts
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.refused import REFUSED, Refused
 from spark_engine.runtime.server.ipc import (
     Cancel,
     EngineInfo,
@@ -66,8 +67,12 @@ def test_how_many_tokens_come() -> None:
     assert _params(CompletionBody(prompt="x")).max_tokens == 16
     assert _params(CompletionBody(prompt="x", min_tokens=30)).max_tokens == 30
     assert _params(CompletionBody(prompt="x", max_tokens=200)).max_tokens == 100
-    with pytest.raises(BadField, match="300; this engine's context is 256"):
-        _params(CompletionBody(prompt="x", max_tokens=300))
+    for most in (101, 300, 10**400, -1):
+        assert _params(CompletionBody(prompt="x", max_tokens=most)).max_tokens == 100
+        assert _params(ChatJob(messages=message, max_completion_tokens=most)).max_tokens == 100
+    for most in (0, -2):
+        with pytest.raises(BadField, match=f"max_tokens is {most}; it must be at least"):
+            _params(CompletionBody(prompt="x", max_tokens=most))
     with pytest.raises(BadField, match="min_tokens is 101"):
         _params(Body(min_tokens=101))
 
@@ -136,6 +141,41 @@ def test_a_type_error_names_field_and_value() -> None:
     assert caught.value.param == "prompt"
 
 
+def test_odd_but_legal_json_is_taken_as_it_is_meant() -> None:
+    words = b'"max_tokens": 64.0, "n": "2", "seed": "7", "temperature": "0.5", "stream": "true"'
+    for mark in (b"", b"\xef\xbb\xbf"):
+        body = decode(mark + b'{"prompt": ["5", "6"], ' + words + b"}", CompletionBody)
+        assert (body.max_tokens, body.n, body.seed, body.temperature) == (64, 2, 7, 0.5)
+        assert body.stream is True and body.prompt == ["5", "6"]
+    assert decode(b'{"prompt": [1.0, 2]}', CompletionBody).prompt == [1, 2]
+    for wrong in (b'"max_tokens": 64.5', b'"n": "x"', b'"n": true', b'"stream": "yes"'):
+        with pytest.raises(BadField, match="is not right"):
+            decode(b'{"prompt": "a", ' + wrong + b"}", CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud800", r"\ud800"),
+        (rb"a\udC00b", r"\udC00"),
+        (rb"\ud83d\ude42\ud83d", r"\ud83d"),
+        (rb"\ud800\ud800\udc00", r"\ud800"),
+        (rb"\\\ud800", r"\ud800"),
+        (rb"\ud83d\ude42", None),
+        (rb"\\ud800", None),
+    ],
+)
+def test_half_a_character_is_named(text: bytes, half: str | None) -> None:
+    data = b'{"prompt": "' + text + b'"}'
+    if half is None:
+        assert decode(data, CompletionBody).prompt
+        data, half = data[:-1], "truncated"
+    with pytest.raises(BadField) as caught:
+        decode(data, CompletionBody)
+    assert half in str(caught.value)
+    assert ("one half of a character" in str(caught.value)) == (half != "truncated")
+
+
 FIELDS = sorted(set(ChatJob.__struct_fields__) | set(CompletionBody.__struct_fields__))
 JSON = st.recursive(
     st.one_of(
@@ -198,6 +238,8 @@ def test_a_number_of_any_length_is_refused_by_name(digits: int, sign: str) -> No
     bodies["logit_bias"] = f'"logit_bias": {{"{number}": 1}}'
     if digits < 1000:
         del bodies["seed"]  # any integer of a sane length is one
+        if not sign:
+            del bodies["max_tokens"]  # as many as fit
     for name, words in bodies.items():
         with pytest.raises(RequestError) as caught:
             body = decode(f'{{"prompt": "a", {words}}}'.encode(), CompletionBody)
@@ -229,3 +271,16 @@ def test_what_is_not_known_is_not_built() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000  # bytes; as objects they would be 20 MB
+
+
+def test_what_would_change_an_answer_is_refused_unless_it_asks_for_nothing() -> None:
+    assert set(Refused.__struct_fields__) == set(REFUSED)
+    for name, (neutral, _) in REFUSED.items():
+        for value in (None, *neutral):
+            data = json.dumps({"prompt": "a", name: value}).encode()
+            check(decode(data, CompletionBody))
+        for value in ("x", 0.25, True, ["audio"], {"a": 1}, "y" * 9000):
+            data = json.dumps({"prompt": "a", name: value}).encode()
+            with pytest.raises(BadField, match=f"^{name} .* is not supported: ") as caught:
+                check(decode(data, CompletionBody))
+            assert caught.value.param == name and len(str(caught.value)) < 300

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from spark_engine.errors import EngineError, RequestError
-from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.chat import ChatTemplate, Ending
+from spark_engine.runtime.text.reply_formats import Formats
+from tests.house import ROOT
 from tests.runtime import small_tokenizer
 
 USER = {"role": "user", "content": " hello <b>&</b> "}
@@ -85,6 +87,70 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(EngineError, match="does not compile"):
         ChatTemplate.load(tmp_path)
+
+
+def test_a_prompt_says_whether_a_thought_is_open(template: ChatTemplate) -> None:
+    thoughts = Formats().thoughts
+    assert template.prompt([USER], thoughts=thoughts).thinking
+    off = template.prompt([USER], options={"enable_thinking": False}, thoughts=thoughts)
+    assert not off.thinking and off.fresh
+    assert not template.prompt([USER], thoughts=None).thinking
+    said = {"role": "user", "content": "what does <think> mean: <think>"}
+    nothing = template.prompt([said], ending=Ending.NOTHING, thoughts=thoughts)
+    assert not nothing.thinking and nothing.text.endswith("<think><|im_end|>\n")
+
+
+def test_a_message_goes_on_where_it_ended(template: ChatTemplate) -> None:
+    message = {"role": "assistant", "content": "The answer is "}
+    found = template.prompt([USER, message], ending=Ending.CONTINUE)
+    assert found.text.endswith("<|im_start|>assistant\nThe answer is ")
+    assert not found.thinking and not found.fresh
+    empty = template.prompt([USER, {**message, "content": ""}], ending=Ending.CONTINUE)
+    assert empty.text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_thought_goes_on_too() -> None:
+    template = ChatTemplate((ROOT / "models/tiny/checkpoint/chat_template.jinja").read_text())
+    message = {"role": "assistant", "content": None, "reasoning_content": "Let me see"}
+    found = template.prompt([USER, message], ending=Ending.CONTINUE)
+    assert found.text.endswith("<|im_start|>assistant\n<think>\nLet me see") and found.thinking
+    whole = {**message, "content": "It is"}
+    found = template.prompt([USER, whole], ending=Ending.CONTINUE)
+    assert found.text.endswith("\nLet me see\n</think>\n\nIt is") and not found.thinking
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([USER], "needs an assistant's message"),
+        ([], "needs an assistant's message"),
+        (
+            [
+                USER,
+                {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f"}}]},
+            ],
+            "without tool calls",
+        ),
+        (
+            [USER, {"role": "assistant", "reasoning_content": "why"}],
+            "leaves out the last message's",
+        ),
+    ],
+)
+def test_what_cannot_go_on(
+    template: ChatTemplate, messages: list[dict[str, object]], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        template.prompt(messages, ending=Ending.CONTINUE)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_how_a_prompt_ends_is_said_by_two_fields() -> None:
+    assert Ending.of(None, None) is Ending.of(True, None) is Ending.of(True, False) is Ending.ANSWER
+    assert Ending.of(False, None) is Ending.of(False, False) is Ending.NOTHING
+    assert Ending.of(None, True) is Ending.of(False, True) is Ending.CONTINUE
+    with pytest.raises(RequestError, match="both true"):
+        Ending.of(True, True)
 
 
 def _render(folder: Path) -> str:

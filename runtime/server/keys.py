@@ -1,0 +1,266 @@
+"""Who may use the server: keys, each with a name and limits of its own.
+
+Knows the file that holds them, how they are compared, and what each has used. Knows no HTTP. All
+methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.errors import CapacityError, OptionError, RequestError
+
+LIMITS = ("requests", "tokens", "at_once")  # what a key may run into
+MINUTE = 60.0  # seconds
+_HEX = 64  # digits of a SHA-256
+log = logging.getLogger(__name__)
+
+
+class Unauthorised(RequestError):
+    """The request has no key, or one that is not known."""
+
+
+class LimitReached(CapacityError):
+    """A key has used what it may. `kind`: one of LIMITS; `retry_s`: seconds until it may again."""
+
+    def __init__(self, message: str, kind: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_s = retry_s
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[[key]]` of the file. Of `key` and `sha256` (hexadecimal, of the key) it has one.
+
+    None is no limit: requests and tokens (prompts and answers) that are taken a minute, and
+    requests that may wait or run at a time.
+    """
+
+    name: str
+    key: str | None = None
+    sha256: str | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_requests: int | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key is not None:
+            return hashlib.sha256(self.key.encode()).digest()
+        return bytes.fromhex(self.sha256 or "")
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    key: list[Key]
+
+
+class Bucket:
+    """`rate` a minute, of which a minute's may come at once. May be overdrawn, and then recovers.
+
+    `clock` is in seconds.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._level, self._at = rate, clock()
+
+    @property
+    def level(self) -> float:
+        """What may be taken now; below 0 where more was taken."""
+        now = self._clock()
+        self._level = min(self.rate, self._level + (now - self._at) * self.rate / MINUTE)
+        self._at = now
+        return self._level
+
+    def take(self, count: float) -> None:
+        """Takes, whether it is there or not."""
+        self._level = self.level - count
+
+    def wait(self, count: float) -> float:
+        """Seconds until `count` are there, none being taken meanwhile."""
+        return max(0.0, (count - self.level) * MINUTE / self.rate)
+
+    def change(self, rate: float) -> None:
+        """Another rate from now on; what was overdrawn stays so."""
+        self._level = min(self.level, rate)
+        self.rate = rate
+
+
+class Account:
+    """A key and what it has used. A key that the file was read again for keeps its account."""
+
+    def __init__(self, key: Key, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.open = 0  # requests that have not ended
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.change(key)
+
+    def change(self, key: Key) -> None:
+        """Another secret or other limits under the same name."""
+        self.key, self._digest = key, key.digest
+        self.requests = self._bucket(self.requests, key.requests_per_minute)
+        self.tokens = self._bucket(self.tokens, key.tokens_per_minute)
+
+    def is_for(self, digest: bytes) -> bool:
+        """Whether `digest` is the key's; takes the same time for any."""
+        return hmac.compare_digest(digest, self._digest)
+
+    def enter(self) -> None:
+        """A request begins; `leave` ends it. Raises LimitReached."""
+        name, most = self.key.name, self.key.max_requests
+        if most is not None and self.open >= most:
+            words = f"key {name!r} has {self.open} requests under way (at most {most}); retry"
+            raise LimitReached(words, "at_once", 1)
+        for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None and bucket.level < 1:
+                wait = bucket.wait(1)
+                words = f"key {name!r} has used its {bucket.rate:g} {kind} a minute; retry"
+                raise LimitReached(f"{words} in {math.ceil(wait)} s", kind, wait)
+        if self.requests is not None:
+            self.requests.take(1)
+        self.open += 1
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self.open -= 1
+
+    def charge(self, tokens: int) -> None:
+        """Tokens of a prompt or of an answer."""
+        if self.tokens is not None:
+            self.tokens.take(tokens)
+
+    def _bucket(self, old: Bucket | None, rate: int | None) -> Bucket | None:
+        if rate is None:
+            return None
+        if old is None:
+            return Bucket(rate, self._clock)
+        old.change(rate)
+        return old
+
+
+@dataclass
+class Keyring:
+    """All keys. Without any the server is open to everybody, and `find` is not asked."""
+
+    path: Path | None = None  # the file; None: there is none
+    single: str | None = None  # a key without limits, beside the file's
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for a file that cannot be read or is wrong."""
+        self.accounts: dict[str, Account] = {}
+        self._replace(self._read())
+
+    @property
+    def locked(self) -> bool:
+        """Whether a key is asked for."""
+        return self.path is not None or self.single is not None
+
+    def find(self, secret: bytes) -> Account:
+        """The account of a key, as UTF-8. Raises Unauthorised."""
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for account in self.accounts.values():  # all of them: the time tells nothing
+            if account.is_for(digest):
+                found = account
+        if found is None:
+            raise Unauthorised(
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            )
+        return found
+
+    def reload(self) -> bool:
+        """Reads the file again; one that is wrong is logged, and what was known stays."""
+        try:
+            keys = self._read()
+        except OptionError as error:
+            log.error("%s; the keys stay as they were", error)
+            return False
+        self._replace(keys)
+        log.info("%d API keys are known now", len(self.accounts))
+        return True
+
+    def _replace(self, keys: list[Key]) -> None:
+        accounts = {}
+        for key in keys:
+            account = self.accounts.get(key.name)
+            if account is None:
+                account = Account(key, self.clock)
+            else:
+                account.change(key)
+            accounts[key.name] = account
+        self.accounts = accounts
+
+    def _read(self) -> list[Key]:
+        keys = [] if self.path is None else read_keys(self.path)
+        if self.single is not None:
+            if any(key.name == "api-key" for key in keys):
+                raise OptionError(
+                    f"{self.path}: the name api-key is that of --api-key's; rename it"
+                )
+            keys.append(Key(name="api-key", key=self.single))
+        return keys
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file. Raises OptionError that names the file, the key and the remedy."""
+    given = f"--api-keys {path}"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise OptionError(f"{given} cannot be read ({error.strerror})") from None
+    try:
+        keys = msgspec.toml.decode(data, type=_File).key
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        form = '[[key]] with name = "ann" and key = "…" (docs/server.md)'
+        raise OptionError(f"{given}: {error}; it must hold {form}") from None
+    if not keys:
+        raise OptionError(f"{given} holds no key, so that nobody could use the server")
+    if path.stat().st_mode & 0o004 and any(key.key is not None for key in keys):
+        log.warning("WARNING: everybody on this machine can read %s: chmod o= %s", path, path)
+    seen: dict[str, str] = {}
+    for key in keys:
+        _check(key, given, seen)
+    return keys
+
+
+def _check(key: Key, given: str, seen: dict[str, str]) -> None:
+    """`seen`: what the file held before it. Raises OptionError."""
+    name = key.name
+    if not name or not name.isprintable() or len(name) > 64:
+        raise OptionError(f"{given}: a name is {name!r}; it must have 1 to 64 printable characters")
+    if (key.key is None) == (key.sha256 is None):
+        raise OptionError(f"{given}: key {name!r} must have either key or sha256")
+    if key.key is not None and (not key.key.strip() or key.key != key.key.strip()):
+        raise OptionError(f"{given}: key {name!r} is empty or has space around it")
+    if key.sha256 is not None and not _is_digest(key.sha256):
+        raise OptionError(f"{given}: sha256 of key {name!r} must be {_HEX} hexadecimal digits")
+    for field in ("requests_per_minute", "tokens_per_minute", "max_requests"):
+        value = getattr(key, field)
+        if value is not None and value < 1:
+            words = "it must be at least 1 (leave it out for no limit)"
+            raise OptionError(f"{given}: {field} of key {name!r} is {value}; {words}")
+    digest = key.digest.hex()
+    for what, row in (("name", name), ("secret", digest)):
+        if row in seen:
+            raise OptionError(f"{given}: keys {seen[row]!r} and {name!r} have the same {what}")
+    seen[name] = seen[digest] = name
+
+
+def _is_digest(text: str) -> bool:
+    try:
+        return len(text) == _HEX and len(bytes.fromhex(text)) == _HEX // 2
+    except ValueError:
+        return False

@@ -1,0 +1,132 @@
+"""How the server's log is written: for people or as JSON, and a line for every request if wanted.
+
+Knows the forms of lines. What may be said how often is `log_limit.py`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import msgspec
+
+from spark_engine.runtime.server.log_limit import ACCESS
+from spark_engine.runtime.server.visits import Visit, current
+
+PLAIN = frozenset(
+    "-_.~:/+%=,@[]()*&?!$"
+)  # of a value that needs no quotes, beside letters and digits
+FIELDS = "fields"  # of a record: what its line holds by name
+
+
+class LogFormat(enum.StrEnum):
+    """For people, or one JSON object a line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    """What is written: this, and what is worse."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def set_up(form: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
+    """Replaces the handlers of the root logger; `stream` is standard error by default."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(Json() if form is LogFormat.JSON else Text())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.getLogger(ACCESS).setLevel(logging.INFO)  # asked for by an option of its own
+
+
+class Text(logging.Formatter):
+    """`spark-run: ` and the message, with the request's id where one is being answered."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record; a traceback follows on lines of its own."""
+        fields = getattr(record, FIELDS, None)
+        message = record.getMessage()
+        visit = current()
+        if fields is not None:
+            message += "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
+        elif visit is not None:
+            message += f" [request {visit.id}]"
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        return f"spark-run: {message}"
+
+
+class Json(logging.Formatter):
+    """`time` (UTC), `level`, `logger`, `message`, and the record's fields or the request's id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record; a traceback is its field `exception`."""
+        row: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        visit = current()
+        if (fields := getattr(record, FIELDS, None)) is not None:
+            row |= fields
+        elif visit is not None:
+            row["id"] = visit.id
+        if record.exc_info:
+            row["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(row, enc_hook=str).decode("utf-8", "replace")
+
+
+class AccessLog:
+    """One line a request, when it has ended."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger(ACCESS)
+
+    def __call__(self, visit: Visit) -> None:
+        """Writes the line of a visit that has ended."""
+        self._log.info("access", extra={FIELDS: describe(visit)})
+
+
+def describe(visit: Visit) -> Mapping[str, str | int | float]:
+    """What is said of a visit by name: seconds, tokens; what is not known is left out."""
+    row: dict[str, str | int | float | None] = {
+        "id": visit.id,
+        "key": visit.key or None,
+        "client": visit.client or None,
+        "method": visit.method,
+        "path": visit.path,
+        "status": visit.status,
+        "seconds": round(visit.seconds, 4),
+        "problem": visit.problem or None,
+    }
+    if (work := visit.work) is not None:
+        row |= {
+            "prompt": work.prompt,
+            "cached": work.cached,
+            "tokens": work.completion,
+            "ends": ",".join(work.ends),
+            "queued": None if work.queued is None else round(work.queued, 4),
+            "first": None if work.first is None else round(work.first, 4),
+        }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _quoted(value: object) -> str:
+    """A value that cannot be taken for the end of another: no space, quote or line break."""
+    text = str(value)
+    if text and all(c.isascii() and (c.isalnum() or c in PLAIN) for c in text):
+        return text
+    return ascii(text)

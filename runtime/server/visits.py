@@ -1,0 +1,213 @@
+"""One HTTP request from its head to the end of its answer: who came, what it got, how long it took.
+
+Knows HTTP and clocks. What a visit brought is told to the metrics, the access log and the traces
+when it ends; the pieces in between find it by `current`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spark_engine.runtime.engine.request import SamplingParams
+from spark_engine.runtime.server import request_ids
+from spark_engine.runtime.server.keys import Account, Keyring, LimitReached
+from spark_engine.runtime.server.metrics import Metrics
+
+NO_ROUTE = "none"  # the handler of a path that does not exist
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+BROKEN = 500  # the status of a request that ended without an answer
+LEFT = 499  # and of one whose client left before
+
+
+@dataclass(slots=True)
+class Work:
+    """What the engine did for a visit; times in seconds, None where they are not known.
+
+    Attributes:
+        prompt, cached: tokens of the prompts, each counted once, and those not computed.
+        completion: tokens generated, of all choices.
+        ends: how the choices ended, in their order.
+        queued: before the engine began with the first of them.
+        first: from the request's submission to the first token of any.
+        params: how the first choice was sampled.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    ends: tuple[str, ...]
+    queued: float | None
+    first: float | None
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class Visit:
+    """One HTTP request.
+
+    Attributes:
+        id: its x-request-id.
+        path: as it was sent, without the query; `handler` is its route's.
+        account: its key's; None where none was asked for. `held`: to that key's limits.
+        start: `time.monotonic` at its head; `wall`: the same as `time.time_ns`.
+        problem: the code of the error that it was answered with, also within a stream.
+        seconds: to the end of its answer, once that has come.
+    """
+
+    id: str
+    method: str
+    path: str
+    client: str
+    headers: dict[str, str]
+    start: float = field(default_factory=time.monotonic)
+    wall: int = field(default_factory=time.time_ns)
+    handler: str = NO_ROUTE
+    account: Account | None = None
+    held: bool = False
+    status: int = 0
+    problem: str = ""
+    work: Work | None = None
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The name of its key; empty where none was asked for."""
+        return "" if self.account is None else self.account.key.name
+
+    def charge(self, tokens: int) -> None:
+        """Tokens were read or made for it."""
+        if self.account is not None and self.held:
+            self.account.charge(tokens)
+
+
+_CURRENT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+Listener = Callable[[Visit], None]
+
+
+def current() -> Visit | None:
+    """The visit that this task belongs to; None where there is none, as in tests."""
+    return _CURRENT.get()
+
+
+def note_route(path: str) -> None:
+    """Says which route the current visit took."""
+    visit = _CURRENT.get()
+    if visit is not None:
+        visit.handler = path
+
+
+def note_problem(error: Mapping[str, Any]) -> None:
+    """Says with which `error` of an answer the current visit ends."""
+    visit = _CURRENT.get()
+    if visit is not None:
+        visit.problem = str(error.get("code") or error.get("type") or "error")
+
+
+class Visits:
+    """The outermost layer of the application: every request is a visit.
+
+    `listeners` are told of each when it has ended; what one raises is its own fault and ends
+    nothing but the request.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, listeners: Sequence[Listener]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._listeners = listeners
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = begin(scope)
+        token = _CURRENT.set(visit)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                visit.status = message["status"]
+                message["headers"] = [*message["headers"], *_headers(visit)]
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, answer)
+        except BaseException:
+            visit.status = visit.status or BROKEN
+            raise
+        finally:
+            _CURRENT.reset(token)
+            self._end(visit)
+
+    def _end(self, visit: Visit) -> None:
+        visit.seconds = time.monotonic() - visit.start
+        metrics, work = self._metrics, visit.work
+        metrics.in_flight.dec()
+        method = visit.method if visit.method in METHODS else "other"
+        metrics.http(method, visit.handler, visit.status or LEFT, visit.seconds)
+        if visit.account is not None and visit.held:
+            visit.account.leave()
+            if work is not None:
+                metrics.charged(visit.key, work.prompt, work.completion)
+        for listener in self._listeners:
+            listener(visit)
+
+
+def begin(scope: Scope) -> Visit:
+    """The visit of a request whose head has come."""
+    headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+    client = scope.get("client")
+    return Visit(
+        id=request_ids.current(),
+        method=scope["method"],
+        path=(scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
+        client=f"{client[0]}:{client[1]}" if client else "",
+        headers=headers,
+    )
+
+
+def admit(headers: Mapping[str, str], keys: Keyring, counts: bool, metrics: Metrics) -> None:
+    """Lets the current visit in under its key, where the server asks for one; where it `counts`, it
+    is held to the key's limits. Raises Unauthorised or LimitReached."""
+    visit = _CURRENT.get()
+    if not keys.locked:
+        return
+    account = keys.find(_secret(headers))
+    if visit is None:
+        return
+    visit.account = account
+    if counts:
+        try:
+            account.enter()
+        except LimitReached as reached:
+            metrics.limited(account.key.name, reached.kind)
+            raise
+        visit.held = True
+
+
+def _secret(headers: Mapping[str, str]) -> bytes:
+    """The key that a request brings, as a bearer token or as Anthropic's clients send it."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        token = headers.get("x-api-key", "")
+    return token.strip().encode("latin-1")
+
+
+def _headers(visit: Visit) -> list[tuple[bytes, bytes]]:
+    """What is left to the key."""
+    rows: list[tuple[str, str]] = []
+    if visit.account is not None:
+        for kind in ("requests", "tokens"):
+            bucket = getattr(visit.account, kind)
+            if bucket is not None:
+                left = max(0, int(bucket.level))
+                rows.append((f"x-ratelimit-limit-{kind}", str(int(bucket.rate))))
+                rows.append((f"x-ratelimit-remaining-{kind}", str(left)))
+                rows.append((f"x-ratelimit-reset-{kind}", f"{bucket.wait(bucket.rate):.0f}s"))
+    return [(name.encode(), value.encode()) for name, value in rows]

@@ -1,0 +1,175 @@
+"""Grammars in llguidance's text form, compiled for one tokenizer, and the masks they give.
+
+Knows llguidance and tokens as bytes. Knows no schema, no request and no engine. Both processes
+use it: the frontend checks a grammar before it sends it, the engine's process follows it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from spark_engine.errors import InternalError, RequestError
+from spark_engine.runtime.engine.constraint import Words
+from spark_engine.runtime.text.tokenizer import Tokenizer
+
+# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set. Those
+# of JSON's strings are the library's; the last is text up to a mark in angle brackets.
+SLICES = (*LLTokenizer.json_slices(), "[^<]+")
+MOST_TEXT = 256 << 10  # characters of a grammar
+KEPT = 64  # compiled grammars
+_STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
+_WORD = 32  # bits
+T = TypeVar("T")
+
+
+class Matcher:
+    """One sequence's place in a grammar; a `Constraint` of the engine."""
+
+    def __init__(self, matcher: LLMatcher, tokens: int) -> None:
+        self._matcher = matcher
+        self._words = -(-tokens // _WORD)
+
+    def fill(self, row: Words) -> bool:
+        """Writes the allowed ids into u32 [ceil(vocab / 32)]; always True.
+
+        Raises RequestError where the grammar became too complex at this place.
+        """
+        own = row[: self._words]
+        self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        row[self._words :] = 0
+        if self._matcher.is_error():
+            raise RequestError(f"the grammar cannot be followed further: {self.error}")
+        return True
+
+    def advance(self, token: int) -> None:
+        """Raises InternalError for a token that was not allowed."""
+        if not self._matcher.consume_token(token):
+            raise InternalError(f"the grammar does not take token {token}: {self.error}")
+
+    @property
+    def done(self) -> bool:
+        """Nothing but the end can follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def accepting(self) -> bool:
+        """What came so far is whole."""
+        return self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        """What is wrong with the grammar, or "" ."""
+        return self._matcher.get_error()
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer and keeps those it compiled. Thread-safe.
+
+    A compilation recurses as deeply as rules refer to rules, so it has a thread of its own with a
+    large stack, and happens beside whoever asks: Python's lock is free meanwhile.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer], vocab: int, eos: Sequence[int]) -> None:
+        """`vocab` is the engine's, `eos` the ids that end an answer. The tokenizer is loaded, and
+        made ready for masks, in a thread that begins now."""
+        self._load, self._vocab, self._eos = load, vocab, tuple(eos)
+        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ready: Future[LLTokenizer] = _run(self._open, "grammars")
+
+    @classmethod
+    def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
+        """Those of a folder with a tokenizer."""
+        return cls(lambda: Tokenizer.load(folder), vocab, eos)
+
+    def __call__(self, grammar: str) -> Matcher:
+        """A sequence's own matcher, at the start. May take as long as a compilation.
+
+        Raises RequestError for a text that is no grammar, or one that is too complex.
+        """
+        if len(grammar) > MOST_TEXT:
+            words = f"the grammar has {len(grammar)} characters; at most {MOST_TEXT} are compiled"
+            raise RequestError(words)
+        with self._lock:
+            found = self._known.get(grammar)
+            if found is not None:
+                self._known.move_to_end(grammar)
+                return self._own(found)
+        made = _run(lambda: self._compile(grammar), "grammar").result()
+        with self._lock:
+            self._known[grammar] = made
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return self._own(made)
+
+    def wait(self) -> None:
+        """Until the tokenizer is ready. Raises what loading it raises."""
+        self._ready.result()
+
+    def _own(self, made: LLMatcher) -> Matcher:
+        return Matcher(made.deep_copy(), self._ready.result().vocab_size)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        made = LLMatcher(self._ready.result(), grammar, log_level=0, limits=_limits())
+        if made.is_error():
+            raise RequestError(made.get_error())
+        return made
+
+    def _open(self) -> LLTokenizer:
+        if not self._eos:
+            raise RequestError("this engine has no end token, which an answer of a form needs")
+        wrapped = TokenizerWrapper(_Tokens(self._load(), self._vocab, self._eos))
+        return LLTokenizer(wrapped, eos_token=list(self._eos), slices=list(SLICES))
+
+
+class _Tokens:
+    """A tokenizer as llguidance looks at it. Marks of thoughts and calls are no text: only the
+    token itself is one."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        count = min(len(tokenizer), vocab)
+        self.eos_token_id = eos[0]
+        self.tokens = [tokenizer.token_bytes(i) for i in range(count)]
+        self.special_token_ids = sorted(
+            i for i in tokenizer.special | set(tokenizer.marks) | set(eos) if i < count
+        )
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode())
+
+
+def _limits() -> LLParserLimits:
+    """Bounds of what one grammar may cost."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def _run(work: Callable[[], T], name: str) -> Future[T]:
+    """`work` in a thread with a large stack."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=run, name=name, daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return future
+
+
+_STACK_LOCK = threading.Lock()
