@@ -25,7 +25,8 @@ export class Chat {
     find("new").append(icon("plus"), "New conversation");
     find("new").addEventListener("click", () => this.startNew());
     window.addEventListener("storage", (event) => event.key === "spark.conversations" && this.side.show(this.conversation.id));
-    window.addEventListener("pagehide", () => this.jobs.forEach((job) => this.#save(job.conversation)));
+    window.addEventListener("pagehide", () => this.#leave());
+    window.addEventListener("pageshow", (event) => event.persisted && location.reload());
   }
 
   // --- which conversation ---
@@ -78,6 +79,12 @@ export class Chat {
     this.#save(conversation);
     location.hash = `#chat/${conversation.id}`;
     this.side.show(this.conversation.id);
+  }
+
+  // The page is closed: what is being written stays as far as it came.
+  #leave() {
+    this.jobs.forEach((job) => this.#save(job.conversation));
+    this.left = true;
   }
 
   // --- messages ---
@@ -191,6 +198,7 @@ export class Chat {
     say("The answer is being written");
     const grown = this.#sometimes(conversation, node);
     await run(node, body, controller.signal, grown);
+    if (this.left) return;
     this.jobs.delete(conversation.id);
     if (store.list().some((row) => row.id === conversation.id)) this.#save(conversation);
     if (conversation === this.conversation) this.#show(node);
