@@ -24,7 +24,7 @@ def test_an_answer_comes_piece_by_piece_with_its_thought_folded(page: Any) -> No
     ask(page, "What is 40 plus 2? SLOW", wait=False)
     page.wait_for_selector(f"{LAST} .content p")
     first = page.inner_text(f"{LAST} .content")
-    until(lambda: len(page.inner_text(f"{LAST} .content")) > len(first) + 20)
+    until(page, lambda: len(page.inner_text(f"{LAST} .content")) > len(first) + 20)
     assert page.get_attribute(LAST, "aria-busy") == "true"
     assert page.get_attribute("#send", "aria-label") == "Stop (Esc)"
     assert page.inner_text(f"{LAST} summary").startswith("Thought for ")
@@ -68,7 +68,7 @@ def test_stopping_ends_the_request_at_the_server(page: Any, url: str) -> None:
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
     assert page.inner_text(f"{LAST} .figures").startswith("stopped")
     assert page.inner_text(f"{LAST} .content") != ""
-    until(lambda: _running(url) == 0)
+    until(page, lambda: _running(url) == 0)
 
 
 def _running(url: str) -> float:

@@ -97,6 +97,7 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page.wait_for_selector("#composer-text, .plots", state="attached")
         return page
 
+    make.complaints = complaints  # type: ignore[attr-defined]
     yield make
     for context in contexts:
         context.close()
@@ -111,12 +112,12 @@ def page(new_page: Callable[..., Any], url: str) -> Any:
     return made
 
 
-def until(true: Callable[[], bool], seconds: float = WAIT_MS / 1000) -> None:
+def until(page: Any, true: Callable[[], bool], seconds: float = WAIT_MS / 1000) -> None:
     """Waits; playwright's own waiting for a script's value is stopped by the page's policy."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "not in time"
-        time.sleep(0.03)
+        page.wait_for_timeout(30)
 
 
 def ask(page: Any, text: str, wait: bool = True) -> None:

@@ -50,8 +50,10 @@ export class Live {
   }
 
   setShown(shown) {
+    if (shown === this.shown) return;
     this.shown = shown;
-    if (shown) this.#read();
+    clearTimeout(this.timer);
+    this.#loop();
   }
 
   #build() {
@@ -78,10 +80,9 @@ export class Live {
   }
 
   async #loop() {
-    for (;;) {
-      if (!document.hidden && (this.shown || this.isBusy())) await this.#read();
-      await new Promise((wake) => setTimeout(wake, this.shown ? SHOWN_MS : HIDDEN_MS));
-    }
+    if (!document.hidden && (this.shown || this.isBusy())) await this.#read();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#loop(), this.shown ? SHOWN_MS : HIDDEN_MS);
   }
 
   async #read() {
