@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse newcomer served soak clean
+.PHONY: run test lint types mutants abuse newcomer served soak soak-server clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -62,6 +62,11 @@ served: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
 
+# A server of the embedded model under everything at once, faults included: MINUTES, 30 by default.
+MINUTES ?= 30
+soak-server: $(VENV)/.test
+	$(BIN)/python -m tests.soak.server $(MINUTES)
+
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
 
@@ -82,4 +87,6 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check $(ORACLE_PIP_ARGS) '$(TORCH)' \
 	  && $(BIN)/pip install --quiet --disable-pip-version-check -e '.[oracle]' \
 	  || echo "torch or transformers is not to be had here: parity runs on golden files"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[trt]' \
+	  || echo "TensorRT-RTX is not to be had here: its tests skip"
 	@touch $@ $(VENV)/.run

@@ -112,10 +112,11 @@ def build(
         check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
-            clock.start("emit", "the buckets")
-            buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
             clock.start("write", f"{report.size(layout.total)} of weights")
             emit_weights(model, graphs, layout, folder / WEIGHTS, clock)
+            clock.start("emit", "the buckets")
+            backend.weights = folder / WEIGHTS
+            buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "the folder by its hashes")
             manifest = make_manifest(

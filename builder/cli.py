@@ -16,7 +16,7 @@ from spark_engine.builder.build import build
 from spark_engine.builder.fetch import fetch, is_name
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
-from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options
+from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options, target_for
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.kernel import CARDS
@@ -27,6 +27,7 @@ from spark_engine.progress import Progress
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
 @click.option("--target", default="auto", help=f"auto, {', '.join(TARGETS)}.")
+@click.option("--executor", default="auto", help="auto, ort, native, trt (--target rtx).")
 @click.option(
     "--card",
     default="auto",
@@ -91,6 +92,8 @@ def main(
     decode: str | None,
     prefill: str | None,
     verify: str | None,
+    executor: str,
+    target: str,
     drafts: str,
     draft_vocab: str | None,
     no_fuse: bool,
@@ -115,7 +118,8 @@ def main(
             "drafts": parse_drafts(drafts),
             "draft_vocab": parse_vocab(draft_vocab) if draft_vocab is not None else None,
         }
-        options = Options(fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
+        target = target_for(executor, target)
+        options = Options(target, fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
             if is_name(checkpoint):
                 checkpoint = fetch(str(checkpoint), shown)

@@ -23,7 +23,7 @@ from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
 from spark_engine.runtime.executors.memory import BucketKey
 
 Buffers = Mapping[str, NDArray[Any]]
@@ -129,7 +129,7 @@ def _held(info: StateInfo, pages: NDArray[np.int64]) -> Held:
     return Held(info.spec.name, pages[(pages >= 0) & (pages < count - 1)], count)
 
 
-class _Watched:
+class _Watched(AtOnce):
     """The protocol of `runtime/executors/executor.py`, told to the recorder."""
 
     def __init__(self, key: BucketKey, inner: ReferenceExecutor, recorder: Recorder) -> None:

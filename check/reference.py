@@ -22,7 +22,7 @@ from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
-from spark_engine.runtime.executors.executor import Specs, Wait
+from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
@@ -52,7 +52,7 @@ def read_steps(payload: bytes) -> list[Step]:
     return [_step(node) for node in model.graph.node]
 
 
-class ReferenceExecutor:
+class ReferenceExecutor(AtOnce):
     """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
 
     What it is shown lies in the launch's buffers: who keeps it beyond the launch copies it.

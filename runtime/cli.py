@@ -7,7 +7,6 @@ nothing is refused.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from spark_engine.runtime.options import (
     server_options,
 )
 from spark_engine.runtime.profile import finish
+from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
 from spark_engine.runtime.text.reply_parts import Delta, Kind
@@ -130,8 +130,9 @@ def _cache() -> Path:
 
 
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format="spark-run: %(message)s")
-    return run(folder, server_options(values))
+    options = server_options(values)
+    set_up(options.log_format, options.log_level)
+    return run(folder, options)
 
 
 def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
+from spark_engine.runtime.operation_options import KEYS, LOGGING
 from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
@@ -268,8 +269,7 @@ SERVER = (
     Option(
         "--watchdog-s",
         Group.SERVER,
-        "Seconds without a step after which the engine is ended and started again; 0: never. By"
-        " default 10, and 60 on a CPU.",
+        "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
         click.FloatRange(0),
         metavar="T",
         fills=(ServerOptions, "watchdog_s"),
@@ -294,7 +294,7 @@ SERVER = (
         "--dumps",
         Group.SERVER,
         "The folder for dumps of a hung or dead engine; the system's temporary one by default.",
-        click.Path(file_okay=False, exists=True),
+        click.Path(file_okay=False),
         metavar="FOLDER",
         fills=(ServerOptions, "dumps"),
     ),
@@ -309,8 +309,34 @@ SECURITY = (
         fills=(ServerOptions, "api_key"),
         secret=True,
     ),
+    *KEYS,
+    Option(
+        "--cors-origin",
+        Group.SECURITY,
+        "Let pages of this origin use the server from a browser; * for all. May be given "
+        "several times.",
+        many=True,
+        metavar="ORIGIN",
+        fills=(ServerOptions, "cors_origins"),
+        turn=tuple,
+    ),
+    Option(
+        "--tls-cert",
+        Group.SECURITY,
+        "Serve HTTPS with this certificate (PEM, with its chain).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_cert"),
+    ),
+    Option(
+        "--tls-key",
+        Group.SECURITY,
+        "The certificate's key (PEM, without a password).",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        fills=(ServerOptions, "tls_key"),
+    ),
 )
-LOGGING: tuple[Option, ...] = ()
 OPTIONS = (*TASK, *ANSWER, *CHAT, *ENGINE, *SERVER, *SECURITY, *LOGGING)
 OF_FILE = (FOLDER, *OPTIONS)
 

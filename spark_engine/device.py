@@ -56,6 +56,14 @@ def architecture() -> str | None:
     return found.name if found else None
 
 
+def capability() -> tuple[int, int] | None:
+    """The first GPU's compute capability, whatever it is; None where there is none."""
+    try:
+        return _capability(_first())
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return None
+
+
 def name_and_driver() -> tuple[str, str]:
     """The first GPU's name, and the CUDA version of its driver. Raises ExecutorError without."""
     return _name(_first()), str(value(driver.cuDriverGetVersion()))

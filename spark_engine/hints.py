@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-EXTRA = "pip install 'spark-engine[cuda]'"
+
+def extra(name: str) -> str:
+    """How to install what an extra of the package has."""
+    return f"pip install 'spark-engine[{name}]'"
+
+
+EXTRA = extra("cuda")
 WSL = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), WSL)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -79,6 +79,7 @@ ONE_FILE = {
     "onnxruntime": {"runtime/executors/ort.py", "check/operators.py"},
     "onnx": {
         "builder/executors/ort.py",
+        "builder/executors/trt.py",
         "check/mark.py",
         "check/operators.py",
         "check/reference.py",
@@ -87,8 +88,10 @@ ONE_FILE = {
         "spark_engine/cuda_driver.py",
         "builder/native/nvrtc.py",
     },
+    "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
     "aiohttp": {"bench/client.py"},
-    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/forms.py"},
+    "opentelemetry": {"runtime/server/telemetry.py"},
+    "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }
 SOURCES = files(*(f"{room}/*.py" for room in ROOMS))

@@ -7,6 +7,7 @@ kernels of ours has nothing to pack, to choose or to compile, and is asked to em
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Backend:
         tactics: rows of the manifest, once they are chosen.
         notes: sentences for the report.
         sizes: the buckets of a family that were chosen by their cost, where they were.
+        weights: the file that holds the weights, written before the first `emit`.
     """
 
     executor: str
@@ -49,6 +51,7 @@ class Backend:
     tactics: tuple[Json, ...] = ()
     notes: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[Size, ...]] = MappingProxyType({})
+    weights: Path
 
     def compile_rivals(self, graphs: Sequence[FamilyGraph], advance: Advance) -> None:
         """Compiles every kernel of the tactics that compete."""

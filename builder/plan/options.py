@@ -31,11 +31,14 @@ from spark_engine.plugins.gdn.replay_ring import LEAST, MOST, ring_records
 from spark_engine.tensors import DType
 
 CPU = "cpu"
+RTX = "rtx"  # every GPU that TensorRT-RTX compiles bf16 and FP8 for
 # Each target's executor, by the module of the builder that has its build half.
 TARGETS = {
     CPU: "executors.ort",
+    RTX: "executors.trt",
     **dict.fromkeys(kernel.TARGETS, "native.backend"),
 }
+EXECUTORS = {"ort": "executors.ort", "trt": "executors.trt", "native": "native.backend"}
 KV_DTYPES = ("f32", "bf16", "fp8")
 STATE_DTYPES = ("f32", "bf16")
 CPU_MAX_CONTEXT = 4096
@@ -158,6 +161,8 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
     asked = DEFAULT if options.drafts is None and options.verify else options.drafts
+    if target == RTX and asked is None:
+        asked = 0  # its engines sample behind the network
     wish = Wish(asked, options.draft_dtype, options.draft_vocab)
     drafts = decide(wish, facts.head or facts.no_head, facts.vocab, gpu is not None)
     ring = _ring(options.gdn_ring, facts, bool(gpu), drafts.drafts)
@@ -201,6 +206,24 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
     return kernel.TARGETS.get(target)
 
 
+def target_for(executor: str, target: str) -> str:
+    """The target that both names come to. Raises OptionError where they do not fit."""
+    if executor == "auto":
+        return target
+    mine = [name for name, module in TARGETS.items() if EXECUTORS.get(executor) == module]
+    if not mine:
+        near = hints.near(executor, (*EXECUTORS,))
+        known = ", ".join(("auto", *EXECUTORS))
+        raise OptionError(f"--executor {executor} is not known{near} (choose from {known})")
+    if check_target(target) == "auto" and len(mine) == 1:
+        return mine[0]
+    if target not in mine:
+        raise OptionError(
+            f"--executor {executor} runs --target {' or '.join(mine)}, not {target}: name that"
+        )
+    return target
+
+
 def check_target(name: str) -> str:
     """The name, where it is a target or `auto`. Raises OptionError naming what is meant."""
     known = ("auto", *TARGETS)
@@ -221,6 +244,8 @@ def _precision(options: Options, facts: ModelFacts, gpu: Target | None) -> Preci
         if gpu and activation is not DType.BF16:
             raise OptionError(f"activations are bf16 on {gpu.name}, not {activation}")
     kv = facts.kv_dtype or activation
+    if options.target == RTX and kv is DType.F8E4M3:
+        kv = DType.BF16  # its parser takes no pages of bytes
     state = facts.state_dtype or DType.F32
     if options.kv_dtype != "auto":
         kv = _dtype("--kv-dtype", options.kv_dtype, KV_DTYPES)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from spark_engine.errors import InternalError
+from spark_engine.errors import InternalError, RequestError
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.constraint import Grammars
 from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.masks import Masks
 from spark_engine.runtime.engine.pacing import BALANCED, PrefillPolicy
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, Status, capacity
 from spark_engine.runtime.engine.scheduler import Scheduler
@@ -84,7 +85,12 @@ class Engine:
         self.memory = EngineMemory(loaded.states, loaded.tables, specs, self.depth + 1, *own)
         self.scheduler = Scheduler(self._sizes(), self.options.policy, loaded.costs)
         self.drafts = len(self.scheduler.sizes.verify)  # most of a round
-        self._loop = Loop(self.scheduler, self.memory, self._executors(), self.depth, self._trace)
+        self._masks = Masks(self.memory, loaded.limits.vocab, self.options.grammars)
+        executors = self._executors()
+        self._loop = Loop(
+            self.scheduler, self.memory, executors, self._masks, self.depth, self._trace
+        )
+        self._buckets = [(key, f"{key[0]}_{key[1]}") for key in sorted(loaded.executors)]
         self._live: dict[int, Sequence] = {}
         self._events: list[Event] = []  # ends that no step brought
         self._next_id = 0
@@ -133,8 +139,15 @@ class Engine:
     def add(self, request_id: int, request: Request) -> None:
         """Queues a request that `Request.check` has passed, under an id above all before it.
 
-        Raises CapacityError when the queue is full.
+        Raises CapacityError when the queue is full, RequestError when the request has a grammar and
+        the engine takes none.
         """
+        constraint = request.constraint
+        if constraint is not None and constraint.grammar and self.options.grammars is None:
+            raise RequestError(
+                "the request has a grammar, and this engine was opened without any: give "
+                "EngineOptions.grammars"
+            )
         if request_id < self._next_id:
             raise InternalError(f"request {request_id} comes after request {self._next_id - 1}")
         params, room = request.params, capacity(self.loaded.limits)
@@ -144,6 +157,7 @@ class Engine:
         stops = params.stop_ids(self.loaded.eos)
         seq = Sequence(request_id, request, limit, stops, seed, drafts)
         self.scheduler.add(seq)
+        self._masks.begin(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
 
@@ -202,7 +216,7 @@ class Engine:
         swapped = sum(s.status is Status.SWAPPED for s in scheduler.waiting)
         counted: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts)}
         counted["rounds_by_k"] = dict(counts.rounds_by_k)
-        counted["buckets"] = {f"{f}_{rows}": n for (f, rows), n in counts.buckets.items()}
+        counted["buckets"] = {name: counts.buckets[key] for key, name in self._buckets}
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting) - swapped,
@@ -249,6 +263,7 @@ class Engine:
 
     def close(self) -> None:
         """Closes every executor. May be called twice."""
+        self._masks.close()
         self.loaded.close()
 
     def _executors(self) -> Mapping[BucketKey, Executor]:

@@ -34,6 +34,7 @@ from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
+from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.executors.watched import Clock
 from spark_engine.tensors import TensorSpec
 
@@ -48,7 +49,7 @@ class OpenExecutor(Protocol):
     ) -> Executor: ...
 
 
-EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor}
+EXECUTORS: Mapping[str, OpenExecutor] = {"ort": OrtExecutor, "trt": TrtExecutor}
 HOST_TARGETS = ("cpu",)  # what these are built for; a GPU's target is known by its driver
 
 

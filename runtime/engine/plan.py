@@ -6,8 +6,10 @@ sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from spark_engine.runtime.engine.guide import Need
 from spark_engine.runtime.engine.sequence import Sequence
 
 FROM_STATE = -1  # a start: `positions[slot]`; a token id: what the last round left there
@@ -31,7 +33,8 @@ class Batch:
     Columns, because a decode step has a hundred rows and a few microseconds for each column.
     `sources` and `saves` are of prefill alone: the row of the "sequence" states that a tile begins
     from if it is its sequence's first of the launch, and that which also gets what is after it (-1:
-    none). Without them each begins from its slot's.
+    none). Without them each begins from its slot's. `bound`: the sequences whose tokens a mask may
+    bind, or no longer binds, and the number of the token that each samples, from 0.
     """
 
     family: str
@@ -42,6 +45,7 @@ class Batch:
     emits: list[bool]
     sources: list[int] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
+    bound: list[tuple[Sequence, int]] = field(default_factory=list)
 
     @property
     def live(self) -> int:
@@ -92,3 +96,17 @@ class StepPlan:
     batches: list[Batch] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     drain: bool = False
+
+
+def bound_rows(seqs: Iterable[Sequence]) -> list[tuple[Sequence, int]]:
+    """Of sequences that were launched, those that a mask may bind, or whose mask is to be taken
+    away, and the number of the token that each samples."""
+    rows = []
+    for seq in seqs:
+        guide = seq.guide
+        if guide is None:
+            continue
+        index = seq.launched - seq.prompt_len
+        if guide.flagged or guide.need(index) is not Need.NOTHING:
+            rows.append((seq, index))
+    return rows

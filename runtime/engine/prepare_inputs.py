@@ -40,19 +40,21 @@ def write_row(tables: Arrays, seq: Sequence) -> None:
     pages = tables["page_table"][slot]
     pages[: len(seq.pages)] = seq.pages
     pages[len(seq.pages) :] = -1
-    tables["prompt_lens"][slot] = seq.prompt_len
+    tables["prompt_lens"][slot] = seq.answer_start
     penalties = (params.repetition, params.presence, params.frequency)
     floats = (params.temperature, params.top_p, params.min_p, *penalties, 0, 0)
     tables["sampling_f"][slot] = floats
     low, high = seq.seed & 0xFFFFFFFF, seq.seed >> 32 & 0xFFFFFFFF
     ints = np.array([max(params.top_k, 0), low, high, 0], np.uint32)
     tables["sampling_i"][slot] = ints.view(np.int32)
+    if seq.guide is not None:
+        seq.guide.flagged = False  # its mask is written with its next token
     _write_bias(tables, seq)
 
 
 def _write_bias(tables: Arrays, seq: Sequence) -> None:
     """Writes the logit bias; ids that end the sequence are impossible up to `min_tokens`."""
-    params, banned = seq.request.params, seq.prompt_len + seq.request.params.min_tokens
+    params, banned = seq.request.params, seq.answer_start + seq.request.params.min_tokens
     bias = [(i, value, ALWAYS) for i, value in params.logit_bias.items()]
     if params.min_tokens:
         bias += [(i, -math.inf, banned) for i in sorted(seq.stop_ids)]

@@ -233,5 +233,5 @@ def _known(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ..
     params = seq.request.params
     if params.repetition == 1 and not (params.presence or params.frequency):
         return (), ()
-    prompt = min(position, seq.prompt_len)
+    prompt = min(position, seq.answer_start)
     return tuple(seq.tokens[:prompt]), tuple(seq.tokens[prompt:position])

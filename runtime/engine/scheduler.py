@@ -14,7 +14,9 @@ a token but to know that one was added. The rules:
   request of strictly higher priority may do the same to those below it.
   Drafts take a page early where one is free, and are fewer where none is.
 - Pages that the prefix cache alone keeps are as good as free, and go first.
-- A request that waits to go on from one that is being prefilled lets others pass (`reuse`).
+- A request that waits to go on from one that is being prefilled lets others pass (`reuse`), and so
+  does one whose grammar is still being made.
+- One whose tokens a mask may bind has rounds without drafts; one that waits for its mask has none.
 - So the first in order moves every few steps, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
   is free again once the last launched step that touches it was collected.
@@ -31,7 +33,7 @@ from spark_engine.errors import CapacityError, InternalError
 from spark_engine.interface import DECODE, PREFILL, verify_family
 from spark_engine.runtime.engine.draft_depth import DraftDepth
 from spark_engine.runtime.engine.pacing import BALANCED, Pacing, PrefillPolicy
-from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan
+from spark_engine.runtime.engine.plan import FROM_STATE, Batch, Move, StepPlan, bound_rows
 from spark_engine.runtime.engine.pool import Pool
 from spark_engine.runtime.engine.prefix_trie import Hit, Node
 from spark_engine.runtime.engine.request import FinishReason, Status
@@ -92,7 +94,9 @@ class Scheduler:
         decode = [
             s
             for s in self.running
-            if s.prefill_end <= s.launched < s.limit - 1 and s.launched < len(s.pages) * size
+            if s.prefill_end <= s.launched < s.limit - 1
+            and s.launched < len(s.pages) * size
+            and not s.paused
         ]
         if decode:
             self._add_round(plan, decode)
@@ -163,7 +167,7 @@ class Scheduler:
         while at < len(self.waiting):
             seq = self.waiting[at]
             hit = None
-            if not self.reuse.waits(seq):
+            if not (seq.unready or self.reuse.waits(seq)):
                 if self.slots.free <= at and (at or not self._yield_to(seq)):
                     return
                 hit = self.reuse.find(seq, self.running)
@@ -297,6 +301,9 @@ class Scheduler:
 
     def _add_round(self, plan: StepPlan, seqs: list[Sequence]) -> None:
         """Adds a batch of a row for each, in the smallest bucket of the k chosen for all."""
+        guided = [s for s in seqs if s.guide is not None]
+        for seq in guided:
+            _unbind(seq, len(self.sizes.verify))
         live, step, drafts = len(seqs), plan.step, self.depth.choose(seqs)
         starts = [FROM_STATE if s.slack else s.launched for s in seqs]
         if drafts:
@@ -310,7 +317,8 @@ class Scheduler:
         for seq in seqs:
             seq.last_step = step
         bucket = next(b for b in buckets if b >= live)
-        plan.batches.append(Batch(family, bucket, seqs, starts, counts, [True] * live))
+        batch = Batch(family, bucket, seqs, starts, counts, [True] * live)
+        plan.batches.append(replace(batch, bound=bound_rows(guided)) if guided else batch)
 
     def _offer(self, plan: StepPlan, seqs: list[Sequence], drafts: int) -> list[int]:
         """Tokens of each one's row: the certain one and the drafts that it may verify."""
@@ -357,9 +365,18 @@ class Scheduler:
                 batch.sources.append(source)
                 batch.saves.append(save)
                 seq.launched, seq.last_step = end, plan.step
+        emitting = (s for s, emit in zip(batch.seqs, batch.emits, strict=True) if emit)
+        batch.bound.extend(bound_rows(emitting))
         self.pacing.pass_over(behind, batch.seqs)
         bucket = next(b for b in self.sizes.prefill if b >= batch.live)
         plan.batches.append(replace(batch, bucket=bucket))
+
+
+def _unbind(seq: Sequence, most: int) -> None:
+    """Gives it drafts while nothing may bind a token of its next round, of up to `most` drafts."""
+    if seq.guide is not None:
+        last = seq.launched + 1 + most - seq.prompt_len
+        seq.drafts = 0 if seq.guide.binds(last) else seq.guide.drafts
 
 
 def _yields(victim: Sequence, seq: Sequence) -> bool:

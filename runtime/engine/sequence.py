@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_engine.runtime.engine.guide import Guide
 from spark_engine.runtime.engine.prefix_trie import CachedState, Node
 from spark_engine.runtime.engine.request import FinishReason, Request, Status
 
@@ -41,6 +42,9 @@ class Sequence:
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
+        answer_start: where its answer begins: behind the prompt and the ids that are forced.
+        guide: what binds its tokens; None: nothing.
+        paused: its next mask is not there yet, and no step waits for it.
     """
 
     id: int
@@ -74,10 +78,15 @@ class Sequence:
     finish: FinishReason | None = None
     snapshot: object | None = None
     swap_bytes: int = 0
+    answer_start: int = field(init=False)
+    guide: Guide | None = None
+    paused: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.prefill_end = len(self.tokens)
+        self.prefill_end = self.answer_start = len(self.tokens)
+        if self.request.constraint is not None:
+            self.answer_start += len(self.request.constraint.forced)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -98,7 +107,12 @@ class Sequence:
     def decodable(self) -> bool:
         """Its next token can be fed from `last_tokens`, and one more may be sampled, even if no
         draft in flight is rejected."""
-        return self.prefill_end <= self.launched < self.limit - 1
+        return self.prefill_end <= self.launched < self.limit - 1 and not self.paused
+
+    @property
+    def unready(self) -> bool:
+        """Its grammar is still being made, so that it is not to be admitted."""
+        return self.guide is not None and not self.paused and not self.guide.ready
 
     @property
     def admission_len(self) -> int:
@@ -106,8 +120,8 @@ class Sequence:
         return min(max(self.prefill_end, self.launched) + 1, self.limit - 1)
 
     def forbids_stop(self, position: int) -> bool:
-        """Whether `min_tokens` forbids ending with a token at `position`."""
-        return position - self.prompt_len < self.request.params.min_tokens
+        """Whether `min_tokens` forbids ending with a token at `position`, or it is a forced one."""
+        return position - self.answer_start < self.request.params.min_tokens
 
     def restart(self) -> None:
         """Forgets what was launched: everything known so far becomes prefill."""

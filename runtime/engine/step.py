@@ -3,7 +3,9 @@
 1. schedule: the scheduler decides who prefills, who decodes and what moves; a `StepPlan`.
 2. prepare: snapshots and table rows are written as the plan says.
 3. launch: each of its batches gets its inputs and is started on the executor of its bucket; the
-   first runs while the second's inputs are written.
+   first runs while the second's inputs are written. Where masks depend on a step in flight, the
+   part before sampling is started, that step is collected, and with its tokens the masks are
+   written; then the rest is started.
 4. collect: waits for the step that is due; with `depth` 1 that is the one launched before this.
 5. postprocess: the sampled tokens are appended, and become events; who is done is ended. A round
    of drafts brings one token or more; what it has behind an end is dropped.
@@ -26,6 +28,7 @@ import numpy.typing as npt
 
 from spark_engine.errors import InternalError
 from spark_engine.interface import PREFILL, drafts_of
+from spark_engine.runtime.engine.masks import Ended, Masks
 from spark_engine.runtime.engine.plan import Batch, StepPlan
 from spark_engine.runtime.engine.prepare_inputs import write_step_inputs, write_tables
 from spark_engine.runtime.engine.request import Event, FinishReason, Status
@@ -79,6 +82,7 @@ class Loop:
         scheduler: Scheduler,
         memory: EngineMemory,
         executors: Mapping[BucketKey, Executor],
+        masks: Masks,
         depth: int = 0,
         trace: NoTrace | None = None,
     ) -> None:
@@ -89,6 +93,7 @@ class Loop:
         self.counts.accepted_by_position = [0] * scheduler.depth.most
         self._memory = memory
         self._executors = executors
+        self._masks = masks
         self._depth = depth
         self._in_flight: deque[tuple[int, float, list[_Launched]]] = deque()  # step, seconds
         self.begun: list[tuple[int, float]] = []  # who got a slot in the last step, and when
@@ -108,14 +113,19 @@ class Loop:
     def step(self) -> list[Event]:
         """Does one step; returns what was sampled and who ended."""
         self._trace.begin()
+        idle = self.plan is not None and not (self.plan.batches or self._in_flight)
+        events = self._end(self._masks.poll(idle))
         plan = self.plan = self.scheduler.schedule(self.in_flight)
         now = time.monotonic()
         self.begun = [(seq.id, now) for seq in plan.admitted]
         self._trace.done("schedule")
-        self._prepare(plan)
+        ended = self._prepare(plan)
         self._trace.done("prepare")
-        self._launch(plan)
-        events = self._postprocess(self._collect(plan))
+        self._launch(plan, events)
+        events += self._end(ended)
+        # all that are due when there is no reason to run ahead
+        keep = self._depth if plan.batches and not plan.drain else 0
+        self._postprocess(self._collect(keep), events)
         self.keep_ended()
         self._trace.done("finish")
         return events
@@ -125,7 +135,8 @@ class Loop:
         self._memory.copy_rows(self.scheduler.reuse.copies)
         self.scheduler.reuse.settled()
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare(self, plan: StepPlan) -> Ended:
+        """Who is ended by a grammar runs in this step still, and nobody reads it."""
         for move in plan.saves:
             move.seq.snapshot = self._memory.save(move.slot, move.pages)
         for move in plan.restores:
@@ -136,11 +147,21 @@ class Loop:
         self._memory.copy_pages(plan.page_copies)
         for counts in plan.counts:
             self._memory.set_counts(*counts)
+        ended = Ended()
         write_tables(self._memory, plan)
+        for batch in plan.batches:
+            if batch.bound and not self._is_behind(batch):
+                self._masks.write(batch, ended)
         if plan.batches:
             self._memory.flush()
+        return ended
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _is_behind(self, batch: Batch) -> bool:
+        """Whether its masks depend on tokens of a step in flight. A prompt's first one does not."""
+        in_flight = bool(self._in_flight) and batch.family != PREFILL
+        return in_flight and bool(batch.bound) and self._masks.waits(batch)
+
+    def _launch(self, plan: StepPlan, events: list[Event]) -> None:
         launched, start = [], time.perf_counter()
         for batch in plan.batches:
             key = (batch.family, batch.bucket)
@@ -148,15 +169,44 @@ class Loop:
             buffers = self._memory.buffers(*key, plan.step % (self._depth + 1))
             write_step_inputs(buffers, batch)
             self._trace.done("fill", key, batch.live)
-            launched.append(_Launched(batch, buffers, self._executors[key].launch(buffers)))
+            if self._is_behind(batch):
+                wait = self._launch_behind(batch, buffers, events)
+            else:
+                wait = self._executors[key].launch(buffers)
+            launched.append(_Launched(batch, buffers, wait))
             self._count(batch)
             self._trace.done("launch", key, batch.live)
         self.counts.steps += bool(launched)
         self._in_flight.append((plan.step, start, launched))
 
-    def _collect(self, plan: StepPlan) -> list[_Launched]:
-        """Waits for the steps that are due: all of them when there is no reason to run ahead."""
-        keep = self._depth if plan.batches and not plan.drain else 0
+    def _launch_behind(
+        self, batch: Batch, buffers: Mapping[str, Array], events: list[Event]
+    ) -> Wait:
+        """Launches the part before sampling, collects the steps in flight, and launches the rest
+        with the masks that follow from their tokens."""
+        key = (batch.family, batch.bucket)
+        rest = self._executors[key].launch_to_sample(buffers)
+        self._postprocess(self._collect(0), events)
+        ended = Ended()
+        self._masks.write(batch, ended)
+        events += self._end(ended)
+        self._trace.done("masks", key, batch.live)
+        self._memory.flush()
+        return rest()
+
+    def _end(self, ended: Ended) -> list[Event]:
+        """Ends whom a grammar has ended."""
+        events = []
+        for seq in ended.done:
+            self.scheduler.finish(seq, FinishReason.STOP)
+            events.append(end_event(seq, FinishReason.STOP))
+        for seq, words in ended.failed:
+            self.scheduler.finish(seq, FinishReason.ERROR)
+            events.append(end_event(seq, FinishReason.ERROR, words))
+        return events
+
+    def _collect(self, keep: int) -> list[_Launched]:
+        """Waits for the steps in flight, but for the last `keep`."""
         ended: list[_Launched] = []
         while len(self._in_flight) > keep:
             step, start, launched = self._in_flight.popleft()
@@ -174,12 +224,10 @@ class Loop:
         took = (self._free_at - begun) * 1e6
         self.scheduler.pacing.took([one.batch for one in launched], took)
 
-    def _postprocess(self, collected: list[_Launched]) -> list[Event]:
+    def _postprocess(self, collected: list[_Launched], events: list[Event]) -> None:
         """Reads the outputs, which the next launch may overwrite, into events."""
-        events: list[Event] = []
         for one in collected:
             self._postprocess_batch(one, events)
-        return events
 
     def _postprocess_batch(self, one: _Launched, events: list[Event]) -> None:
         """A token takes about half a microsecond here; there may be hundreds in a step."""
@@ -206,6 +254,11 @@ class Loop:
                 reason = end_of(seq)
                 if reason:
                     self.scheduler.finish(seq, reason)
+            if seq.guide is not None and not reason:
+                words = self._masks.advance(seq, token)
+                if words:
+                    events += self._end(Ended(failed=[(seq, words)]))
+                    continue
             k = seq.request.params.logprobs
             more = "", seq.drafted, seq.accepted, seq.cached
             if k is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from spark_engine.errors import ExecutorError
@@ -54,9 +55,29 @@ class Executor(Protocol):
         """
         ...
 
+    def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
+        """As `launch`, but `allow` and `sampling_i` need not be there yet: what comes before
+        `sample` may be started, the rest is when what this returns is called.
+
+        Nothing else is launched in between. An executor may leave all of it to that call.
+        """
+        ...
+
     def close(self) -> None:
         """Frees what the executor holds. May be called twice."""
         ...
+
+
+class AtOnce:
+    """An executor that starts nothing early, such as one whose launches run at once."""
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """See `Executor`."""
+        raise NotImplementedError
+
+    def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
+        """Leaves all of it to the second call."""
+        return partial(self.launch, buffers)
 
 
 def checked(spec: TensorSpec, array: Array | None) -> Array:

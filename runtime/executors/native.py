@@ -32,6 +32,7 @@ from spark_engine.runtime.executors.program import (
     Program,
     ScalarOperand,
 )
+from spark_engine.runtime.executors.queued import MASKS, QueuedLaunch, StepQueue
 from spark_engine.runtime.executors.upload import upload_file
 from spark_engine.tensors import Array, Bytes
 from spark_engine.weights_file import read_index
@@ -153,15 +154,6 @@ class _Staging:
     read: tuple[tuple[str, Array], ...]  # views of `outputs`
 
 
-@dataclass(frozen=True)
-class QueuedLaunch:
-    """One launch of a bucket: its node and kernel; `queue` puts it on the stream by itself."""
-
-    node: str
-    symbol: str
-    queue: Callable[[], None]
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -179,7 +171,7 @@ class NativeExecutor:
             larger = self._buffers.wide.nbytes > engine.wide_bytes  # of another payload
             self._wide = self._resources.zeros(self._buffers.wide.nbytes) if larger else engine.wide
             self._addresses = self._places()
-            self._queue_step = self._capture(payload)
+            self._queue = self._capture(payload)
         except BaseException:
             self._resources.close()
             raise
@@ -209,7 +201,8 @@ class NativeExecutor:
             self._check_room(function, symbol, record)
             args = [self._value(arg) for arg in record.args]
             queue = self._gpu.prepare(function, record.shape, args)
-            queued.append(QueuedLaunch(record.node, symbol, queue))
+            masks = MASKS in record.args
+            queued.append(QueuedLaunch(record.node, symbol, queue, masks))
         return queued
 
     def address(self, place: MemoryOperand) -> int:
@@ -239,6 +232,28 @@ class NativeExecutor:
         One copy up, one graph, one copy down, one event: nothing here allocates or waits. Tables
         are those last written to `NativeEngine.tables`.
         """
+        staging = self._feed(buffers)
+        self._queue.whole()
+        return self._fetch(staging, buffers)
+
+    def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
+        """Queues what comes before sampling; what it returns queues the rest, as `launch` does.
+
+        The two graphs are recorded when they are first asked for.
+        """
+        staging = self._feed(buffers)
+        first, rest = self._queue.parts()
+        first()
+
+        def go_on() -> Wait:
+            self._gpu.use()
+            rest()
+            return self._fetch(staging, buffers)
+
+        return go_on
+
+    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+        """Queues the copy of the step inputs."""
         if not self._open:
             raise ExecutorError(f"{self._label} was closed")
         self._gpu.use()
@@ -246,7 +261,10 @@ class NativeExecutor:
         for name, view in staging.fed:
             view[...] = buffers[name]
         self._gpu.upload(self._steps, staging.steps)
-        self._queue_step()
+        return staging
+
+    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+        """Queues the copy of the outputs, and returns what waits for them."""
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
 
@@ -337,24 +355,14 @@ class NativeExecutor:
                 f"for, {self._engine.card}, all of it, or rebuild it on this machine"
             )
 
-    def _capture(self, payload: bytes) -> Callable[[], None]:
-        """Loads the cubins, runs every launch once over inert rows, and records them.
-
-        What it returns queues all of them.
-        """
+    def _capture(self, payload: bytes) -> StepQueue:
+        """Loads the cubins, runs every launch once over inert rows, and records them."""
         launches = self.launches(payload)
         self._fill_inert()
-
-        def queue_all() -> None:
-            for launch in launches:
-                launch.queue()
-
-        queue_all()
+        for launch in launches:
+            launch.queue()
         self._gpu.wait()
-        if not self._engine.graphs:
-            return queue_all
-        graph = self._resources.graph(queue_all)
-        return lambda: self._gpu.replay(graph)
+        return StepQueue(self._label, launches, self._resources, self._engine.graphs)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:

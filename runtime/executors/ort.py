@@ -20,7 +20,7 @@ import onnxruntime as ort
 from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
-from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait, checked
 from spark_engine.runtime.executors.memory import allocate
 from spark_engine.tensors import Array, DType, TensorSpec
 
@@ -29,7 +29,7 @@ MAX_BOUND = 4  # sets of buffers remembered; an engine has one or two
 _LOG = logging.getLogger(__name__)
 
 
-class OrtExecutor:
+class OrtExecutor(AtOnce):
     """Runs an ONNX model whose weights are external data in `folder`.
 
     Raises EngineError when onnxruntime refuses the model. `threads` 0: one per core.
@@ -41,7 +41,9 @@ class OrtExecutor:
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._updated = _updated(header)
         self._label = f"{header.family} {header.rows}"
-        self._session: ort.InferenceSession | None = _session(payload, folder, threads, self._label)
+        self._session: ort.InferenceSession | None = open_session(
+            payload, folder, threads, self._label
+        )
         _trim_heap()
         # One binding per set of buffers; holding the buffers keeps their memory alive.
         self._bound: list[tuple[Mapping[str, Array], ort.IOBinding]] = []
@@ -105,14 +107,15 @@ class OrtExecutor:
 
     def _proves_in_place(self, header: EngineHeader) -> bool:
         """Whether a run over aliased states equals, bit for bit, one over separate states."""
-        apart, together = _random_step(header), _random_step(header)
+        apart, together = random_step(header), random_step(header)
         apart |= self._run_apart(apart)
         self._open().run_with_iobinding(self._bind({**together, **_aliased(header, together)}))
         names = [s.name for s in (*header.states, *header.outputs)]
         return all(_bits_equal(apart[name], together[name]) for name in names)
 
 
-def _session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
+def open_session(payload: bytes, folder: Path, threads: int, label: str) -> ort.InferenceSession:
+    """A session over an ONNX model. Raises EngineError when onnxruntime refuses it."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
@@ -145,7 +148,7 @@ def _pointer(spec: TensorSpec, array: Array | None) -> tuple[int, tuple[int, ...
     return spec.dtype.onnx, spec.dims, checked(spec, array).ctypes.data
 
 
-def _random_step(header: EngineHeader) -> dict[str, Array]:
+def random_step(header: EngineHeader) -> dict[str, Array]:
     """Seeded buffers for one step in which every row works, on a slot and a page of its own.
 
     Only the slots and pages that the step may touch are wild, and the scratch ones: filling

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
+from spark_engine.runtime.server.api.paths import in_the_form_of, no_such_path
 from spark_engine.runtime.server.api.routes import ROUTES, Route, page_routes
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
 from spark_engine.runtime.server.keys import Keyring, LimitReached, Unauthorised
@@ -20,16 +22,20 @@ from spark_engine.runtime.server.problems import error_response
 from spark_engine.runtime.server.request_ids import RequestIds
 from spark_engine.runtime.server.visits import Listener, Visits, admit, note_problem, note_route
 
+ASK_AGAIN_S = 600  # what a browser may remember of what is allowed
+
 
 def create_app(
     endpoints: Endpoints,
     keys: Keyring | None = None,
     listeners: Sequence[Listener] = (),
+    origins: Sequence[str] = (),
     page: bool = True,
 ) -> FastAPI:
     """The application. All paths but the open ones ask for one of `keys`, where there are any.
 
-    `listeners` are told of every request that has ended; `page`: there is a page at `/`.
+    `listeners` are told of every request that has ended. `origins`: pages of these may use the
+    server from a browser (`*`: of all). `page`: there is a page at `/`.
     """
     routes = (*ROUTES, *(page_routes() if page else ()))
     keys, metrics = keys or Keyring(), endpoints.service.metrics
@@ -37,8 +43,17 @@ def create_app(
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=sorted({route.method for route in ROUTES}),
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=ASK_AGAIN_S,
+        )
     app.add_middleware(Visits, metrics=metrics, listeners=listeners)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds)  # the outermost
     for route in routes:
         app.add_route(route.path, _handler(endpoints, keys, route), methods=[route.method])
     return app
@@ -50,17 +65,24 @@ def _handler(
     metrics, counts = endpoints.service.metrics, route.method == "POST"
 
     async def handle(request: Request) -> Response:
-        note_route(route.path)
-        if not route.open:
-            admit(request.headers, keys, counts, metrics)
-        return await route.run(endpoints, request)
+        try:
+            note_route(route.path)
+            if not route.open:
+                admit(request.headers, keys, counts, metrics)
+            return await route.run(endpoints, request)
+        except Exception as problem:  # here it still has its request's name
+            return await _on_error(request, problem)
 
     return handle
 
 
-async def _on_error(_: Request, problem: Exception) -> Response:
+async def _on_error(request: Request, problem: Exception) -> Response:
+    path = request.url.path
+    if isinstance(problem, HTTPException) and problem.status_code in (404, 405):
+        problem = no_such_path(request.method, path)
     status, body = error_response(problem)
     note_problem(body["error"])
+    body = in_the_form_of(path, status, body)
     response = json_response(body, status)
     if status == 503:
         response.headers["Retry-After"] = "1"

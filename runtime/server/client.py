@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from spark_engine.errors import CapacityError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
@@ -142,8 +144,8 @@ class EngineClient:
 
     @property
     def stats(self) -> Stats:
-        """The engine's counters, which begin anew with its process."""
-        return self._supervisor.stats
+        """The engine's counters, which begin anew with its process but for `restarts`."""
+        return msgspec.structs.replace(self._supervisor.stats, restarts=self.restarts)
 
     @property
     def step_age(self) -> float:

@@ -42,12 +42,13 @@ class ChatOptions:
 @dataclass(frozen=True)
 class Reading:
     """A conversation that was read. `parser` makes what takes one answer to it apart; `shown`:
-    thoughts are part of the answer."""
+    thoughts are part of the answer; `thinking`: the prompt ends inside one."""
 
     text: str
     constraint: ConstraintSpec | None
     parser: Callable[[], ReplyParser]
     shown: bool
+    thinking: bool
 
 
 class Reader:
@@ -88,7 +89,7 @@ class Reader:
         constraint = thinking.bind(None, tokenizer, thoughts if prompt.thinking else None)
         parallel = job.parallel_tool_calls is not False
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
-        return Reading(prompt.text, constraint, parser, thinking.shown)
+        return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
 
     def parser(
         self,

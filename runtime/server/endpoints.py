@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -17,8 +18,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.problems import LEFT, Draining, TooLarge, error_response
+from spark_engine.runtime.server.problems import (
+    LEFT,
+    Draining,
+    TooLarge,
+    UnknownEncoding,
+    error_response,
+)
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.visits import note_problem
 
@@ -41,12 +49,14 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """The body, which counts until the block is left. Raises TooLarge or Busy."""
         too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
+        unpack = _unpacker(request.headers.get("content-encoding", ""))
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
             raise too_large
         parts, size, large = [], 0, 0
         try:
-            async for part in request.stream():
+            async for sent in request.stream():
+                part = unpack(sent, self.most + 1 - size)
                 parts.append(part)
                 size += len(part)
                 if size > self.most:
@@ -58,6 +68,26 @@ class Bodies:
             yield b"".join(parts)
         finally:
             self.large -= large
+
+
+def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
+    """What makes a body's next bytes, at most so many, of those that came. Raises UnknownEncoding,
+    and its result BadField."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return lambda sent, _: sent
+    if name not in ("gzip", "x-gzip", "deflate"):
+        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, or by gzip"
+        raise UnknownEncoding(words)
+    machine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
+
+    def unpack(sent: bytes, most: int) -> bytes:
+        try:
+            return machine.decompress(sent, max(1, most))
+        except zlib.error as error:
+            raise BadField(f"the body is not valid {name}: {error}") from None
+
+    return unpack
 
 
 class Endpoints:
@@ -82,6 +112,21 @@ class Endpoints:
         if reason is None:
             return json_response({"status": "ok"})
         return json_response({"status": "unhealthy", "reason": reason}, 503)
+
+    def ready(self) -> Response:
+        """200 only while a new request would be taken at once: the queue has room, too."""
+        service = self.service
+        room = service.info.limits.max_seqs + service.client.max_queue
+        if service.open >= room:
+            words = f"{service.open} requests run or wait; there is room for {room}"
+            return json_response({"status": "unready", "reason": words}, 503)
+        return self.health()
+
+    def load(self) -> Response:
+        """How many requests run or wait."""
+        stats = self.service.client.stats
+        counts = {"running": stats.running, "waiting": stats.waiting}
+        return json_response({"server_load": self.service.open, **counts})
 
     def metrics(self) -> Response:
         """Prometheus' text format."""

@@ -49,6 +49,7 @@ class EngineCollector(Collector):
         yield self._gauge("spark:free_slots", stats.free_slots)
         yield self._gauge("spark:last_step_age_seconds", age)
         yield self._counter("spark:engine_steps", {"": stats.steps})
+        yield self._counter("spark:engine_restarts", {"": stats.restarts})
         yield self._counter("spark:engine_launches", stats.buckets, "bucket")
         yield self._counter("spark:padded_rows", {"": stats.padded_rows})
         yield from self._cache(stats)
@@ -86,9 +87,11 @@ class EngineCollector(Collector):
 
     def _drafts(self, stats: Stats) -> Iterator[Metric]:
         """Nothing of an engine without a draft head."""
-        verified, kept = stats.drafts_by_position, stats.accepted_by_position
-        if not verified:
+        most = self._limits.drafts if self._limits else len(stats.drafts_by_position)
+        if not most:
             return
+        verified = stats.drafts_by_position or [0] * most
+        kept = stats.accepted_by_position or [0] * most
         positions = {str(i): n for i, n in enumerate(kept)}
         for prefix in PREFIXES:
             name = prefix + "spec_decode_num_"
@@ -96,7 +99,7 @@ class EngineCollector(Collector):
             yield self._counter(name + "draft_tokens", {"": sum(verified)})
             yield self._counter(name + "accepted_tokens", {"": sum(kept)})
             yield self._counter(name + "accepted_tokens_per_pos", positions, "position")
-        rounds = {str(k): n for k, n in sorted(stats.rounds_by_k.items())}
+        rounds = {str(k): stats.rounds_by_k.get(k, 0) for k in range(most + 1)}
         yield self._counter("spark:rounds", rounds, "drafts")
         tried = {str(i): n for i, n in enumerate(verified)}
         yield self._counter("spark:spec_decode_num_draft_tokens_per_pos", tried, "position")

@@ -57,6 +57,7 @@ class Generation:
         self._deadline = deadline
         ids = client.submit([c.request for c in choices], self._box, slots)
         self._trace, self._start = client.trace, client.trace.now()
+        self._begun = False  # the engine, with one of them at least
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._metrics = metrics
@@ -65,7 +66,7 @@ class Generation:
         metrics.accepted(sum(len(c.request.prompt) for c in choices))
         self._visit = current()
         if self._visit is not None:
-            self._visit.charge(sum(len(group[0][0].request.prompt) for group in self._by_prompt()))
+            self._visit.begin(sum(len(group[0][0].request.prompt) for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -104,6 +105,11 @@ class Generation:
     def close(self) -> None:
         """Cancels what has not finished. May be called twice."""
         self._end("cancelled")
+
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        for number in self._open:
+            self._client.cancel(number)
 
     def _begin(self, begun: Begun) -> None:
         index = self._open.get(begun.request_id)
@@ -153,7 +159,7 @@ class Generation:
         watches = self._watches
         queued = [w.queued for w in watches if w.queued is not None]
         first = [w.first - w.start for w in watches if w.first is not None]
-        self._visit.work = Work(
+        work = Work(
             prompt=sum(group[0][1].prompt for group in groups),
             cached=sum(group[0][0].stream.cached for group in groups),
             completion=sum(w.count for w in watches),
@@ -162,9 +168,16 @@ class Generation:
             first=min(first, default=None),
             params=self._choices[0].request.params,
         )
+        self._visit.bring(work)
 
     async def _next(self) -> Answer:
-        if self._deadline.timeout_s is None:  # a timeout costs as much as the rest of an event
+        deadline = self._deadline
+        if deadline.queue_s is not None and not self._begun:
+            async with deadline.enforced_in_queue():
+                answer = await self._box.get()
+            self._begun = True
+            return answer
+        if deadline.timeout_s is None:  # a timeout costs as much as the rest of an event
             return await self._box.get()
-        async with self._deadline.enforced():
+        async with deadline.enforced():
             return await self._box.get()

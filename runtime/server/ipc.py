@@ -57,6 +57,7 @@ class Stats(msgspec.Struct, frozen=True):
     cache_budget: int = 0  # and may hold; 0: there is no cache
     evicted_pages: int = 0
     evicted_snapshots: int = 0
+    restarts: int = 0  # of the engine process; the HTTP process knows
 
     @property
     def draft_rounds(self) -> int:

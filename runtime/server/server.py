@@ -47,12 +47,15 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.endpoints import MAX_BODY, Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
+from spark_engine.runtime.server.logs import LogFormat, LogLevel
+from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
 from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
+from spark_engine.runtime.server.tls import check_tls
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LARGE_BUFFER = 1 << 20  # bytes; from there on a buffer goes back to the system when it is freed
@@ -69,6 +72,7 @@ class ServerOptions:
     Attributes:
         names: what the model is called in requests; empty: the engine's name.
         max_queue: requests that may wait beyond those that run.
+        queue_timeout_s: what a request may wait until the engine begins with it.
         drain_timeout_s: what requests in flight get after SIGTERM before they are cancelled.
         watchdog_s: silence, or work without a step, after which the engine process is ended and
             started again; 0: never; None: as long as suits the engine's executor.
@@ -79,6 +83,14 @@ class ServerOptions:
         allow_priority: requests may say how urgent they are, and put others back.
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
+        api_keys: a file with more keys, each with limits of its own; read again on SIGHUP.
+        max_model_len: tokens that a request may reach; None: as many as the engine holds.
+        max_body_mib: what a body may hold.
+        access_log: whether every request gets a line in the log.
+        traces: URL of an OpenTelemetry collector.
+        cors_origins: pages of these may use the server from a browser; `*`: of all.
+        tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
+        tls_key: the certificate's key, in PEM form without a password.
         page: there is a page at `/`.
         chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
@@ -90,6 +102,7 @@ class ServerOptions:
     names: tuple[str, ...] = ()
     max_queue: int = 256
     timeout_s: float | None = None
+    queue_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     watchdog_s: float | None = None
     restarts: int = 5
@@ -99,6 +112,16 @@ class ServerOptions:
     allow_priority: bool = False
     max_connections: int = 2048
     read_timeout_s: float = 30.0
+    api_keys: str | None = None
+    max_model_len: int | None = None
+    max_body_mib: int = MAX_BODY >> 20
+    access_log: bool = False
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: LogLevel = LogLevel.INFO
+    traces: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
     page: bool = True
     chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
@@ -111,6 +134,7 @@ def run(folder: Path, options: ServerOptions) -> int:
     """
     check_drafts(options.engine.drafts, read_info(folder).limits)
     check_cache(options.engine.cache_bytes, folder)
+    check_tls(options.tls_cert, options.tls_key)
     waiting = options.max_queue + 4096  # the bound that answers 503 is ours, not the engine's
     command = worker_command(folder, replace(options.engine, max_waiting=waiting))
     if options.watchdog_s is None:
@@ -138,13 +162,14 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
     listener = _bind(options.host, options.port)
-    _warn_without_api_key(options, listener)
+    keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
+    _warn_without_keys(keys, listener)
     tokenizer, template = read_text(folder)
     trace = trace_of(options.engine.profile, HTTP)
     client = EngineClient(command, options.max_queue, _supervision(options), trace)
     service = None
     try:
-        info = await client.start()
+        info = shorten(await client.start(), options.max_model_len)
         names = options.names or (info.name,)
         service = Service(
             client,
@@ -155,14 +180,17 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.timeout_s,
             options.allow_priority,
             options.chat,
+            options.queue_timeout_s,
         )
-        endpoints = Endpoints(service)
+        endpoints = Endpoints(service, options.max_body_mib << 20)
         endpoints.report = make_report(info, find_manifest(folder))
-        app = create_app(endpoints, Keyring(None, options.api_key), page=options.page)
         connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
-        server = _Server(_config(app, connections), endpoints, client, options, name)
-        return await server.run_until_done(listener)
+        async with listeners(options.access_log, options.traces, names[0]) as told:
+            app = create_app(endpoints, keys, told, options.cors_origins, options.page)
+            server = _Server(_config(app, connections, options), endpoints, client, options, name)
+            with kept_keys(keys, service.metrics):
+                return await server.run_until_done(listener)
     finally:
         listener.close()
         if service is not None:
@@ -174,6 +202,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
 def _supervision(options: ServerOptions) -> Supervision:
     limit = WATCHDOG_S if options.watchdog_s is None else options.watchdog_s
     dumps = None if options.dumps is None else Path(options.dumps)
+    if dumps is not None and not dumps.is_dir():
+        raise OptionError(f"--dumps is {dumps}, which is no folder; make it, or name another")
     return Supervision(limit, options.restarts, wait_s=options.restart_wait_s, dumps=dumps)
 
 
@@ -185,7 +215,7 @@ def _most_connections(options: ServerOptions, descriptors: int) -> int:
     return min(room, options.max_connections)
 
 
-def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
+def _config(app: FastAPI, connections: Connections, options: ServerOptions) -> uvicorn.Config:
     # A backlog of 1 makes asyncio accept one connection a turn: where descriptors run out it
     # would else try, and log, as often as the backlog is long. `_Server.startup` puts it right.
     return uvicorn.Config(
@@ -197,6 +227,8 @@ def _config(app: FastAPI, connections: Connections) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
 
 
@@ -207,9 +239,9 @@ def _give_large_buffers_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER)
 
 
-def _warn_without_api_key(options: ServerOptions, listener: socket.socket) -> None:
+def _warn_without_keys(keys: Keyring, listener: socket.socket) -> None:
     address = listener.getsockname()[0]
-    if options.api_key is None and not ip_address(address).is_loopback:
+    if not keys.locked and not ip_address(address).is_loopback:
         words = "WARNING: whoever can reach %s:%d may use this server: give --api-key"
         log.warning(words + ", or --host 127.0.0.1", *listener.getsockname()[:2])
 
@@ -241,7 +273,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
-            log.info("serving %s on http://%s:%d", self._name, *listener.getsockname()[:2])
+            scheme = "https" if self.config.is_ssl else "http"
+            address = (scheme, *listener.getsockname()[:2])
+            log.info("serving %s on %s://%s:%d", self._name, *address)
 
     async def run_until_done(self, listener: socket.socket) -> int:
         """Serves; returns the exit code."""

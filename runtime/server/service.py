@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from spark_engine.errors import RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import (
@@ -22,6 +25,7 @@ from spark_engine.runtime.server.api.common import (
     fold_seed,
     room_after,
     sampling,
+    scored,
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
@@ -30,6 +34,7 @@ from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
 from spark_engine.runtime.server.generation import Choice, Generation
 from spark_engine.runtime.server.ipc import EngineInfo, Stats
+from spark_engine.runtime.server.kept import Kept
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.server.tokenising import Threads, encode_within
 from spark_engine.runtime.text.chat import ChatTemplate
@@ -54,6 +59,7 @@ class Conversation:
     parsers: tuple[ReplyParser, ...]
     prompt_tokens: int
     shown: bool
+    thinking: bool  # the prompt ends inside a thought
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,10 @@ class Running:
         """Cancels what has not finished. May be called twice."""
         self.generation.close()
 
+    def cancel(self) -> None:
+        """Asks for the end of what has not finished; its last pieces still come."""
+        self.generation.cancel()
+
     @property
     def usage(self) -> Json:
         """Tokens so far, and drafts where the engine makes any.
@@ -91,7 +101,7 @@ class Running:
 class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
-    `timeout_s` limits a request; None for no limit. With `allow_priority` a request may go before
+    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With `allow_priority` a request may go before
     others; without, one that asks for it is refused. `chat`: how conversations are taken.
     """
 
@@ -105,17 +115,19 @@ class Service:
         timeout_s: float | None = None,
         allow_priority: bool = False,
         chat: ChatOptions | None = None,
+        queue_s: float | None = None,
     ) -> None:
         self.client = client
         self.info = info
         self.names = tuple(names)
-        self.created = int(time.time())
+        self.created = self.now()
+        self.kept = Kept()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
         self.reader = Reader(template, tokenizer, chat or ChatOptions())
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._queue_s = timeout_s, queue_s
         self._allow_priority = allow_priority
         self._prompts = Threads(PROMPT_THREADS)
         self._others = Threads(OTHER_THREADS)  # of their own: no prompt waits for them
@@ -133,6 +145,10 @@ class Service:
         """Tokens, prompt and answer together, that one request can reach."""
         return capacity(self.info.limits)
 
+    def now(self) -> int:
+        """Seconds since 1970, as answers say when they were made."""
+        return int(time.time())
+
     def close(self) -> None:
         """Ends the threads."""
         self._prompts.close()
@@ -142,7 +158,7 @@ class Service:
 
     def deadline(self) -> Deadline:
         """The time that a request which begins now may take."""
-        return Deadline(self._timeout_s)
+        return Deadline(self._timeout_s, self._queue_s)
 
     async def checked(self, data: bytes, check: Callable[[], T], deadline: Deadline) -> T:
         """What `check` makes of the body `data`."""
@@ -157,13 +173,24 @@ class Service:
             reading = self.reader.read(job)
             ids = self.ids_of(reading.text, job.truncate_prompt_tokens)
             choices, parsers = [], []
-            for choice in self.choices(job, ids):
+            for choice in self.choices(job, ids, reading.constraint):
                 parsers.append(reading.parser())
-                request = replace(choice.request, constraint=reading.constraint)
-                choices.append(replace(choice, request=request, ended=parsers[-1].has_ended))
-            return Conversation(tuple(choices), tuple(parsers), len(ids), reading.shown)
+                choices.append(replace(choice, ended=parsers[-1].has_ended))
+            return Conversation(
+                tuple(choices), tuple(parsers), len(ids), reading.shown, reading.thinking
+            )
 
         return await self.read(read, deadline)
+
+    async def count(self, job: ChatJob) -> int:
+        """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
+        check(job)
+        tokenizer = self.need_tokenizer()
+
+        def read() -> int:
+            return len(tokenizer.encode(self.reader.read(job).text[:MOST_CHARACTERS]))
+
+        return await self.aside(read)
 
     async def read(self, work: Callable[[], T], deadline: Deadline) -> T:
         """`work` in a thread. What waits for one counts like a request in the queue."""
@@ -216,20 +243,28 @@ class Service:
             raise BadField(words, "messages", "context_length_exceeded")
         return job
 
-    def choices(self, body: Body, ids: Sequence[int]) -> list[Choice]:
-        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt."""
+    def choices(
+        self, body: Body, ids: Sequence[int], bound: ConstraintSpec | None = None
+    ) -> list[Choice]:
+        """The n choices of one prompt, with the seeds s, s+1, …; they share the prompt, and what
+        binds their answers."""
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
-        skip, seed = body.skip_special_tokens is not False, params.seed or 0
+        marks, forced = self._turns.marks(prompt), prompt[1:] if body.scores_prompt() else ()
+        if body.scores_prompt():
+            params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
+            bound = msgspec.structs.replace(bound, forced=forced)
+            prompt, marks = prompt[:1], ()
         tokenizer = None if body.detokenize is False else self.tokenizer
+        skip, seed = body.skip_special_tokens is not False, params.seed or 0
         stops = bool(body.include_stop_str_in_output)
-        marks = self._turns.marks(prompt)
         found = []
         for i in range(body.n or 1):
             own = replace(params, seed=fold_seed(seed + i))
-            stream = TextStream(tokenizer, own, eos, skip, stops)
-            found.append(Choice(Request(prompt, own, body.priority or 0, marks), stream))
+            stream = TextStream(tokenizer, own, eos, skip, stops, len(forced))
+            request = Request(prompt, own, body.priority or 0, marks, bound)
+            found.append(Choice(request, stream))
         return found
 
     def ids_of(self, prompt: str | list[int], last: int | None = None) -> list[int]:

@@ -57,6 +57,7 @@ class Visit:
         account: its key's; None where none was asked for. `held`: to that key's limits.
         start: `time.monotonic` at its head; `wall`: the same as `time.time_ns`.
         problem: the code of the error that it was answered with, also within a stream.
+        pending: what the engine does for it has not ended: behind the answer, in the background.
         seconds: to the end of its answer, once that has come.
     """
 
@@ -73,12 +74,25 @@ class Visit:
     status: int = 0
     problem: str = ""
     work: Work | None = None
+    pending: bool = False
     seconds: float = 0.0
+    after: Callable[[Visit], None] | None = None  # called when what was pending has ended
 
     @property
     def key(self) -> str:
         """The name of its key; empty where none was asked for."""
         return "" if self.account is None else self.account.key.name
+
+    def begin(self, prompt: int) -> None:
+        """The engine takes so many tokens of prompts for it; `bring` says what came of them."""
+        self.pending = True
+        self.charge(prompt)
+
+    def bring(self, work: Work) -> None:
+        """What the engine does for it has ended."""
+        self.work, self.pending = work, False
+        if self.after is not None:
+            self.after(self)
 
     def charge(self, tokens: int) -> None:
         """Tokens were read or made for it."""
@@ -147,16 +161,22 @@ class Visits:
 
     def _end(self, visit: Visit) -> None:
         visit.seconds = time.monotonic() - visit.start
-        metrics, work = self._metrics, visit.work
+        metrics = self._metrics
         metrics.in_flight.dec()
         method = visit.method if visit.method in METHODS else "other"
         metrics.http(method, visit.handler, visit.status or LEFT, visit.seconds)
-        if visit.account is not None and visit.held:
-            visit.account.leave()
-            if work is not None:
-                metrics.charged(visit.key, work.prompt, work.completion)
+        if visit.pending:
+            visit.after = self._let_go
+        else:
+            self._let_go(visit)
         for listener in self._listeners:
             listener(visit)
+
+    def _let_go(self, visit: Visit) -> None:
+        if visit.account is not None and visit.held:
+            visit.account.leave()
+            if (work := visit.work) is not None:
+                self._metrics.charged(visit.key, work.prompt, work.completion)
 
 
 def begin(scope: Scope) -> Visit:

@@ -6,6 +6,7 @@ use it: the frontend checks a grammar before it sends it, the engine's process f
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from spark_engine.errors import InternalError, RequestError
@@ -23,6 +25,7 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 # of JSON's strings are the library's; the last is text up to a mark in angle brackets.
 SLICES = (*LLTokenizer.json_slices(), "[^<]+")
 MOST_TEXT = 256 << 10  # characters of a grammar
+_LONGEST = 400  # characters of an error
 KEPT = 64  # compiled grammars
 _STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
 _WORD = 32  # bits
@@ -109,6 +112,24 @@ class Grammars:
                 self._known.popitem(last=False)
             return self._own(made)
 
+    def check(self, grammar: str) -> None:
+        """Raises RequestError where a text is no grammar, is too complex, or allows no answer."""
+        matcher = self(grammar)
+        row = np.zeros(-(-self._vocab // _WORD), np.uint32)
+        matcher.fill(row)
+        for end in self._eos:
+            row[end // _WORD] &= ~np.uint32(1 << end % _WORD)
+        if not (row.any() or matcher.accepting):
+            raise RequestError("there is no answer that it allows")
+
+    def error_of(self, grammar: str) -> str:
+        """What keeps a text from being a grammar, or ""; it is not kept."""
+        try:
+            _run(lambda: self._compile(grammar), "grammar").result()
+        except RequestError as error:
+            return str(error)
+        return ""
+
     def wait(self) -> None:
         """Until the tokenizer is ready. Raises what loading it raises."""
         self._ready.result()
@@ -119,7 +140,7 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         made = LLMatcher(self._ready.result(), grammar, log_level=0, limits=_limits())
         if made.is_error():
-            raise RequestError(made.get_error())
+            raise RequestError(_plain(made.get_error()))
         return made
 
     def _open(self) -> LLTokenizer:
@@ -151,6 +172,13 @@ class _Tokens:
 def _limits() -> LLParserLimits:
     """Bounds of what one grammar may cost."""
     return LLParserLimits(verbose_errors=False)
+
+
+def _plain(error: str) -> str:
+    """The library's words in one line, without the text that they quote."""
+    words = re.split(r"\n\s*\d+ \| |\n?<", error)[0]
+    words = re.sub(r"^at 1\(\d+\): |failed to compile JSON schema: ", "", words)
+    return " ".join(words.split())[:_LONGEST]
 
 
 def _run(work: Callable[[], T], name: str) -> Future[T]:

@@ -8,8 +8,8 @@
     OBJECT  all arguments of a function as one object, where parameters are expected
     JSON    calls written as objects, passed on when they are whole
 
-What turns out to be no call before its name is known is given back as it was written. One that is
-cut off later keeps the arguments that came, without the closing brace: nobody runs half of it.
+What turns out to be no call before its name is known is given back as it was written; without the
+marks of a call the name must be that of a tool. One that is cut off later keeps the arguments that came, without the closing brace: nobody runs half of it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class CallReader:
         self._most = 1 if single else None  # calls that one object's marks may hold
         self._state = State.CALL
         self._raw = ""  # of a call whose name is not known yet
+        self._bare = False  # without the marks of a call
         self._name, self._key = "", ""
         self._first = False  # no argument was written yet
         self._leading = False  # a newline at the start of a value is the form's
@@ -86,7 +87,8 @@ class CallReader:
 
     def begin(self, mark: str) -> None:
         """At the mark of a call, or at `<function=`, which needs none."""
-        self._raw = self._in.take(len(mark)) if mark == self._form.start else ""
+        self._bare = mark != self._form.start
+        self._raw = "" if self._bare else self._in.take(len(mark))
         self._state, self.inside, self.rest = State.CALL, True, ""
 
     def step(self, last: bool) -> bool:
@@ -134,6 +136,7 @@ class CallReader:
         taken = self._in.take(gap + len(mark))
         if mark in (FUNCTION, self._form.start):
             self._raw += taken
+            self._bare = self._bare and mark == FUNCTION
             return self._enter(State.NAME if mark == FUNCTION else State.CALL)
         if self._raw:  # a call without a function
             return self._leave(taken)
@@ -147,7 +150,7 @@ class CallReader:
             return last and self._leave(self._in.take(len(self._in.text)))
         at, mark = hit
         name = self._in.text[:at].strip()
-        if not name:
+        if not name or (self._bare and name not in self._types):  # an answer speaks of the form
             return self._leave(self._in.take(at))
         self._in.take(at + (mark in (">", "\n")))
         self._begin_call(name, "{")

@@ -56,6 +56,7 @@ class ReplyParser:
         self._state = State.THOUGHT if thinking and self._thoughts else State.CONTENT
         self._opening = fresh and self._thoughts is not None  # a thought may begin
         self._leading = fresh and thinking  # newlines at the start of this part are dropped
+        self._gap = ""  # newlines before a call, which content behind it begins with
         self._in = ReplyText(tokens)
         self._deltas: list[Delta] = []
         self._calls: CallReader | None = None
@@ -103,6 +104,8 @@ class ReplyParser:
             text = text.lstrip("\n")
         if text:
             self._leading = False
+            if kind is Kind.CONTENT:
+                text, self._gap = self._gap + text, ""
             if self._deltas and self._deltas[-1].kind is kind:
                 text = self._deltas.pop().text + text
             self._deltas.append(Delta(kind, text))
@@ -127,7 +130,7 @@ class ReplyParser:
         if mark == start:
             self._in.take(len(mark))
             return True
-        self._leading = True
+        self._leading, self._gap = True, ""
         if mark == end:
             self._in.take(len(mark))
             return self._enter(State.CONTENT)
@@ -150,7 +153,9 @@ class ReplyParser:
             self._say(Kind.CONTENT, text)
             self._in.take(len(mark))
             return True
-        self._say(Kind.CONTENT, text.rstrip("\n"))
+        said = text.rstrip("\n")
+        self._say(Kind.CONTENT, said)
+        self._gap = "" if self._leading else text[len(said) :]
         self._leading = True
         return self._begin_call(mark)
 

@@ -29,6 +29,7 @@ class TextStream:
 
     `eos` are the model's end ids. The id that ended the answer is counted and reported, but is
     not part of the text unless `keep_stop`; nor is a stop string. Those count from `min_tokens` on.
+    The first `forced` tokens are the prompt's own, which was to be scored: they are kept aside.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TextStream:
         eos: tuple[int, ...],
         skip_special: bool = True,
         keep_stop: bool = False,
+        forced: int = 0,
     ) -> None:
         self._marks = tokenizer.marks if tokenizer else {}
         self._places: list[int] = []
@@ -46,6 +48,8 @@ class TextStream:
         self._stop_ids: Collection[int] = params.stop_ids(eos)
         self._stops = StopMatcher(params.stop)
         self._keep_stop = keep_stop
+        self._forced = forced
+        self.scored: list[Event] = []  # the forced tokens
         self._min_tokens = params.min_tokens
         self.tokens = 0
         self.drafted = self.accepted = 0  # drafts that were verified, and those kept
@@ -59,6 +63,9 @@ class TextStream:
         """
         text, tokens = "", []
         for event in events:
+            if len(self.scored) < self._forced and event.token is not None:
+                self._set_aside(event)
+                continue
             text += self._take(event)
             if event.token is not None:
                 tokens.append(event)
@@ -66,6 +73,11 @@ class TextStream:
                 break
         places, self._places = tuple(self._places), []
         return Piece(text, tuple(tokens), self.finish, self._stops.matched, places)
+
+    def _set_aside(self, event: Event) -> None:
+        self.scored.append(event)
+        self.cached = max(self.cached, event.cached)
+        self.finish = event.finish
 
     def _take(self, event: Event) -> str:
         self.tokens += event.token is not None

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 Types: TypeAlias = Mapping[str, Mapping[str, frozenset[str]]]  # of each function's parameters
+_CHAIN = 32  # references, one to the next
+_NAMES = (
+    *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")),
+    *((type(None), "null"), (Mapping, "object"), (list, "array")),
+)
 
 
 def value_of(text: str, types: frozenset[str]) -> Any:
@@ -24,20 +30,54 @@ def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:
     found = {}
     for tool in tools:
         function = _mapping(tool.get("function"))
-        rows = _mapping(_mapping(function.get("parameters")).get("properties"))
-        found[str(function.get("name"))] = {key: _types(row) for key, row in rows.items()}
+        root = _mapping(function.get("parameters"))
+        rows = _mapping(resolve(root, root).get("properties"))
+        types = {key: types_of(row, root) for key, row in rows.items()}
+        found[str(function.get("name"))] = types
     return found
 
 
-def _types(schema: Any) -> frozenset[str]:
-    """The JSON types that a schema names, itself or in its alternatives."""
-    schema = _mapping(schema)
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema allows by its type, values and alternatives; empty where it says
+    nothing. References go from `root`."""
+    return _types(schema, root, set())
+
+
+def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> frozenset[str]:
+    schema = resolve(schema, root)
+    if id(schema) in seen:  # a schema may refer to itself, or many times to the same
+        return frozenset()
+    seen.add(id(schema))
     kind = schema.get("type")
-    own = frozenset(
-        k for k in ([kind] if isinstance(kind, str) else _list(kind)) if isinstance(k, str)
-    )
-    parts = [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]
-    return own.union(*(_types(part) for part in parts))
+    names = [kind] if isinstance(kind, str) else _list(kind)
+    values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
+    said = [frozenset(k for k in names if isinstance(k, str)), frozenset(map(_type, values))]
+    for name in ("anyOf", "oneOf"):
+        parts = [_types(part, root, seen) for part in _list(schema.get(name))]
+        said.append(frozenset().union(*parts))
+    said += [_types(part, root, seen) for part in _list(schema.get("allOf"))]
+    said = [types for types in said if types]
+    common = reduce(frozenset.intersection, said) if said else frozenset()
+    return common or frozenset().union(*said)
+
+
+def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema, or what it refers to in `root`; empty where that leads nowhere."""
+    for _ in range(_CHAIN):
+        here = _mapping(schema)
+        where = here.get("$ref")
+        if not isinstance(where, str):
+            return here
+        found: Any = root if where.startswith("#") else None
+        for key in where[1:].split("/")[1:]:
+            key = key.replace("~1", "/").replace("~0", "~")
+            found = _mapping(found).get(key)
+        schema = found
+    return {}
+
+
+def _type(value: Any) -> str:
+    return next((name for kind, name in _NAMES if isinstance(value, kind)), "null")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

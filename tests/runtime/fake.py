@@ -148,6 +148,18 @@ class FakeExecutor:
         assert store is not None
         return self._device.launch(lambda: self._work({**buffers, **store.arrays, **frozen}))
 
+    def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
+        """The other tables are read now."""
+        now = {spec.name: buffers[spec.name].copy() for spec in tables(self._limits)}
+
+        def rest() -> Wait:
+            masks = {name: buffers[name] for name in ("allow", "sampling_i")}
+            for name, table in masks.items():  # the other columns are no masks'
+                assert name == "allow" or (table[:, :3] == now[name][:, :3]).all()
+            return self.launch({**buffers, **now, **masks})
+
+        return rest
+
     def close(self) -> None:
         self.closed += 1
 
@@ -418,7 +430,8 @@ def poison_free(engine: Engine) -> None:
     every launch so far."""
     free, memory, store = free_rows(engine), engine.memory, engine.loaded.store
     for table in memory.tables.values():
-        table[np.asarray(free[SLOT], np.intp)] = -(1 << 30)
+        wild = np.array(-(1 << 30)).astype(table.dtype)
+        table[np.asarray(free[SLOT], np.intp)] = wild
 
     def poison() -> None:
         for info in engine.loaded.states:
@@ -454,10 +467,16 @@ def _advance(state: int, token: int, position: int) -> int:
 
 
 def _allowed(answer: int, b: Mapping[str, Array], slot: int, position: int) -> int:
-    """The answer's token, moved on past those with a bias of -inf at the position."""
+    """The answer's token, moved on past those with a bias of -inf at the position, and in a slot
+    with a mask to one that has a bit."""
     ban = np.isneginf(b["bias_values"][slot]) & (b["bias_until"][slot] > position)
     banned = set(b["bias_ids"][slot][ban].tolist())
-    token = answer % VOCAB
-    while token in banned:
+    ids = np.arange(VOCAB)
+    if b["sampling_i"][slot, 3] == 1:
+        ids = np.flatnonzero(b["allow"][slot][ids // 32] >> (ids % 32).astype(np.uint32) & 1)
+        assert ids.size, "a mask without ids"
+        banned = banned if {*ids.tolist()} - banned else set()
+    token = int(ids[answer % len(ids)])
+    while token in banned or token not in ids:
         token = (token + 1) % VOCAB
     return token

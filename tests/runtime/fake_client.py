@@ -59,7 +59,8 @@ class Served(Service):
 
 
 def service(client: Any, tokenizer: Tokenizer | None, drafts: int = 0, **options: Any) -> Served:
-    """A service of an engine with 64 tokens of context and 4 slots."""
-    limits = Limits(max_seqs=4, max_context=64, pages=4, vocab=512, drafts=drafts)
+    """A service of an engine with 64 tokens of context (or `context`) and 4 slots."""
+    context = options.pop("context", 64)
+    limits = Limits(max_seqs=4, max_context=context, pages=context, vocab=512, drafts=drafts)
     info = EngineInfo("fake", limits, (1,))
     return Served(client, info, tokenizer, options.pop("template", None), ["fake"], **options)

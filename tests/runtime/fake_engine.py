@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
-from spark_engine.runtime.server import server, worker
+from spark_engine.runtime.server import logs, server, worker
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -165,8 +164,8 @@ def main() -> int:
     mode, folder, last = sys.argv[1:]
     if mode == "worker":
         return worker.serve(last, lambda: open_fake(Path(folder)))
-    logging.basicConfig(level=logging.INFO)
     options = server.ServerOptions(**json.loads(last))
+    logs.set_up(logs.LogFormat(options.log_format), logs.LogLevel(options.log_level))
     command = (sys.executable, __file__, "worker", folder)
     return asyncio.run(server.serve(command, Path(folder).parent, options))
 

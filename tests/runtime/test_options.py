@@ -50,7 +50,7 @@ def test_every_field_of_a_server_can_be_said_or_is_known_not_to() -> None:
     """A field that a helper of the server adds has a row, or is one of these."""
     said = {row.fills[1] for row in OPTIONS if row.fills and row.fills[0] is ServerOptions}
     fields = {field.name for field in dataclasses.fields(ServerOptions)}
-    assert fields - said == {"chat", "engine", "stall_s", "grace_s"}
+    assert fields - said == {"chat", "engine", "grace_s"}
 
 
 def test_why_an_option_does_nothing() -> None:

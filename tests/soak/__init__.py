@@ -1,1 +1,1 @@
-"""Trials of the whole server that take minutes; `make abuse` runs one."""
+"""Trials of the whole server that take minutes: `make abuse`, `make served`, `make soak-server`."""

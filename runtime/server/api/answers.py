@@ -6,8 +6,10 @@ Knows the forms; knows no HTTP and no engine.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
+
+import msgspec
 
 from spark_engine.runtime.engine.request import Event, FinishReason
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -47,10 +49,10 @@ class Reply(Protocol):
         ...
 
 
-def chat_logprob(event: Event, tokenizer: Tokenizer | None) -> Json:
-    """One entry of `logprobs.content`."""
+def chat_logprob(event: Event, tokenizer: Tokenizer | None, most: int | None = None) -> Json:
+    """One entry of `logprobs.content`, with at most so many of the best."""
     entry = _entry(event.token, event.logprob, tokenizer)
-    return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top]}
+    return {**entry, "top_logprobs": [_entry(i, value, tokenizer) for i, value in event.top[:most]]}
 
 
 def _entry(token: int | None, logprob: float | None, tokenizer: Tokenizer | None) -> Json:
@@ -63,6 +65,23 @@ def token_text(token: int | None, tokenizer: Tokenizer | None) -> str:
     if token is None or tokenizer is None:
         return "" if token is None else f"token_id:{token}"
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def prompt_logprobs(events: Sequence[Event], most: int, tokenizer: Tokenizer | None) -> list[Any]:
+    """vLLM's form of the log-probabilities of a prompt: of each token but the first its own and the
+    `most` best, by id."""
+    rows: list[Any] = [None]
+    for event in events:
+        best = list(event.top[:most])
+        if event.token is not None and event.token not in (i for i, _ in best):
+            best.append((event.token, event.logprob or 0.0))
+        row = {}
+        for place, (token, value) in enumerate(best, 1):
+            rank = place if place <= most else None
+            words = token_text(token, tokenizer)
+            row[str(token)] = {"logprob": value, "rank": rank, "decoded_token": words}
+        rows.append(row)
+    return rows
 
 
 def usage(prompt: int, completion: int, cached: int, drafts: tuple[int, int] | None = None) -> Json:
@@ -89,6 +108,11 @@ def error(message: str, kind: str, param: str | None = None, code: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, joint: str = "-") -> str:
     """An id that nobody has had, e.g. `chatcmpl-1f0c…`."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{joint}{secrets.token_hex(12)}"
+
+
+def event(kind: str, body: Json) -> bytes:
+    """One server-sent event with a name, which its data repeats as `type`."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **body}))

@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.engine.request import FinishReason
-from spark_engine.runtime.server.api.answers import FINISH, Json, Reply, chat_logprob, new_id
+from spark_engine.runtime.server.api.answers import (
+    FINISH,
+    Json,
+    Reply,
+    chat_logprob,
+    new_id,
+    prompt_logprobs,
+)
 from spark_engine.runtime.server.api.choices import ChoicesReply
 from spark_engine.runtime.server.api.fields import BadField, decode
 from spark_engine.runtime.server.api.job import ChatJob
@@ -54,30 +61,40 @@ async def start(service: Service, data: bytes) -> Reply:
     job, legacy = await service.checked(data, read, deadline)
     found = await service.converse(job, deadline)
     tokenizer = None if job.return_tokens_as_token_ids else service.tokenizer
+    wanted = job.wanted_logprobs()
     how = {"shown": found.shown, "legacy": legacy}
-    forms = [ChatForm(parser, tokenizer, bool(job.logprobs), **how) for parser in found.parsers]
+    forms = [ChatForm(parser, tokenizer, wanted, **how) for parser in found.parsers]
     running = service.submit(job, found.choices, found.prompt_tokens, deadline)
-    return ChoicesReply(running, forms, "chat.completion", new_id("chatcmpl"), service.names[0])
+
+    def more() -> Json:
+        if (most := job.prompt_logprobs) is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(found.choices[0].stream.scored, most, tokenizer)}
+
+    ident, name = new_id("chatcmpl"), service.names[0]
+    return ChoicesReply(running, forms, "chat.completion", ident, name, more)
 
 
 class ChatForm:
     """One choice on its way to JSON. `legacy`: a call is a `function_call`, and there is one.
 
-    `tokenizer` is for the words of log-probabilities; `shown`: thoughts are part of the answer.
+    `tokenizer` is for the words of log-probabilities, of which the `most` best are wanted (None:
+    not even the token's own); `shown`: thoughts are part of the answer.
     """
 
     def __init__(
         self,
         parser: ReplyParser,
         tokenizer: Tokenizer | None,
-        logprobs: bool,
+        most: int | None,
         shown: bool = True,
         legacy: bool = False,
     ) -> None:
         self._parser = parser
         self._shown = shown
         self._tokenizer = tokenizer
-        self._logprobs: list[Json] | None = [] if logprobs else None
+        self._most = most
+        self._logprobs: list[Json] | None = None if most is None else []
         self._texts: dict[Kind, str] = {}
         self._calls: list[Json] = []
         self._legacy = legacy
@@ -96,7 +113,7 @@ class ChatForm:
             delta["function_call"] = rows[0]["function"]
         body: Json = {"delta": delta}
         if self._logprobs is not None and piece.tokens:
-            entries = [chat_logprob(event, self._tokenizer) for event in piece.tokens]
+            entries = [chat_logprob(event, self._tokenizer, self._most) for event in piece.tokens]
             self._logprobs += entries
             body["logprobs"] = {"content": entries}
         return body

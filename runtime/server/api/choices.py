@@ -7,7 +7,7 @@ business.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,7 +24,8 @@ class Form(Protocol):
     """One choice on its way to JSON."""
 
     def first(self) -> Json | None:
-        """The body of a chunk that precedes the first token, or None."""
+        """The body of a chunk that precedes the first token, or None. Asked for once, before the
+        first piece that brings a token or an end."""
         ...
 
     def push(self, piece: Piece) -> Json:
@@ -41,15 +42,23 @@ class Form(Protocol):
 
 
 class ChoicesReply:
-    """The answer of one request. `kind` is its `object`, and a chunk's but for `.chunk`."""
+    """The answer of one request. `kind` is its `object`, and a chunk's but for `.chunk`; `more`
+    stands beside the choices of a whole one."""
 
     def __init__(
-        self, running: Running, forms: Sequence[Form], kind: str, ident: str, model: str
+        self,
+        running: Running,
+        forms: Sequence[Form],
+        kind: str,
+        ident: str,
+        model: str,
+        more: Callable[[], Json] = dict,
     ) -> None:
         self.running = running
         self.stream = bool(running.body.stream)
         self._forms = forms
         self._kind = kind
+        self._more = more
         self._header: Json = {"id": ident, "created": int(time.time()), "model": model}
         self._wanted = bool(running.body.return_token_ids)
         options = running.body.stream_options
@@ -66,6 +75,7 @@ class ChoicesReply:
         tokens: list[list[int]] = [[] for _ in self._forms]
         ends: dict[int, Piece] = {}
         async for index, piece in self.running.pieces():
+            self._first(index, piece)
             self._forms[index].push(piece)
             tokens[index] += _token_ids(piece)
             if piece.finish is not None:
@@ -76,16 +86,14 @@ class ChoicesReply:
             if self._wanted:
                 choice |= {"token_ids": tokens[i], "prompt_token_ids": self._prompt(i)}
             choices.append(choice)
-        usage = self.running.usage
-        return {**self._header, "object": self._kind, "choices": choices, "usage": usage}
+        whole = {**self._header, "object": self._kind, "choices": choices}
+        return {**whole, "usage": self.running.usage, **self._more()}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of the answer. Raises what `Generation.pieces` raises."""
         async for index, piece in self.running.pieces():
-            if index not in self._begun:
-                self._begun.add(index)
-                if (first := self._first(index)) is not None:
-                    yield self._chunk([first], self._counted)
+            if (first := self._first(index, piece)) is not None:
+                yield self._chunk([first], self._counted)
             choice = self._piece(index, piece)
             if choice is not None:
                 yield self._chunk([choice], self._counted)
@@ -105,8 +113,11 @@ class ChoicesReply:
     def _prompt(self, index: int) -> Sequence[int]:
         return self.running.choices[index].request.prompt
 
-    def _first(self, index: int) -> Json | None:
-        """What comes before the first token of a choice."""
+    def _first(self, index: int, piece: Piece) -> Json | None:
+        """What comes before the first token of a choice; None where nothing does, or it came."""
+        if index in self._begun or not (piece.tokens or piece.finish):
+            return None
+        self._begun.add(index)
         first = self._forms[index].first()
         if first is None:
             return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from spark_engine.interface import MOST_DRAFTS, Limits
-from spark_engine.runtime.engine.request import SamplingParams, capacity
+from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
 from spark_engine.runtime.server.api.fields import BadField, check_range, short
 from spark_engine.runtime.server.api.refused import Refused
 from spark_engine.runtime.server.ipc import EngineInfo
@@ -41,6 +41,7 @@ RANGES: Mapping[str, tuple[float | None, float | None]] = {
     "min_tokens": (0, None),
     "priority": (-(2**31), 2**31 - 1),
     "drafts": (0, MOST_DRAFTS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
 }
 _ID_DIGITS = 10  # of the longest token id that a logit_bias key may hold
 
@@ -95,6 +96,10 @@ class Body(Refused, kw_only=True):
         """How many tokens are wanted at most; None: as many as fit."""
         return limit_of(self.max_tokens)
 
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's own tokens are wanted."""
+        return self.prompt_logprobs is not None
+
     def wanted_logprobs(self) -> int | None:
         """k for the log-probabilities of each token and the top k beside it, or None."""
         return None
@@ -130,10 +135,12 @@ def check(body: Body) -> None:
     if body.stream_options is not None and not body.stream:
         raise BadField("stream_options needs stream: true", "stream_options")
     for name in ("max_tokens", "max_completion_tokens", "truncate_prompt_tokens"):
-        if getattr(body, name, None) == 0:
+        if getattr(body, name, None) == 0 and not (name == "max_tokens" and body.scores_prompt()):
             raise BadField(f"{name} is 0; it must be at least 1, or -1 for no limit", name)
     if stops and body.detokenize is False:
         raise BadField("stop needs text, and detokenize is false; leave one of them out", "stop")
+    if body.prompt_logprobs is not None and body.stream:
+        raise BadField("prompt_logprobs come with whole answers; leave stream out", "stream")
     _check_unsupported(body)
     body.check_refused()
     body.check_own()
@@ -164,7 +171,7 @@ def sampling(
         repetition=float(either(given["repetition_penalty"], 1.0)),
         presence=body.presence_penalty or 0.0,
         frequency=body.frequency_penalty or 0.0,
-        max_tokens=limit,
+        max_tokens=max(1, limit),
         min_tokens=least,
         ignore_eos=bool(body.ignore_eos),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
@@ -174,6 +181,17 @@ def sampling(
         logprobs=either(body.wanted_logprobs(), logprobs),
         drafts=body.drafts,
     )
+
+
+def scored(body: Body, params: SamplingParams, forced: int) -> SamplingParams:
+    """The same where a prompt's tokens are to be scored: `forced` of them come before the answer's,
+    each with its log-probabilities. Raises BadField where nothing would come."""
+    most = 0 if body.max_tokens == 0 else params.max_tokens or 0
+    if not forced + most:
+        words = "max_tokens is 0, and a prompt of one token has nothing to score"
+        raise BadField(words, "max_tokens")
+    wanted = max(params.logprobs or 0, body.prompt_logprobs or 0)
+    return replace(params, max_tokens=forced + most, logprobs=wanted)
 
 
 def room_after(prompt: Sequence[int], limits: Limits) -> int:
@@ -220,7 +238,7 @@ def _check_unsupported(body: Body) -> None:
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
         raise BadField(f"response_format {kind!r} is not supported, only 'text'", "response_format")
-    names = ["prompt_logprobs", "structured_outputs"]
+    names = ["structured_outputs"]
     names += [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")]
     for name in names:
         if getattr(body, name) not in (None, False):

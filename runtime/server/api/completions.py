@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spark_engine.runtime.engine.request import Event, FinishReason
-from spark_engine.runtime.server.api.answers import FINISH, Json, Reply, new_id, token_text
+from spark_engine.runtime.server.api.answers import (
+    FINISH,
+    Json,
+    Reply,
+    new_id,
+    prompt_logprobs,
+    token_text,
+)
 from spark_engine.runtime.server.api.choices import ChoicesReply
 from spark_engine.runtime.server.api.common import Body, limit_of
 from spark_engine.runtime.server.api.fields import BadField, decode, is_id, short
 from spark_engine.runtime.server.generation import Choice
 from spark_engine.runtime.server.service import Service
-from spark_engine.runtime.text.text_stream import Piece
+from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
+ROWS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")  # of log-probabilities
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat generates as much as fits
 
 
@@ -36,12 +44,14 @@ class CompletionBody(Body, kw_only=True):
         """One field says it."""
         return self.logprobs
 
+    def scores_prompt(self) -> bool:
+        """An echo with log-probabilities has those of the prompt, too."""
+        return super().scores_prompt() or bool(self.echo and self.logprobs is not None)
+
     def check_own(self) -> None:
         """What is known and not supported. Raises BadField."""
         if self.suffix:
             raise BadField("suffix is not supported: the model does not fill in text", "suffix")
-        if self.echo and self.logprobs is not None:
-            raise BadField("logprobs of the prompt (echo with logprobs) are not supported", "echo")
 
 
 async def start(service: Service, data: bytes) -> Reply:
@@ -58,17 +68,21 @@ async def start(service: Service, data: bytes) -> Reply:
 
     body, given = await service.checked(data, read_body, deadline)
 
-    def read() -> tuple[int, list[Choice], list[str]]:
+    def read() -> tuple[list[list[int]], list[Choice], list[str]]:
         ids = [service.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
         pairs = zip(given, ids, strict=True)
         echoes = [_echo(service, body, *pair) if body.echo else "" for pair in pairs]
         choices = [choice for prompt in ids for choice in service.choices(body, prompt)]
-        return sum(map(len, ids)), choices, echoes
+        return ids, choices, echoes
 
-    total, choices, echoes = await service.read(read, deadline)
-    wanted, n = body.logprobs is not None, body.n or 1
+    ids, choices, echoes = await service.read(read, deadline)
+    n = body.n or 1
     tokenizer = None if body.return_tokens_as_token_ids else service.tokenizer
-    forms = [TextForm(e, tokenizer, wanted) for e in echoes for _ in range(n)]
+    forms = [
+        TextForm(body, ids[i // n], echoes[i // n], tokenizer, choice.stream)
+        for i, choice in enumerate(choices)
+    ]
+    total = sum(map(len, ids))
     running = service.submit(body, choices, total, deadline)
     return ChoicesReply(running, forms, "text_completion", new_id("cmpl"), service.names[0])
 
@@ -97,55 +111,72 @@ def _echo(
 
 
 class TextForm:
-    """One choice on its way to JSON. `echo` is the text to put before the answer."""
+    """One choice on its way to JSON.
 
-    def __init__(self, echo: str, tokenizer: Tokenizer | None, logprobs: bool) -> None:
+    `prompt`: its token ids; `echo`: the text to put before the answer. `tokenizer` is for the words
+    of log-probabilities; `stream` has those of the prompt, where they are wanted.
+    """
+
+    def __init__(
+        self,
+        body: CompletionBody,
+        prompt: Sequence[int],
+        echo: str,
+        tokenizer: Tokenizer | None,
+        stream: TextStream,
+    ) -> None:
+        self._body = body
+        self._prompt = prompt
         self._echo = echo
-        self._text = echo
+        self._text = ""
         self._tokenizer = tokenizer
-        self._logprobs = _TextLogprobs(tokenizer, len(echo)) if logprobs else None
-        self._events: list[Event] = []
+        self._stream = stream
+        self._offset = 0  # of the next token's text, in characters
+        self._rows: Json = {key: [] for key in ROWS}
 
     def first(self) -> Json | None:
-        """The echo, if one is wanted."""
-        return {"text": self._echo} if self._echo else None
+        """The echo, if one is wanted, with its log-probabilities."""
+        if not self._echo:
+            return None
+        self._text = self._echo
+        if self._body.logprobs is None:
+            return {"text": self._echo}
+        start = Event(0, self._prompt[0])  # nothing foretold it
+        return {"text": self._echo, "logprobs": self._chances([start, *self._stream.scored])}
 
     def push(self, piece: Piece) -> Json:
         """`text` and the tokens' `logprobs`."""
         self._text += piece.text
         body: Json = {"text": piece.text}
-        if self._logprobs is not None and piece.tokens:
-            self._events += piece.tokens
-            body["logprobs"] = self._logprobs.rows(piece.tokens)
+        if self._body.logprobs is not None and piece.tokens:
+            body["logprobs"] = self._chances(piece.tokens)
         return body
 
     def whole(self) -> Json:
-        """`text` and `logprobs`."""
-        logprobs = None
-        if self._logprobs is not None:
-            logprobs = _TextLogprobs(self._tokenizer, len(self._echo)).rows(self._events)
-        return {"text": self._text, "logprobs": logprobs}
+        """`text`, `logprobs` and the prompt's own, where they are wanted."""
+        logprobs = None if self._body.logprobs is None else self._rows
+        body: Json = {"text": self._text, "logprobs": logprobs}
+        if self._body.prompt_logprobs is not None:
+            most = self._body.prompt_logprobs
+            body["prompt_logprobs"] = prompt_logprobs(self._stream.scored, most, self._tokenizer)
+        return body
 
     def finish(self, reason: FinishReason) -> str:
         """As the engine says."""
         return FINISH[reason]
 
-
-class _TextLogprobs:
-    """The completions form: four parallel lists. `offset` counts characters of token texts."""
-
-    def __init__(self, tokenizer: Tokenizer | None, offset: int) -> None:
-        self._tokenizer = tokenizer
-        self._offset = offset
-
-    def rows(self, events: Sequence[Event]) -> Json:
-        body: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def _chances(self, events: Iterable[Event]) -> Json:
+        """The rows of these tokens, which are added to all."""
+        rows: Json = {key: [] for key in ROWS}
         for event in events:
             text = token_text(event.token, self._tokenizer)
-            body["tokens"].append(text)
-            body["token_logprobs"].append(event.logprob)
-            top = {token_text(i, self._tokenizer): value for i, value in event.top}
-            body["top_logprobs"].append(top)
-            body["text_offset"].append(self._offset)
+            rows["tokens"].append(text)
+            rows["token_logprobs"].append(event.logprob)
+            best = event.top[: self._body.logprobs]
+            top = {token_text(i, self._tokenizer): value for i, value in best}
+            rows["top_logprobs"].append(None if event.logprob is None else top)
+            rows["text_offset"].append(self._offset)
             self._offset += len(text)
-        return body
+        for key in ROWS:
+            self._rows[key] += rows[key]
+        return rows

@@ -5,9 +5,11 @@ Knows JSON, types and ranges. Knows no API: the bodies are in the files beside t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,6 +59,20 @@ def decode(data: bytes, kind: type[T]) -> T:
             words = f"the body holds {said}, one half of a character: send both, or \\ufffd for it"
             raise BadField(words, code="invalid_json") from None
         raise BadField(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors in the block speak of a body's own fields; `names` are by those of a `ChatJob`."""
+    try:
+        yield
+    except RequestError as error:
+        param = getattr(error, "param", None)
+        own = names.get(param or "")
+        if own is None or param is None:
+            raise
+        words = str(error).replace(param, own, 1)
+        raise BadField(words, own, getattr(error, "code", None)) from None
 
 
 def check_range(name: str, value: Any, low: float | None, high: float | None) -> None:

@@ -8,13 +8,18 @@ from importlib.metadata import version
 
 import msgspec
 from fastapi import Request, Response
+from starlette.routing import compile_path
 
-from spark_engine.runtime.server.api import chat, completions, models, tokenize
+from spark_engine.runtime.server.api import chat, completions, messages, models, responses, tokenize
+from spark_engine.runtime.server.api.answers import Json
+from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
-from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
+from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
 from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
+from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
 
@@ -29,6 +34,10 @@ class Route:
     words: str
     body: type[msgspec.Struct] | None = None
     open: bool = False
+
+    def takes(self, path: str) -> bool:
+        """Whether it is for this path, whatever the method."""
+        return compile_path(self.path)[0].match(path) is not None
 
 
 def _generates(start: Start) -> Run:
@@ -48,6 +57,15 @@ def _computes(work: Compute) -> Run:
 def _shows(show: Callable[[Endpoints], Response]) -> Run:
     async def run(endpoints: Endpoints, request: Request) -> Response:
         return show(endpoints)
+
+    return run
+
+
+def _kept(work: Callable[[Service, str], Json]) -> Run:
+    """What concerns one answer that is kept."""
+
+    async def run(endpoints: Endpoints, request: Request) -> Response:
+        return json_response(work(endpoints.service, request.path_params["id"]))
 
     return run
 
@@ -83,18 +101,29 @@ def page_routes() -> tuple[Route, ...]:
     )
 
 
+_MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
+_RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES = (
-    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatJob),
+    Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
+    Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
+    Route("GET", _ONE, _kept(responses.find), "an answer that is kept"),
+    Route("DELETE", _ONE, _kept(responses.delete), "forgets one"),
+    Route("POST", _ONE + "/cancel", _kept(responses.cancel), "ends one that runs"),
+    Route("GET", _ONE + "/input_items", _kept(responses.inputs), "what it answers"),
+    Route("POST", "/v1/messages", _MESSAGES, "answers, in Anthropic's form", MessagesBody),
+    Route("POST", "/v1/messages/count_tokens", _COUNT, "tokens of such a prompt", CountBody),
     Route("GET", "/v1/models", _shows(_models), "the models that are served"),
     Route("GET", "/v1/models/{name:path}", _model, "one of them"),
     Route("POST", "/tokenize", _TOKENIZE, "token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", _DETOKENIZE, "the text of token ids", DetokenizeBody),
     Route("GET", "/health", _HEALTH, "200 while new work would be answered", open=True),
     Route("GET", "/ping", _HEALTH, "the same", open=True),
+    Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
+    Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),

@@ -57,7 +57,7 @@ def test_every_parameter_stands_in_its_column() -> None:
 
 def test_the_columns_have_the_contracts_names() -> None:
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency", "", "")
-    assert names == SAMPLING_F and SAMPLING_I == ("top_k", "seed_low", "seed_high", "")
+    assert names == SAMPLING_F and SAMPLING_I == ("top_k", "seed_low", "seed_high", "masked")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from spark_engine.runtime.engine.request import (
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step_costs import StepCosts
 from spark_engine.runtime.executors.memory import Snapshot
+from tests.runtime.engine import automaton
 from tests.runtime.fake import VOCAB, build_fake, poison_free
 
 MOST_PASSED = -(-340 // 64)  # tiles that go before those of the longest sequence
@@ -88,7 +89,8 @@ def arrivals(draw: st.DrawFn, most: int) -> Arrival:
     follows = draw(st.sampled_from((0, 0, 1, 2)))
     priority = draw(st.sampled_from((0, 0, 0, 1, 2)))
     cancel = draw(st.one_of(st.none(), st.none(), st.integers(0, 20)))
-    request = Request(prompt, draw(params()), priority, marks)
+    bound = draw(st.one_of(st.none(), st.none(), automaton.specs()))
+    request = Request(prompt, draw(params()), priority, marks, bound)
     return Arrival(request, draw(st.integers(0, 60)), cancel, follows)
 
 
@@ -145,7 +147,9 @@ def forks(draw: st.DrawFn) -> Trace:
         tail = tuple(i * 5 % VOCAB for i in range(own))
         prompt = (*draw(st.sampled_from(stems))[:cut], *tail)[: capacity(limits) - 2]
         marks = tuple(sorted(draw(st.lists(st.integers(0, cut), max_size=2))))
-        request = Request(prompt, draw(params()), draw(st.sampled_from((0, 0, 0, 1))), marks)
+        priority = draw(st.sampled_from((0, 0, 0, 1)))
+        bound = draw(st.one_of(st.none(), st.none(), st.none(), automaton.specs()))
+        request = Request(prompt, draw(params()), priority, marks, bound)
         step = draw(st.sampled_from((0, 0, 0, 1, 2, 9, 40)))
         cancel = draw(st.sampled_from((None, None, None, 1, 3)))
         made.append(Arrival(request, step, cancel, draw(st.sampled_from((0, 0, 1)))))
@@ -252,7 +256,8 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     loaded = build_fake(trace.limits, trace.decode, trace.prefill, poison_rate=POISON_RATE)
     # Without a seed of k the engine chooses, and verifying costs it little.
     costs = {key: 10.0 + drafts_of(key[0]) for key in loaded.executors}
-    watch = Watch(Engine(replace(loaded, costs=costs), trace.options))
+    options = replace(trace.options, grammars=automaton.Automaton)
+    watch = Watch(automaton.at_once(Engine(replace(loaded, costs=costs), options)))
     if trace.depths is not None:
         rng, most = random.Random(trace.depths), watch.engine.drafts
         depth = watch.engine.scheduler.depth
@@ -297,7 +302,8 @@ def check_trace(trace: Trace) -> None:
     assert sum(events[-1].drafted for events in watch.events.values()) == sum(verified)
     limits = replace(trace.limits, drafts=0, snapshots=0)
     plain = build_fake(limits, (1,), (1,), lazy=False, poison_rate=POISON_RATE)
-    alone = Engine(plain, EngineOptions(swap_bytes=0))
+    options = EngineOptions(swap_bytes=0, grammars=automaton.Automaton)
+    alone = automaton.at_once(Engine(plain, options))
     for number, arrival in arrived.items():
         events, expected = watch.events[number], solo(alone, arrival.request)
         assert events[-1].finish and not any(e.finish for e in events[:-1])
@@ -307,6 +313,8 @@ def check_trace(trace: Trace) -> None:
         else:
             strip = [(e.token, e.logprob, e.top, e.finish, e.message) for e in events]
             assert strip == [(e.token, e.logprob, e.top, e.finish, e.message) for e in expected]
+        if arrival.request.constraint is not None:
+            automaton.follows(arrival.request.constraint, tokens_of(events))
 
 
 @settings(

@@ -1,9 +1,12 @@
-"""The HTTP face without an engine: keys and the sizes of bodies."""
+"""The HTTP face without an engine: keys, bodies, paths, names of requests, other origins."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +21,7 @@ from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.api.asking import Asking
 
 KEY = "Secret-clé"
 
@@ -111,12 +115,19 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
     served = service(client, None)
     endpoints = Endpoints(served)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    told = iter([{"type": "http.request", "body": b'{"prompt": [5], "stream": true}'}])
+    told = iter(
+        [
+            {
+                "type": "http.request",
+                "body": b'{"prompt": [5], "stream": true, "return_token_ids": true}',
+            }
+        ]
+    )
 
     async def receive() -> Any:
         with contextlib.suppress(StopIteration):
             return next(told)
-        await asyncio.sleep(0.05 if not began.is_set() else 0)
+        await began.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
@@ -128,7 +139,127 @@ def test_who_leaves_before_the_first_event_is_sent_leaves_nothing_behind() -> No
         response = await endpoints.generate(request, completions.start)
         assert client.cancelled == []
         await asyncio.wait_for(response(scope, receive, send), 5)
+        assert client.cancelled == [0], "at once, and not when somebody collects the garbage"
 
     began = asyncio.Event()
     asyncio.run(ask())
-    assert client.cancelled == [0]
+
+
+def test_a_path_that_is_not_served_says_what_is() -> None:
+    served = Asking("x")
+    answer = served.get("/v1/nothing")
+    words = answer.json()["error"]["message"]
+    assert answer.status_code == 404 and words.startswith("there is no /v1/nothing here; there is ")
+    assert all(path in words for path in ("/v1/chat/completions", "/v1/messages", "/v1/models"))
+    for path, wanted in (
+        ("/v1/embeddings", "has no embeddings"),
+        ("/rerank", "serve a reranking model"),
+        ("/v1/audio/speech", "serve a model of speech"),
+        ("/v1/images/generations", "serve a model of images"),
+        ("/v1/threads/t1/runs", "use /v1/responses"),
+        ("/api/chat", "use /v1/chat/completions"),
+    ):
+        answer = served.get(path, "POST")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (404, "not_supported"), path
+        assert error["message"].startswith(f"{path} is not served here: ")
+        assert wanted in error["message"]
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = served.get(path)
+        assert answer.status_code == 405
+        assert answer.json()["error"]["message"] == f"{path} takes POST, not GET"
+    assert served.get("/v1/models", "POST").status_code == 405
+
+
+def test_every_request_has_a_name() -> None:
+    served = Asking("x")
+    for given in ("abc-123", "a/b:c"):
+        answer = served.get("/v1/nothing", **{"x-request-id": given})
+        assert answer.headers.get_list("x-request-id") == [given]
+        assert answer.json()["request_id"] == given
+    made = set()
+    for given in ("", "a b", "x" * 129, "a\tb", "\"'"):
+        answer = served.get("/v1/nothing", **({"x-request-id": given} if given else {}))
+        made.add(answer.headers["x-request-id"])
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert len(made) == 5 and all(name.startswith("req_") for name in made)
+    answer = served.post("/v1/completions", {"prompt": "a"})
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def test_an_internal_error_has_its_requests_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    served = Asking("x")
+    monkeypatch.setattr(completions, "TextForm", broken)
+    answer = served.post("/v1/completions", {"prompt": "a"}, **{"x-request-id": "mine"})
+    assert (answer.status_code, answer.json()["request_id"]) == (500, "mine")
+    assert "secret" not in answer.text and "RuntimeError" in answer.text
+    assert "in request mine" in caplog.text
+
+
+def test_other_origins_are_let_in_where_they_are_named() -> None:
+    page = {"origin": "http://page"}
+    asked = {**page, "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
+    path = "/v1/chat/completions"
+    closed = Asking("x").get(path, "OPTIONS", **asked)
+    assert closed.status_code == 405 and "access-control-allow-origin" not in closed.headers
+    for origins, wanted in ((["http://page"], "http://page"), (["*"], "*")):
+        served = Asking("x", origins=origins, keys=Keyring(None, "k"))
+        early = served.get(path, "OPTIONS", **asked)  # a browser sends no key with this one
+        assert early.status_code == 200
+        assert early.headers["access-control-allow-origin"] == wanted
+        assert "x-stainless-os" in early.headers["access-control-allow-headers"]
+        refused = served.post(path, {}, **page)
+        assert refused.status_code == 401  # and the page may read why
+        assert refused.headers["access-control-allow-origin"] == wanted
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    other = Asking("x", origins=["http://page"]).get(
+        path, "OPTIONS", **asked | {"origin": "http://q"}
+    )
+    assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
+def test_compressed_bodies_are_read_within_the_limit(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(data: bytes) -> bytes:
+        return zlib.compress(data) if encoding == "deflate" else gzip.compress(data)
+
+    served, head = Asking("hello"), {"content-encoding": encoding}
+    body = pack(b'{"prompt": "a bear", "max_tokens": 9}')
+    assert served.post("/v1/completions", body, **head).json()["choices"][0]["text"] == "hello"
+    broken = served.post("/v1/completions", b"no" + body, **head)
+    assert broken.status_code == 400 and "is not valid" in broken.json()["error"]["message"]
+    monkeypatch.setattr(module, "MAX_BODY", 100_000)
+    served = Asking("hello")
+    bomb = pack(b'{"prompt": "' + b"a" * 50_000_000)
+    assert len(bomb) < 100_000
+    tracemalloc.start()
+    assert served.post("/v1/completions", bomb, **head).status_code == 413
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_an_unknown_compression_is_named() -> None:
+    answer = Asking("x").post("/v1/completions", b"x", **{"content-encoding": "br"})
+    assert (answer.status_code, "'br'" in answer.json()["error"]["message"]) == (415, True)
+
+
+def test_load_and_readiness() -> None:
+    served = Asking("x")
+    assert served.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
+    assert served.get("/ready").status_code == 200
+    served.client.in_flight = 8  # 4 slots and a queue of 4
+    assert served.get("/load").json()["server_load"] == 8
+    answer = served.get("/ready")
+    assert answer.status_code == 503 and "room for 8" in answer.json()["reason"]
+    assert served.get("/health").status_code == 200
+    served.client.in_flight = 0
+    served.client.unhealthy_reason = lambda: "it hangs"  # type: ignore[method-assign]
+    assert served.get("/ready").json()["reason"] == "it hangs"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
-from spark_engine.runtime.server.client import EngineClient, Mailbox
-from spark_engine.runtime.server.deadline import Deadline, TimedOut
+from spark_engine.runtime.server.client import Begun, EngineClient, Mailbox
+from spark_engine.runtime.server.deadline import Deadline, QueuedTooLong, TimedOut
 from spark_engine.runtime.server.generation import Choice, Generation, GenerationFailed
 from spark_engine.runtime.server.metrics import Metrics
 from spark_engine.runtime.text.text_stream import TextStream
@@ -80,6 +80,37 @@ def test_the_deadline_is_the_requests_and_not_each_tokens() -> None:
         return came
 
     assert 1 <= asyncio.run(count()) <= 5
+
+
+class Queued(FakeClient):
+    """Begins with a request after 0.1 s, and brings its token 0.3 s later."""
+
+    def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+        later = asyncio.get_running_loop().call_later
+        later(0.1, box.put_nowait, Begun(0, 0.0))
+        later(0.4, box.put_nowait, [Event(0, 40, finish=FinishReason.LENGTH)])
+        return [0]
+
+
+async def _wait_in_queue(timeout_s: float | None, queue_s: float | None) -> tuple[int, list[int]]:
+    client: Any = Queued()
+    metrics = Metrics("m", lambda: (client.stats, 0.0))
+    choice = Choice(Request((1,)), TextStream(None, SamplingParams(), (1,)))
+    deadline = Deadline(timeout_s, queue_s)
+    came = [p async for p in Generation(client, metrics, [choice], 4, deadline).pieces()]
+    return len(came), client.cancelled
+
+
+def test_the_queues_time_ends_when_the_engine_begins() -> None:
+    assert asyncio.run(_wait_in_queue(None, 0.25)) == (1, [])
+    with pytest.raises(QueuedTooLong, match=r"more than 0\.05 s in the queue; retry"):
+        asyncio.run(_wait_in_queue(None, 0.05))
+    with pytest.raises(QueuedTooLong):
+        asyncio.run(_wait_in_queue(0.3, 0.05))
+    with pytest.raises(TimedOut):
+        asyncio.run(_wait_in_queue(0.05, 0.25))
+    with pytest.raises(TimedOut):
+        asyncio.run(_wait_in_queue(0.3, 0.25))
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:

@@ -504,7 +504,6 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "a", "logit_bias": {"5": 101}}, 400, "101"),
     (TEXT, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "99999"),
     (TEXT, {"prompt": "a", "logprobs": 21}, 400, "21"),
-    (TEXT, {"prompt": "a", "logprobs": 0, "echo": True}, 400, "echo"),
     (TEXT, {"prompt": "a", "seed": 1.5}, 400, "1.5"),
     (TEXT, {"prompt": "a", "suffix": "z"}, 400, "suffix"),
     (TEXT, {"prompt": "a", "stream_options": {}}, 400, "stream: true"),
@@ -658,6 +657,19 @@ def test_a_stalled_engine_leaves_with_a_server_that_is_killed(tokenizer_folder: 
         server.process.kill()
         _wait(lambda: not Path(f"/proc/{worker}/cwd").exists(), "the engine left too", 5)
         assert not socket_file.parent.exists()
+
+
+def test_a_full_disk_takes_words_and_nothing_else(tokenizer_folder: Path) -> None:
+    """Neither process can write to its log, and no dump can be written."""
+    log = Path("/dev/full")
+    with _server(tokenizer_folder, log, dumps="/proc") as server:
+        with pytest.raises(openai.InternalServerError, match="went wrong"):
+            server.client.completions.create(model="fake", prompt="BOOM")
+        _wait(lambda: _healthy(server.url), "it serves again")
+        answer = server.client.completions.create(model="fake", prompt="x", max_tokens=3)
+        assert answer.usage is not None and answer.usage.completion_tokens == 3
+        server.process.terminate()
+        server.process.wait(EXIT_S)
 
 
 def test_sigterm_drains_and_exits_with_zero(tokenizer_folder: Path) -> None:

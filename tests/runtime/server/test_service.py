@@ -224,7 +224,7 @@ def test_a_caller_that_leaves_keeps_its_thread_counted(tokenizer: Counting) -> N
 def test_a_form_that_raises_leaves_no_request_behind(
     tokenizer: Counting, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no form")
 
     places = {"ChatForm": chat, "TextForm": completions, "TextStream": module}

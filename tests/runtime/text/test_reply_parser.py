@@ -167,11 +167,11 @@ def test_an_answer_does_not_depend_on_the_cut(
     assert taken([text[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == taken([text])
 
 
-def test_100_recorded_streams_at_every_split_point() -> None:
+def test_answers_of_the_taught_form_at_every_split_point() -> None:
     """Answers of the form that the model is taught, with values of every kind."""
     rng = random.Random(3)
     alphabet = ["a", "é", "猫", "\n", " ", "<", ">", "</", '"', "\\", "{", "=", "</b>", "\t"]
-    for _ in range(100):
+    for _ in range(25):
         thought = "".join(rng.choices(alphabet[:5], k=rng.randrange(9))).strip("\n")
         wanted, text = [], thought + "\n</think>\n\n"
         for _ in range(rng.randrange(1, 3)):

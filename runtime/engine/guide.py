@@ -1,0 +1,217 @@
+"""Which ids one sequence's next token may have: forced ones, a thought and its budget, a grammar.
+
+In this order: the ids that the request forces; a thought, whose end is forced when its budget is
+used up; then the answer, which the grammar binds, if there is one. Where that stands costs nothing
+and follows each token. What the grammar says is a job for another thread, one at a time.
+
+Knows positions and ids; no scheduler and no table.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from spark_engine.errors import InternalError
+from spark_engine.interface import MASK_BITS
+from spark_engine.runtime.engine.constraint import Constraint, ConstraintSpec, Grammars, Words
+
+Submit: TypeAlias = Callable[[Callable[[], "Answer"]], "Future[Answer]"]
+
+
+class Need(enum.Enum):
+    """What is known of a token's mask before the tokens that are on their way were read."""
+
+    NOTHING = "all ids are allowed, whatever those will be"
+    KNOWN = "its id is forced"
+    TOKENS = "it depends on them"
+
+
+class Part(enum.Enum):
+    """Where a sequence stands."""
+
+    FORCED = "the ids that the request forces"
+    THOUGHT = "a thought"
+    CLOSE = "the ids that close it, its budget being used up"
+    ANSWER = "the answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a grammar says of the next token: its mask, None for all ids; `done`: there is none.
+    `seconds` that it took."""
+
+    mask: Words | None
+    done: bool
+    seconds: float
+
+
+class Guide:
+    """One sequence's. `drafts` are those of its rounds where nothing binds it.
+
+    `forbidden` ids must not end its thought where a grammar waits behind it. A mask has
+    ceil(vocab / 32) words.
+    """
+
+    def __init__(
+        self, spec: ConstraintSpec, vocab: int, forbidden: Iterable[int] = (), drafts: int = 0
+    ) -> None:
+        self.spec, self.drafts = spec, drafts
+        self.flagged = False  # its slot's mask counts in the tables
+        self.slow = False  # its grammar takes longer than a step
+        self.job: Future[Answer] | None = None  # the mask of the next token
+        self.asked = 0.0  # when, in seconds
+        self._vocab, self._words = vocab, -(-vocab // MASK_BITS)
+        self._forbidden = sorted(forbidden)
+        self._inner: Constraint | None = None
+        self._work: Callable[[], Answer] = lambda: self._answer([])
+        self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
+        self.taken = 0  # tokens so far
+        self._thought = 0  # of them in the thought
+        self._closed = 0  # of `close`
+        self._part = Part.FORCED
+        self._go_on()
+
+    @property
+    def part(self) -> Part:
+        """Where it stands."""
+        return self._part
+
+    def _go_on(self) -> None:
+        """Leaves what is over."""
+        spec = self.spec
+        if self._part is Part.FORCED and self.taken >= len(spec.forced):
+            self._part = Part.THOUGHT if spec.end_of_thought >= 0 else Part.ANSWER
+        if self._part is Part.THOUGHT and spec.budget is not None and self._thought >= spec.budget:
+            self._part = Part.CLOSE
+        if self._part is Part.CLOSE and self._closed >= len(spec.close):
+            self._part = Part.ANSWER
+
+    def advance(self, token: int) -> None:
+        """A token was sampled. Raises InternalError where another one was forced."""
+        part, spec = self._part, self.spec
+        wanted = self._forced_id()
+        if wanted is not None and token != wanted:
+            raise InternalError(f"token {token} was sampled where {wanted} was forced")
+        self.taken += 1
+        self._thought += part is Part.THOUGHT
+        self._closed += part is Part.CLOSE
+        if part is Part.THOUGHT and token == spec.end_of_thought:
+            self._part = Part.ANSWER
+        elif part is Part.ANSWER and spec.grammar:
+            self._told.append(token)
+        self._go_on()
+
+    def need(self, index: int) -> Need:
+        """Of the mask of the token generated as number `index`, from 0, or of one before it that
+        was not read yet."""
+        spec = self.spec
+        if index < len(spec.forced):
+            return Need.KNOWN
+        if spec.grammar:
+            return Need.TOKENS
+        if self._part is Part.ANSWER or spec.budget is None or spec.end_of_thought < 0:
+            return Need.NOTHING
+        free = index < len(spec.forced) + spec.budget
+        return Need.NOTHING if free else Need.TOKENS
+
+    def binds(self, index: int) -> bool:
+        """Whether anything may bind a token up to that number, so that no draft may stand there."""
+        return self.need(index) is not Need.NOTHING
+
+    # Masks.
+
+    def mask(self, index: int) -> Words | None:
+        """Of the token of that number, where no grammar is asked; None: all ids are allowed.
+
+        Unless its need says otherwise, the tokens before it were read: it is the next one.
+        """
+        if index < len(self.spec.forced):
+            return self._only(self.spec.forced[index])
+        if self.need(index) is Need.NOTHING:
+            return None
+        wanted = self._forced_id()
+        if wanted is not None:
+            return self._only(wanted)
+        if self._part is Part.THOUGHT and self.spec.grammar and self._forbidden:
+            return self._all_but(self._forbidden)
+        return None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next token's mask is a job for another thread."""
+        return self._part is Part.ANSWER and bool(self.spec.grammar)
+
+    @property
+    def untold(self) -> bool:
+        """Whether the grammar has not heard of all tokens of the answer."""
+        return bool(self._told)
+
+    def begin(self, submit: Submit, grammars: Grammars) -> None:
+        """Makes its grammar by a job, which also gives the first mask of the answer."""
+        if self.spec.grammar:
+            self._work = lambda: self._make(grammars)
+            self.again(submit)
+
+    @property
+    def ready(self) -> bool:
+        """No job is under way."""
+        return self.job is None or self.job.done()
+
+    def ask(self, submit: Submit) -> None:
+        """Submits the job of the next token's mask. The one before must have been read."""
+        told, self._told = self._told, []
+        self._work = lambda: self._answer(told)
+        self.again(submit)
+
+    def again(self, submit: Submit) -> None:
+        """Submits the same job, which was never begun."""
+        self.asked, self.job = time.monotonic(), submit(self._work)
+
+    def _make(self, grammars: Grammars) -> Answer:
+        self._inner = grammars(self.spec.grammar)
+        return self._answer([])
+
+    def _answer(self, told: list[int]) -> Answer:
+        start, inner = time.perf_counter(), self._inner
+        if inner is None:
+            raise InternalError("the grammar was not made")
+        for token in told:
+            inner.advance(token)
+        if inner.done:
+            return Answer(None, True, time.perf_counter() - start)
+        mask = np.zeros(self._words, np.uint32)
+        if not inner.fill(mask):
+            return Answer(None, False, time.perf_counter() - start)
+        if not self._within(mask).any():
+            raise InternalError("the grammar allows no token and is not done")
+        return Answer(mask, False, time.perf_counter() - start)
+
+    def _within(self, mask: Words) -> Words:
+        """Without bits of ids that are not there."""
+        over = self._words * MASK_BITS - self._vocab
+        if over:
+            mask[-1] &= np.uint32(0xFFFFFFFF >> over)
+        return mask
+
+    def _forced_id(self) -> int | None:
+        if self._part is Part.FORCED:
+            return self.spec.forced[self.taken]
+        return self.spec.close[self._closed] if self._part is Part.CLOSE else None
+
+    def _only(self, token: int) -> Words:
+        mask = np.zeros(self._words, np.uint32)
+        mask[token // MASK_BITS] = 1 << token % MASK_BITS
+        return mask
+
+    def _all_but(self, ids: list[int]) -> Words:
+        mask = np.full(self._words, 0xFFFFFFFF, np.uint32)
+        for token in ids:
+            mask[token // MASK_BITS] &= np.uint32(0xFFFFFFFF ^ 1 << token % MASK_BITS)
+        return mask

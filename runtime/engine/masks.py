@@ -1,0 +1,179 @@
+"""The ids that sequences may have next, brought to the tables in time.
+
+Grammars work in a few threads while the device computes what needs no mask. One that takes longer
+than SLOW runs only in steps that find its mask ready; one that takes longer than BOUND ends its
+request. So nobody else's step waits for it but the one in which that is found out.
+
+Knows guides, threads and two tables; not who runs when.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from spark_engine.errors import InternalError
+from spark_engine.interface import SAMPLING_I
+from spark_engine.runtime.engine.constraint import Grammars
+from spark_engine.runtime.engine.guide import Answer, Guide, Need
+from spark_engine.runtime.engine.plan import Batch
+from spark_engine.runtime.engine.request import Status
+from spark_engine.runtime.engine.sequence import Sequence
+from spark_engine.runtime.executors.memory import EngineMemory
+
+BOUND = 1.0  # seconds of a mask, after which the request ends; COMPILED: of making the grammar too
+COMPILED = 10.0
+SLOW = 0.01  # seconds of a mask, after which it is made between steps
+PAUSE = 0.002  # seconds that a step without work waits for a mask
+THREADS = 8
+FLAG = SAMPLING_I.index("masked")
+ALLOW, FLAGS = ("allow",), ("sampling_i",)
+
+
+@dataclass(slots=True)
+class Ended:
+    """Sequences whose grammar allows nothing more, and those whose grammar failed, with words."""
+
+    done: list[Sequence] = field(default_factory=list)
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
+
+
+class Masks:
+    """Those of one engine; one thread owns it. `grammars` None: no request may have a grammar."""
+
+    def __init__(self, memory: EngineMemory, vocab: int, grammars: Grammars | None) -> None:
+        self._memory, self._vocab, self._grammars = memory, vocab, grammars
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: list[Sequence] = []  # whose grammar is made, or whose mask is waited for
+        self.bound, self.compiled, self.slow = BOUND, COMPILED, SLOW
+
+    def begin(self, seq: Sequence) -> None:
+        """Makes the guide of a sequence that has just come, if its request binds it."""
+        spec = seq.request.constraint
+        if spec is None:
+            return
+        seq.guide = Guide(spec, self._vocab, seq.stop_ids, seq.drafts)
+        if spec.grammar and self._grammars is not None:
+            seq.guide.begin(self._submit, self._grammars)
+            self._under_way.append(seq)
+
+    def poll(self, idle: bool) -> Ended:
+        """Looks after what is under way; who failed, or took too long. With `idle` it waits a
+        little where nothing has changed, since there is nothing else to do."""
+        ended = Ended()
+        if not self._under_way:
+            return ended
+        jobs = [seq.guide.job for seq in self._under_way if seq.guide and seq.guide.job]
+        if idle and jobs and not any(job.done() for job in jobs):
+            wait(jobs, PAUSE, FIRST_COMPLETED)
+        still, now = [], time.monotonic()
+        for seq in self._under_way:
+            guide = seq.guide
+            if seq.status is Status.FINISHED or guide is None:
+                continue
+            if guide.ready:
+                seq.paused = False  # what its job says, or raises, is read with its mask
+                continue
+            bound = self.bound if seq.paused else self.compiled
+            if now - guide.asked > bound:
+                ended.failed.append((seq, _too_long(bound)))
+                self._abandon()
+            else:
+                still.append(seq)
+        self._under_way = still
+        return ended
+
+    def advance(self, seq: Sequence, token: int) -> str:
+        """A token of a guided sequence was read, and it goes on: its next mask is asked for. What
+        is wrong with the token, "" for nothing."""
+        guide = seq.guide
+        if guide is None:
+            return ""
+        try:
+            guide.advance(token)
+        except InternalError as error:
+            return str(error)
+        if guide.untold:  # what the job of its beginning says holds until then
+            guide.ask(self._submit)
+            if seq.paused:
+                self._under_way.append(seq)
+        return ""
+
+    def waits(self, batch: Batch) -> bool:
+        """Whether a mask of the batch depends on tokens that are on their way."""
+        needs = (s.guide.need(i) for s, i in batch.bound if s.guide is not None)
+        return any(need is Need.TOKENS for need in needs)
+
+    def write(self, batch: Batch, ended: Ended) -> None:
+        """Writes the masks of a batch's tokens, all tokens before them having been read. A row of
+        one that ends has any mask."""
+        deadline = time.monotonic() + self.bound
+        for seq, index in batch.bound:
+            guide = seq.guide
+            if guide is None or seq.status is Status.FINISHED:
+                continue
+            try:
+                self._write(seq, guide, index, deadline, ended)
+            except TimeoutError:
+                ended.failed.append((seq, _too_long(self.bound)))
+            except Exception as error:  # a grammar's: whatever it is, it is that request's
+                ended.failed.append((seq, f"the grammar failed: {error}"))
+
+    def _write(
+        self, seq: Sequence, guide: Guide, index: int, deadline: float, ended: Ended
+    ) -> None:
+        tables, slot = self._memory.tables, seq.slot
+        if guide.need(index) is Need.TOKENS and guide.asks:
+            answer = self._read(guide, deadline)
+            guide.slow = guide.slow or answer.seconds > self.slow
+            if answer.done:
+                ended.done.append(seq)
+                return
+            mask = answer.mask
+            seq.paused = guide.slow
+        else:
+            mask = guide.mask(index)
+        if mask is not None:
+            tables["allow"][slot] = mask
+            self._memory.mark(slot, ALLOW)
+        if (mask is not None) != guide.flagged:
+            guide.flagged = mask is not None
+            tables["sampling_i"][slot, FLAG] = guide.flagged
+            self._memory.mark(slot, FLAGS)
+
+    def _read(self, guide: Guide, deadline: float) -> Answer:
+        """What the grammar says of the next token. Raises TimeoutError if it says nothing."""
+        if guide.job is None:
+            raise InternalError("nobody asked the grammar")
+        try:
+            return guide.job.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            self._abandon()
+            if not guide.job.cancel():
+                raise
+            guide.again(self._submit)  # it stood behind others that took too long
+            return guide.job.result(self.bound)
+
+    def _submit(self, job: Callable[[], Answer]) -> Future[Answer]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "grammar")
+        return self._pool.submit(job)
+
+    def _abandon(self) -> None:
+        """Leaves the threads to a job that does not end, and takes others."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+    def close(self) -> None:
+        """Ends the threads when what they work on is done. May be called twice."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+def _too_long(bound: float) -> str:
+    return f"the grammar took longer than {bound:g} s to say what may come next"

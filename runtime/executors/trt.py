@@ -1,0 +1,151 @@
+"""The `trt` executor: TensorRT-RTX's engine of a bucket, and onnxruntime for what runs behind it.
+
+Knows both libraries and the device's copies; knows no op. Every buffer, states too, is the host's:
+a run copies what the engine reads to the device and what it makes back. That is slow where states
+are large and simple everywhere, and it is what a second witness of our kernels is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from spark_engine.engine_file import EngineHeader
+from spark_engine.errors import EngineError, ExecutorError
+from spark_engine.hints import extra
+from spark_engine.runtime.executors.executor import Specs, Wait, checked
+from spark_engine.runtime.executors.ort import open_session
+from spark_engine.tensors import Array, TensorSpec
+from spark_engine.trt_payload import TrtPayload
+
+
+class TrtExecutor:
+    """One bucket.
+
+    Raises EngineError where TensorRT-RTX or a GPU is missing, or the engine is not for this GPU.
+    """
+
+    def __init__(
+        self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
+    ) -> None:
+        trt, gpu = _library(), _gpu()
+        made = TrtPayload.decode(payload)
+        self._label = f"{header.family} {header.rows}"
+        self._specs = Specs(header.inputs, header.states, header.outputs)
+        self._states = {out: state for out, state in header.aliases.items()}
+        self._behind = open_session(made.behind, folder, threads, self._label)
+        self._gpu, self._addresses = gpu, dict[str, int]()
+        self._open = True
+        try:
+            self._engine = _deserialised(trt, made.engine, self._label)
+            self._context = self._engine.create_execution_context()
+            self._fed, self._made = self._bind(trt)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def specs(self) -> Specs:
+        """The buffers `run` expects."""
+        return self._specs
+
+    def run(self, buffers: Mapping[str, Array]) -> None:
+        """One step over `buffers`. Raises ExecutorError when one is missing or misshapen, or when
+        TensorRT does not start the engine."""
+        if not self._open:
+            raise ExecutorError(f"{self._label} was closed")
+        for spec in (*self._specs.inputs, *self._specs.states, *self._specs.outputs):
+            checked(spec, buffers.get(spec.name))
+        self._gpu.use()
+        for name in self._fed:
+            self._gpu.upload(self._addresses[name], buffers[name])
+        if not self._context.execute_async_v3(int(self._gpu.stream)):
+            raise ExecutorError(f"TensorRT did not start {self._label}; its log says why")
+        passed = {}
+        for name, spec in self._made.items():
+            target = buffers.get(self._states.get(name, name))
+            array = np.empty(spec.dims, spec.dtype.numpy) if target is None else target
+            self._gpu.download(array, self._addresses[name])
+            passed[name] = array
+        self._gpu.wait()
+        self._run_behind(buffers, passed)
+
+    def launch(self, buffers: Mapping[str, Array]) -> Wait:
+        """Runs at once; there is nothing to wait for."""
+        self.run(buffers)
+        return lambda: None
+
+    def close(self) -> None:
+        """Frees what the bucket holds. May be called twice."""
+        if not self._open:
+            return
+        self._open = False
+        self._context = self._engine = None
+        self._gpu.use()
+        for address in self._addresses.values():
+            self._gpu.free(address)
+        self._gpu.close()
+
+    def _bind(self, trt: ModuleType) -> tuple[tuple[str, ...], dict[str, TensorSpec]]:
+        """(what the engine reads, what it makes), each with memory of its own on the device."""
+        known = {s.name: s for s in (*self._specs.inputs, *self._specs.states)}
+        outs = {s.name: s for s in self._specs.outputs}
+        for out, state in self._states.items():
+            outs[out] = TensorSpec(out, known[state].dtype, known[state].shape)
+        fed, made = [], {}
+        for index in range(self._engine.num_io_tensors):
+            name = self._engine.get_tensor_name(index)
+            reads = self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            spec = known.get(name) if reads else outs.get(name)
+            dims = tuple(self._engine.get_tensor_shape(name))
+            if spec is None or dims != spec.dims:
+                raise EngineError(
+                    f"the {self._label} bucket's engine has {name}{list(dims)}, its header has "
+                    f"{spec}; rebuild it with spark-build"
+                )
+            self._addresses[name] = self._gpu.allocate(spec.nbytes)
+            self._context.set_tensor_address(name, self._addresses[name])
+            if reads:
+                fed.append(name)
+            else:
+                made[name] = spec
+        return tuple(fed), made
+
+    def _run_behind(self, buffers: Mapping[str, Array], passed: Mapping[str, Array]) -> None:
+        """What is left of the bucket, on the host; its updated states are copied back."""
+        wanted = [value.name for value in self._behind.get_inputs()]
+        names = [value.name for value in self._behind.get_outputs()]
+        fed = {name: passed[name] if name in passed else buffers[name] for name in wanted}
+        for name, array in zip(names, self._behind.run(names, fed), strict=True):
+            np.copyto(buffers[self._states.get(name, name)], array)
+
+
+def _library() -> ModuleType:
+    try:
+        import tensorrt_rtx
+    except ImportError as error:
+        raise EngineError(f"the engine needs TensorRT-RTX ({error}): {extra('trt')}") from None
+    found: ModuleType = tensorrt_rtx
+    return found
+
+
+def _gpu() -> Any:
+    try:
+        from spark_engine.device import Gpu
+    except ImportError as error:
+        raise EngineError(f"the engine needs a GPU's packages ({error}): {extra('cuda')}") from None
+    return Gpu()
+
+
+def _deserialised(trt: ModuleType, data: bytes, label: str) -> Any:
+    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(data)
+    if engine is None:
+        raise EngineError(
+            f"TensorRT-RTX {trt.__version__} refuses the {label} bucket, which may be another "
+            "version's or not for this GPU; rebuild the engine with spark-build on this machine"
+        )
+    return engine

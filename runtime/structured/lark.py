@@ -1,0 +1,167 @@
+"""A grammar as it is written down, in the Lark form that llguidance reads.
+
+Knows that form's words and escapes. Knows no request and no tool; `matcher` compiles the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from spark_engine.errors import RequestError
+
+# Between JSON's parts, once at each place: models indent, and must not write blanks for ever.
+BLANK = r"[ \t]|\n[ \t]{0,64}"
+_OPTIONS = "x-guidance"  # llguidance's own key in a schema
+_Tree: TypeAlias = dict[str, Any]  # of marks by their characters; the end of one is empty
+
+
+@dataclass(frozen=True)
+class Style:
+    """How JSON is written and how closely its schema is followed.
+
+    Attributes:
+        blank: regex of the white space between parts; "" for none.
+        lenient: keywords that no grammar holds are left out, instead of refused.
+    """
+
+    blank: str = BLANK
+    lenient: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """For llguidance."""
+        how: dict[str, Any] = {"whitespace_pattern": self.blank} if self.blank else {}
+        how["whitespace_flexible"] = bool(self.blank)
+        return {**how, "lenient": self.lenient, "coerce_one_of": self.lenient}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A schema in a grammar, and where in the request it stands."""
+
+    place: str
+    schema: Any
+    style: Style
+
+    @property
+    def field(self) -> str:
+        """The field of the body."""
+        return re.split(r"[.\[]", self.place)[0]
+
+
+class Lark:
+    """Collects rules. Expressions are texts; those that a method returns name what it added."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._lines: list[str] = []
+        self._others: list[dict[str, str]] = []
+
+    def rule(self, expression: str) -> str:
+        """A new rule."""
+        return self._add(f"r{len(self._lines)}", expression)
+
+    def terminal(self, expression: str) -> str:
+        """A new lexeme: strings, regexes and other lexemes, read as one."""
+        return self._add(f"T{len(self._lines)}", expression)
+
+    def json(self, schema: Any, style: Style, place: str) -> str:
+        """Values of a JSON schema that stands at `place` in the request."""
+        self.pieces.append(Piece(place, schema, style))
+        return self.rule(json_of(schema, style))
+
+    def grammar(self, text: str) -> str:
+        """A whole grammar of somebody else's, with its own `start`."""
+        name = f"g{len(self._others)}"
+        self._others.append({"name": name, "lark_grammar": text})
+        return f"@{name}"
+
+    def text(self, start: str) -> str:
+        """What `Grammars` compiles: an answer is `start`."""
+        lark = "\n".join([f"start: {start}", *self._lines, ""])
+        if not self._others:
+            return lark
+        return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *self._others]})
+
+    def _add(self, name: str, expression: str) -> str:
+        self._lines.append(f"{name}: {expression}")
+        return name
+
+
+def json_of(schema: Any, style: Style) -> str:
+    """The expression of a JSON schema."""
+    plain = {} if schema is True else schema
+    if isinstance(plain, Mapping):
+        own = {key: value for key, value in plain.items() if key != _OPTIONS}
+        plain = {**own, _OPTIONS: style.options()}
+    return f"%json {json.dumps(plain)}"
+
+
+def quoted(text: str) -> str:
+    """The expression of a text. Raises RequestError where it is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{text!r} is not valid Unicode: {error}") from None
+    return json.dumps(text)
+
+
+def one_of(expressions: Iterable[str]) -> str:
+    """Any of them."""
+    return f"({' | '.join(expressions)})"
+
+
+def regex(text: str) -> str:
+    """The expression of a regex that a whole text must match. `\\d` is 0 to 9."""
+    return f"/{regex_to_lark(text, 'd')}/"
+
+
+def ebnf(text: str) -> str:
+    """A Lark grammar from one in GBNF's or in Lark's form. Raises RequestError."""
+    try:
+        made = str(any_to_lark(text))
+    except Exception as error:  # the library raises what it trips over
+        raise RequestError(f"it is neither EBNF nor Lark: {error}") from None
+    return made
+
+
+def token(number: int) -> str:
+    """The expression of one token id."""
+    return f"<[{number}]>"
+
+
+def without(marks: Collection[str]) -> str:
+    """A regex of texts that hold none of these marks, each of which has one `<`, at its start, and
+    none of which begins another.
+
+    A text may end within a mark. Written without complement, so that masks of it are quick.
+    """
+    tree: _Tree = {}
+    for mark in marks:
+        node = tree
+        for letter in mark[1:]:
+            node = node.setdefault(letter, {})
+    return f"[^<]*(<{_behind(tree)})*"
+
+
+def _behind(tree: _Tree) -> str:
+    """What may follow up to the next `<` where a mark was begun."""
+    others = f"[^<{''.join(map(in_class, sorted(tree)))}][^<]*"
+    longer = (in_class(k) + _behind(node) for k, node in sorted(tree.items()) if node)
+    return f"({'|'.join([others, *longer])})?"
+
+
+def in_regex(text: str) -> str:
+    """A text as a regex between slashes."""
+    return "".join(map(in_class, text))
+
+
+def in_class(letter: str) -> str:
+    """A character of a regex, escaped for a class or outside one."""
+    return letter if letter.isalnum() or letter in "_=<> " else f"\\{letter}"

@@ -1,0 +1,47 @@
+"""The bytes of a bucket for the `trt` executor, which the builder writes and the runtime reads.
+
+8 bytes little-endian length, a JSON head of that length, then the two parts that it measures.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from spark_engine.errors import EngineError
+
+
+@dataclass(frozen=True)
+class TrtPayload:
+    """One bucket.
+
+    Attributes:
+        engine: TensorRT-RTX's, of the network up to the logits.
+        behind: an ONNX model, of what runs behind it on the host.
+        outputs: names of what the engine makes; an updated state's ends with `.out`.
+    """
+
+    engine: bytes
+    behind: bytes
+    outputs: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """The bytes that `decode` takes."""
+        sizes = {"engine": len(self.engine), "behind": len(self.behind)}
+        head = json.dumps({**sizes, "outputs": self.outputs}, sort_keys=True).encode()
+        return len(head).to_bytes(8, "little") + head + self.engine + self.behind
+
+    @classmethod
+    def decode(cls, data: bytes) -> TrtPayload:
+        """Raises EngineError for bytes of another form."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        try:
+            head = json.loads(data[8:start])
+            middle, outputs = start + head["engine"], tuple(head["outputs"])
+            if middle + head["behind"] != len(data):
+                raise ValueError(f"{len(data)} bytes are not {head}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"the bucket is not TensorRT's ({error}); rebuild the engine with spark-build"
+            ) from None
+        return cls(data[start:middle], data[middle:], outputs)

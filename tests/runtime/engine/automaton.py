@@ -1,0 +1,113 @@
+"""Random automata as grammars, and what binds the requests of generated traces.
+
+A grammar's text is "states,seed": each state allows some ids, or all of them, and leads on by the
+token; the last state of an automaton with a seed divisible by 3 is the end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+from hypothesis import strategies as st
+
+from spark_engine.errors import InternalError
+from spark_engine.runtime.engine.constraint import ConstraintSpec, Words
+from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.engine.guide import Answer
+from tests.runtime.fake import VOCAB
+
+MARK, CLOSE = 13, (4, 13, 5)  # the end of a thought, and what closes one that is too long
+
+
+class Automaton:
+    """One sequence's walk. `allowed` are the ids of each state, None for all."""
+
+    def __init__(self, text: str) -> None:
+        states, seed = map(int, text.split(","))
+        rng = random.Random(seed)
+        shares = [rng.choice((0.0, 0.03, 0.3, 1.0)) for _ in range(states)]
+        self.allowed = [None if s == 1.0 else self._some(rng, s) for s in shares]
+        self.steps = [rng.randrange(1, states) if states > 1 else 0 for _ in range(8)]
+        self.end = states - 1 if seed % 3 == 0 else -1
+        self.at = 0
+
+    def _some(self, rng: random.Random, share: float) -> frozenset[int]:
+        some = {i for i in range(VOCAB) if rng.random() < share}
+        return frozenset(some | {rng.randrange(VOCAB)})
+
+    def fill(self, row: Words) -> bool:
+        ids = self.allowed[self.at]
+        if ids is None:
+            return False
+        row[:] = 0xFFFFFFFF << VOCAB % 32 & 0xFFFFFFFF  # ids that are not there
+        row[:-1] = 0
+        for i in ids:
+            row[i // 32] |= np.uint32(1 << i % 32)
+        return True
+
+    def advance(self, token: int) -> None:
+        ids = self.allowed[self.at]
+        if self.done or (ids is not None and token not in ids):
+            raise InternalError(f"state {self.at} does not allow {token}")
+        self.at = (self.at + self.steps[token % 8]) % len(self.allowed)
+
+    @property
+    def done(self) -> bool:
+        return self.at == self.end
+
+
+def follows(spec: ConstraintSpec, tokens: list[int]) -> None:
+    """Asserts that the tokens keep to what binds them, found by another way than the engine's."""
+    forced = spec.forced[: len(tokens)]
+    assert tuple(tokens[: len(forced)]) == forced
+    rest = tokens[len(forced) :]
+    if spec.end_of_thought >= 0:
+        thought = rest.index(MARK) + 1 if MARK in rest else len(rest)
+        if spec.budget is not None and thought > spec.budget:
+            closing = rest[spec.budget : spec.budget + len(CLOSE)]
+            assert tuple(closing) == CLOSE[: len(closing)]
+            thought = min(len(rest), spec.budget + len(CLOSE))
+        rest = rest[thought:]
+    if spec.grammar:
+        walk = Automaton(spec.grammar)
+        for token in rest:
+            walk.advance(token)  # raises where it is not allowed
+
+
+def specs() -> st.SearchStrategy[ConstraintSpec]:
+    grammars = st.builds(
+        lambda states, seed: f"{states},{seed}", st.integers(1, 6), st.integers(0, 99)
+    )
+    thoughts = st.sampled_from((None, None, 0, 1, 5, 30))
+    return st.builds(
+        lambda grammar, thinks, budget, forced: ConstraintSpec(
+            grammar=grammar,
+            close=CLOSE if thinks else (),
+            end_of_thought=MARK if thinks else -1,
+            budget=budget if thinks else None,
+            forced=forced,
+        ),
+        st.one_of(st.just(""), grammars, grammars),
+        st.booleans(),
+        thoughts,
+        st.sampled_from(((), (), (), (3,), (9, 7, 3, 60, 0, 3))),
+    )
+
+
+def at_once(engine: Engine) -> Engine:
+    """The engine, whose grammars work in the engine's thread."""
+
+    def submit(job: Callable[[], Answer]) -> Future[Answer]:
+        made: Future[Answer] = Future()
+        made.set_running_or_notify_cancel()
+        try:
+            made.set_result(job())
+        except Exception as error:
+            made.set_exception(error)
+        return made
+
+    engine._masks._submit = submit  # type: ignore[method-assign]
+    return engine

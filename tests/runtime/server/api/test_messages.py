@@ -1,0 +1,288 @@
+"""Anthropic's API: what a body means, and the form of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import httpx2
+import msgspec
+import pytest
+
+from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.fields import BadField, decode
+from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.messages import MessagesBody, job_of
+from spark_engine.runtime.server.keys import Keyring
+from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events
+
+USER = [{"role": "user", "content": "hi"}]
+BODY: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": USER}
+TOOLS = [{"name": "weather", "description": "d", "input_schema": SCHEMA}]
+PATH = "/v1/messages"
+
+
+def _job(**fields: Any) -> ChatJob:
+    return job_of(decode(msgspec.json.encode({**BODY, **fields}), MessagesBody))
+
+
+def test_a_conversation_of_blocks_is_one_of_messages() -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a", **cached}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "b"},
+                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Paris"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c2",
+                    "content": [{"type": "text", "text": "no"}],
+                    "is_error": True,
+                },
+                {"type": "text", "text": "so?"},
+                {"type": "document", "source": {"type": "text", "data": "doc"}},
+            ],
+        },
+    ]
+    system = [
+        {"type": "text", "text": "x-anthropic-billing-header: v=1"},
+        {"type": "text", "text": "be", **cached},
+        {"type": "text", "text": "kind"},
+    ]
+    call = {"name": "weather", "arguments": {"city": "Paris"}}
+    assert _job(messages=messages, system=system).messages == [
+        {"role": "system", "content": "be\n\nkind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "t",
+            "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "wet"},
+        {"role": "tool", "tool_call_id": "c2", "content": "Error: no"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "so?"}, {"type": "text", "text": "doc"}],
+        },
+    ]
+
+
+def test_fields_have_their_counterparts() -> None:
+    job = _job(
+        system="s", stop_sequences=["x"], temperature=0.5, top_k=3, top_p=0.9, stream=True,
+        tools=TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+    )  # fmt: skip
+    assert (job.max_completion_tokens, job.stop, job.top_k, job.stream) == (200, ["x"], 3, True)
+    assert (job.temperature, job.top_p, job.tool_choice) == (0.5, 0.9, "required")
+    assert job.parallel_tool_calls is False and job.reasoning_effort == "low"
+    assert job.thinking == {"type": "enabled", "budget_tokens": 1024}
+    function = {"name": "weather", "description": "d", "parameters": SCHEMA}
+    assert job.tools == [{"type": "function", "function": function}]
+    assert job.response_format is not None
+    assert job.response_format["json_schema"]["schema"] == SCHEMA
+    for choice, wanted in (
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ):
+        assert _job(tool_choice=choice).tool_choice == wanted
+
+
+def test_thinking_is_asked_for() -> None:
+    assert _job().enable_thinking is False
+    assert _job(chat_template_kwargs={"enable_thinking": True}).enable_thinking is None
+    assert _job(thinking={"type": "adaptive"}).enable_thinking is None
+    server = Asking("hello")
+    server.post(PATH, BODY)
+    assert server.prompt.endswith("<think>\n\n</think>\n\n")
+    server.post(PATH, {**BODY, "thinking": {"type": "adaptive"}})
+    assert server.prompt.endswith("<think>\n")
+
+
+def test_an_answer_that_is_begun_goes_on() -> None:
+    server = Asking("lo")
+    body = {**BODY, "messages": [*USER, {"role": "assistant", "content": "hel"}]}
+    answer = server.post(PATH, body).json()
+    assert server.prompt.endswith("hel")
+    assert answer["content"] == [{"type": "text", "text": "lo"}]
+
+
+def test_a_whole_answer() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    body = {**BODY, "tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    answer = server.post(PATH, body).json()
+    thought, text, call = answer.pop("content")
+    assert thought["type"] == "thinking" and thought["thinking"] == "I think."
+    assert thought["signature"] and text == {"type": "text", "text": "Let me look."}
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "tool_use", "name": "weather", "input": {"city": "Paris"}}
+    assert answer.pop("id").startswith("msg_")
+    usage = answer.pop("usage")
+    assert usage["input_tokens"] == len(server.client.submitted[0].prompt)
+    assert usage["output_tokens"] > 20 and usage["cache_read_input_tokens"] == 0
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "reason", "stop"),
+    [
+        ("hello", FinishReason.STOP, "end_turn", None),
+        ("hello", FinishReason.LENGTH, "max_tokens", None),
+        ("hello", FinishReason.CANCELLED, "pause_turn", None),
+        ("heXllo", FinishReason.STOP, "stop_sequence", "X"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_why_it_ended(
+    text: str, finish: FinishReason, reason: str, stop: str | None, stream: bool
+) -> None:
+    body = {**BODY, "stop_sequences": ["X"], "stream": stream}
+    answer = Asking(text, finish).post(PATH, body)
+    end = answer.json() if not stream else dict(events(answer))["message_delta"]["delta"]
+    assert (end["stop_reason"], end["stop_sequence"]) == (reason, stop)
+
+
+def test_a_stream_adds_up_to_the_whole() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL + CALL)
+    body = {**BODY, "tools": TOOLS, "thinking": {"type": "adaptive"}}
+    whole = server.post(PATH, body).json()
+    found = list(events(server.post(PATH, {**body, "stream": True})))
+    names = [name for name, _ in found]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert all(data["type"] == name for name, data in found)
+    start = found[0][1]["message"]
+    assert start["content"] == [] and start["usage"]["output_tokens"] == 0
+    assert found[-2][1]["usage"] == whole["usage"]
+    starts = [data for name, data in found if name == "content_block_start"]
+    assert [data["index"] for data in starts] == [0, 1, 2, 3]
+    assert starts[2]["content_block"]["input"] == {}
+    texts = {0: "", 1: "", 2: "", 3: ""}
+    for name, data in found:
+        if name == "content_block_delta":
+            kind = data["delta"]["type"].removesuffix("_delta")
+            key = {"input_json": "partial_json"}.get(kind, kind)
+            texts[data["index"]] += data["delta"][key] if key != "signature" else ""
+    assert texts[0] == whole["content"][0]["thinking"] and texts[1] == whole["content"][1]["text"]
+    assert msgspec.json.decode(texts[2]) == whole["content"][2]["input"] == {"city": "Paris"}
+    assert sum(name == "content_block_stop" for name in names) == 4
+
+
+def test_a_thought_that_is_not_wanted_is_left_out() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    server = Asking(THOUGHT + "Hello")
+    answer = server.post(PATH, {**BODY, "thinking": thinking}).json()
+    assert [block["type"] for block in answer["content"]] == ["text"]
+    found = list(events(server.post(PATH, {**BODY, "thinking": thinking, "stream": True})))
+    starts = [data for name, data in found if name == "content_block_start"]
+    assert [(s["index"], s["content_block"]["type"]) for s in starts] == [(0, "text")]
+
+
+def test_a_call_that_was_cut_off_keeps_what_came() -> None:
+    cut = CALL[: CALL.index("ris\n")]
+    answer = Asking(cut, FinishReason.LENGTH).post(PATH, {**BODY, "tools": TOOLS}).json()
+    assert answer["stop_reason"] == "max_tokens"
+    assert answer["content"][0]["input"] == {"city": "Pa"}
+
+
+def test_tokens_are_counted_without_an_engine() -> None:
+    server = Asking("x")
+    body = {k: v for k, v in BODY.items() if k != "max_tokens"} | {"tools": TOOLS, "system": "s"}
+    counted = server.post(PATH + "/count_tokens", body).json()
+    assert server.client.submitted == []
+    answer = server.post(PATH, {**body, "max_tokens": 5}).json()
+    assert counted == {"input_tokens": answer["usage"]["input_tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role is 'alien'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is 3"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0] is"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, ".name is None"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type is 'web_search"),
+        ({"tools": [{}]}, "tools[0].name is None"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type is 'x'"),
+        ({"thinking": {"type": "x"}}, "thinking.type is 'x'"),
+        ({"stop_sequences": [""]}, "stop_sequences holds an empty string"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"temperature": 3}, "temperature is 3"),
+        ({"output_config": {"format": {"type": "x"}}}, "output_config.format"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"system": [{"type": "image"}]}, "system[0] is"),
+    ],
+)
+def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
+    answer = Asking("x").post(PATH, {**BODY, **fields})
+    assert answer.status_code == 400
+    body = answer.json()
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+    assert words in body["error"]["message"]
+    assert body["request_id"] == answer.headers["x-request-id"]
+
+
+def test_other_errors_have_the_form_too() -> None:
+    answer = Asking("x").post(PATH, {**BODY, "model": "claude"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    locked = Asking("x", keys=Keyring(None, "k"))
+    answer = locked.post(PATH, BODY)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+    assert locked.post(PATH, BODY, **{"x-api-key": "k"}).status_code == 200
+    failing = Asking("x")
+    failing.client._script = [*failing.client._script[:1]] and [
+        failing.client._script[0]._replace(finish=None),
+        failing.client._script[0]._replace(token=None, finish=FinishReason.ERROR, message="nan"),
+    ]
+    whole = failing.post(PATH, BODY)
+    assert (whole.status_code, whole.json()["error"]["type"]) == (500, "api_error")
+    name, data = list(events(failing.post(PATH, {**BODY, "stream": True})))[-1]
+    assert name == "error" and data["error"] == {"type": "api_error", "message": "nan"}
+    with pytest.raises(BadField):
+        _job(messages=[{"role": "user", "content": None}])
+
+
+def test_the_real_client_reads_it() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    kwargs: Any = {**BODY, "tools": TOOLS, "thinking": {"type": "adaptive"}}
+
+    async def ask() -> Any:
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.app))
+        client = anthropic.AsyncAnthropic(
+            api_key="k", base_url="http://x", http_client=http, max_retries=0
+        )
+        message = await client.messages.create(**kwargs)
+        async with client.messages.stream(**kwargs) as stream:
+            streamed = await stream.get_final_message()
+        counted = await client.messages.count_tokens(messages=kwargs["messages"], model="fake")
+        return message, streamed, counted
+
+    message, streamed, counted = asyncio.run(ask())
+    kinds = [block.type for block in message.content]
+    assert kinds == ["thinking", "text", "tool_use"] == [b.type for b in streamed.content]
+    assert streamed.content[2].input == message.content[2].input == {"city": "Paris"}
+    assert streamed.content[0].thinking == message.content[0].thinking
+    assert streamed.stop_reason == "tool_use" and counted.input_tokens > 0
+    assert streamed.usage.output_tokens == message.usage.output_tokens

@@ -1,0 +1,346 @@
+"""OpenAI's responses: what a body means, the form of answers and events, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.fields import decode
+from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.api.responses import ResponsesBody, job_of
+from spark_engine.runtime.server.kept import KEPT_S, Kept, UnknownResponse
+from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events, script
+
+PATH = "/v1/responses"
+TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+BODY: dict[str, Any] = {"model": "fake", "input": "hi"}
+
+
+def _job(items: Any, **fields: Any) -> ChatJob:
+    body = decode(msgspec.json.encode({**BODY, **fields}), ResponsesBody)
+    return job_of(body, items)
+
+
+def test_items_are_messages() -> None:
+    items = [
+        {"role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "2"}],
+        },
+        {"type": "reasoning", "summary": [], "encrypted_content": "dTI="},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+    ]
+
+    def call(ident: str, name: str, arguments: str) -> Any:
+        function = {"name": name, "arguments": arguments}
+        return {"id": ident, "type": "function", "function": function}
+
+    assert _job(items, instructions="i").messages == [
+        {"role": "system", "content": "i"},
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": "b",
+            "reasoning_content": "t",
+            "tool_calls": [call("c1", "f", '{"x": 1}'), call("c2", "g", "{}")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+        {"role": "tool", "tool_call_id": "c2", "content": "2"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "u2s",
+            "tool_calls": [call("c3", "f", "{}")],
+        },
+    ]
+
+
+def test_fields_have_their_counterparts() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
+    job = _job(
+        [], max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True, tools=TOOLS,
+        tool_choice="required", parallel_tool_calls=False, reasoning={"effort": "low"},
+        text={"format": form}, top_logprobs=2, seed=3, top_k=4,
+    )  # fmt: skip
+    assert (job.max_completion_tokens, job.temperature, job.top_p, job.stream) == (
+        9,
+        0.5,
+        0.9,
+        True,
+    )
+    function = {"name": "weather", "parameters": SCHEMA, "strict": True}
+    assert job.tools == [{"type": "function", "function": function}]
+    assert (job.tool_choice, job.parallel_tool_calls) == ("required", False)
+    assert (job.reasoning_effort, job.logprobs, job.top_logprobs) == ("low", True, 2)
+    assert (job.seed, job.top_k) == (3, 4)
+    inner = {"name": "n", "schema": SCHEMA, "strict": True}
+    assert job.response_format == {"type": "json_schema", "json_schema": inner}
+    named = {"type": "function", "name": "weather"}
+    wanted = {"type": "function", "function": {"name": "weather"}}
+    assert _job([], tools=TOOLS, tool_choice=named).tool_choice == wanted
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"name": "weather"}]}
+    more = [*TOOLS, {"type": "function", "name": "other"}]
+    job = _job([], tools=more, tool_choice=allowed)
+    assert job.tool_choice == "required" and len(job.tools or []) == 1
+
+
+def test_a_whole_answer() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    answer = server.post(PATH, {**BODY, "tools": TOOLS, "metadata": {"a": "b"}}).json()
+    thought, message, call = answer.pop("output")
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "I think.")
+    assert thought["summary"] == [] and thought["id"].startswith("rs_")
+    part = {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}
+    assert message.pop("id").startswith("msg_")
+    assert message == {
+        "type": "message", "status": "completed", "role": "assistant", "content": [part],
+    }  # fmt: skip
+    assert (call["type"], call["name"], call["arguments"]) == (
+        "function_call", "weather", '{"city": "Paris"}',
+    )  # fmt: skip
+    assert answer["status"] == "completed" and answer["metadata"] == {"a": "b"}
+    usage = answer["usage"]
+    assert usage["input_tokens"] == len(server.client.submitted[0].prompt)
+    assert usage["output_tokens"] + usage["input_tokens"] == usage["total_tokens"]
+    ids = [event.token for event in script(THOUGHT)][:-1]
+    thought_tokens = usage["output_tokens_details"]["reasoning_tokens"]
+    assert 0 < thought_tokens <= len(ids) < usage["output_tokens"]
+
+
+def test_the_tokens_of_a_thought_are_counted_to_its_mark() -> None:
+    for text, wanted in ((THOUGHT + "So.", "I think.\n</think>"), ("I never stop", "I never stop")):
+        finish = FinishReason.STOP if "</think>" in text else FinishReason.LENGTH
+        answer = Asking(text, finish).post(PATH, BODY).json()
+        count = len(script(wanted, FinishReason.LENGTH))
+        assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == count
+    off = {**BODY, "reasoning": {"effort": "none"}}
+    answer = Asking("So.").post(PATH, off).json()
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_a_stream_adds_up_to_the_whole() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    body = {**BODY, "tools": TOOLS, "include": ["message.output_text.logprobs"]}
+    whole = server.post(PATH, body).json()
+    found = list(events(server.post(PATH, {**body, "stream": True})))
+    assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
+    assert all(data["type"] == name for name, data in found)
+    names = [name.removeprefix("response.") for name, _ in found]
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-1] == "completed" and "[DONE]" not in names
+    last = found[-1][1]["response"]
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message", "function_call"]
+    assert last["usage"] == whole["usage"]
+    for one, other in zip(last["output"], whole["output"], strict=True):
+        same = {"content", "name", "arguments", "type", "status"} & set(one)
+        assert {k: one[k] for k in same} == {k: other[k] for k in same}
+    deltas: dict[tuple[str, int], str] = {}
+    for name, data in found:
+        if name.endswith(".delta"):
+            key = (name, data["output_index"])
+            deltas[key] = deltas.get(key, "") + data["delta"]
+    assert deltas == {
+        ("response.reasoning_text.delta", 0): "I think.",
+        ("response.output_text.delta", 1): "Let me look.",
+        ("response.function_call_arguments.delta", 2): '{"city": "Paris"}',
+    }
+    for name, data in found:
+        if name.endswith("_text.done") or name.endswith("arguments.done"):
+            key = (name.replace(".done", ".delta"), data["output_index"])
+            assert deltas[key] == data.get("text", data.get("arguments"))
+    rows = last["output"][1]["content"][0]["logprobs"]
+    assert rows and all(row["logprob"] == -0.5 for row in rows)
+    sent = [row for name, d in found if name.endswith("output_text.delta") for row in d["logprobs"]]
+    assert sent and all(row in rows for row in sent)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("finish", "status", "reason"),
+    [
+        (FinishReason.STOP, "completed", None),
+        (FinishReason.LENGTH, "incomplete", {"reason": "max_output_tokens"}),
+        (FinishReason.CANCELLED, "incomplete", {"reason": "server_shutdown"}),
+    ],
+)
+def test_why_it_ended(finish: FinishReason, status: str, reason: Any, stream: bool) -> None:
+    body = {**BODY, "reasoning": {"effort": "none"}, "stream": stream}
+    answer = Asking("hello", finish).post(PATH, body)
+    end = list(events(answer))[-1][1]["response"] if stream else answer.json()
+    assert (end["status"], end["incomplete_details"]) == (status, reason)
+    assert end["output"][0]["status"] == status
+
+
+def test_conversations_go_on_from_what_is_kept() -> None:
+    server = Asking(THOUGHT + "One.")
+    first = server.post(PATH, {**BODY, "input": "first", "instructions": "be brief"}).json()
+    second = server.post(PATH, {"input": "second", "previous_response_id": first["id"]}).json()
+    prompt = server.prompt
+    assert [prompt.index(word) for word in ("first", "One.", "second")] == sorted(
+        prompt.index(word) for word in ("first", "One.", "second")
+    )
+    assert "be brief" not in prompt  # instructions are of one response
+    listed = server.get(f"{PATH}/{second['id']}/input_items").json()["data"]
+    assert [item["type"] for item in listed] == ["message", "reasoning", "message", "message"]
+    assert server.get(f"{PATH}/{first['id']}").json() == first
+    own = [
+        {"type": "item_reference", "id": first["output"][1]["id"]},
+        {"role": "user", "content": "x"},
+    ]
+    third = server.post(PATH, {"input": own, "previous_response_id": first["id"]})
+    assert third.status_code == 200 and server.prompt.count("One.") == 1
+    assert server.get(f"{PATH}/{first['id']}", "DELETE").json()["deleted"] is True
+    for path, method in ((f"/{first['id']}", "GET"), ("/resp_x", "DELETE"), ("/x/cancel", "POST")):
+        answer = server.get(PATH + path, method)
+        assert answer.status_code == 404 and "no response" in answer.json()["error"]["message"]
+    again = server.post(PATH, {"input": "x", "previous_response_id": first["id"]})
+    assert again.status_code == 404
+    unkept = server.post(PATH, {**BODY, "store": False}).json()
+    assert server.get(f"{PATH}/{unkept['id']}").status_code == 404
+
+
+def test_what_runs_by_itself_can_be_asked_for_and_cancelled() -> None:
+    async def ask(http: httpx.AsyncClient) -> None:
+        begun = (await http.post(PATH, json={**BODY, "background": True})).json()
+        path = f"{PATH}/{begun['id']}"
+        for _ in range(200):
+            now = (await http.get(path)).json()
+            if now["status"] != "in_progress":
+                break
+            await asyncio.sleep(0.005)
+        assert now["status"] == "completed" and now["output"][-1]["content"][0]["text"] == "Hello"
+        assert (await http.post(path + "/cancel")).json() == now
+
+    whole = Asking(THOUGHT + "Hello")
+    whole.run(ask)
+    assert whole.client.cancelled == []
+
+    async def cancel(http: httpx.AsyncClient) -> None:
+        begun = (await http.post(PATH, json={**BODY, "background": True})).json()
+        path = f"{PATH}/{begun['id']}"
+        await asyncio.sleep(0.02)
+        assert (begun["status"], begun["output"]) == ("in_progress", [])
+        again = {"input": "x", "previous_response_id": begun["id"]}
+        early = await http.post(PATH, json=again)
+        assert early.status_code == 400 and "has not ended" in early.json()["error"]["message"]
+        ended = (await http.post(path + "/cancel")).json()
+        assert ended["status"] == "cancelled" == (await http.get(path)).json()["status"]
+        assert ended["output"][0]["content"][0]["text"].startswith("Hel")
+        assert stuck.client.cancelled
+
+    stuck = Asking("")
+    stuck.client._script = script("Hello", FinishReason.LENGTH)[:-1]  # the last never comes
+    stuck.run(cancel)
+
+
+def test_failures_are_said_and_kept() -> None:
+    server = Asking("x")
+    one = server.client._script[0]
+    broken = one._replace(token=None, finish=FinishReason.ERROR, message="nan")
+    server.client._script = [one._replace(finish=None), broken]
+    assert server.post(PATH, BODY).status_code == 500
+    found = list(events(server.post(PATH, {**BODY, "stream": True})))
+    (_, error), (name, failed) = found[-2:]
+    assert error["type"] == "error" and error["message"] == "nan"
+    assert name == "response.failed" and failed["response"]["status"] == "failed"
+    kept = server.get(f"{PATH}/{failed['response']['id']}").json()
+    assert kept["error"]["message"] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input": None}, "input is empty"),
+        ({"input": []}, "input is empty"),
+        ({"input": [{"type": "alien"}]}, "input[0].type is 'alien'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "holds"),
+        ({"input": [{"type": "function_call"}]}, "input[0].name is None"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": 3}]}, ".output"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "which is not kept"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type is 'web_search'"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name is None"),
+        ({"tool_choice": {"type": "x"}}, "tool_choice.type is 'x'"),
+        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
+        ({"reasoning": {"effort": "x"}}, "reasoning is 'x'"),
+        ({"truncation": "x"}, "truncation is 'x'"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"conversation": "c"}, "say previous_response_id"),
+        ({"prompt": {"id": "p"}}, "send the prompt's text"),
+        ({"background": True, "store": False}, "background needs store"),
+        ({"temperature": 3}, "temperature is 3"),
+    ],
+)
+def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: str) -> None:
+    answer = Asking("x").post(PATH, {**BODY, **fields})
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def test_what_is_kept_is_bounded_in_time_and_size() -> None:
+    now = 0.0
+    kept = Kept(1000, lambda: now)
+    one = kept.put({"id": "a", "output": []}, [])
+    one.stop = lambda: None
+    for name in "bcd":
+        kept.put({"id": name, "output": ["x" * 400]}, [])
+    assert kept.bytes <= 1000 and kept.find("d")
+    assert kept.find("a"), "what runs stays"
+    with pytest.raises(UnknownResponse):
+        kept.find("b")
+    one.stop = None
+    now = KEPT_S - 1
+    kept.find("a")
+    now = KEPT_S + 1
+    assert kept.find("a"), "it was asked for"
+    with pytest.raises(UnknownResponse):
+        kept.find("d")
+    now = 3 * KEPT_S
+    with pytest.raises(UnknownResponse):
+        kept.find("a")
+    assert kept.bytes == 0
+
+
+def test_the_real_client_reads_it() -> None:
+    server = Asking(THOUGHT + "Let me look.\n" + CALL)
+    kwargs: Any = {**BODY, "tools": TOOLS}
+
+    async def ask(http: httpx.AsyncClient) -> Any:
+        client = openai.AsyncOpenAI(
+            api_key="k", base_url="http://x/v1", http_client=http, max_retries=0
+        )
+        whole = await client.responses.create(**kwargs)
+        async with client.responses.stream(**kwargs) as stream:
+            streamed = await stream.get_final_response()
+        got = await client.responses.retrieve(streamed.id)
+        items = await client.responses.input_items.list(streamed.id)
+        await client.responses.delete(streamed.id)
+        return whole, streamed, got, items
+
+    try:
+        whole, streamed, got, items = server.run(ask)
+    except TypeError:  # a client on httpx's successor
+        import httpx2
+
+        async def alone() -> Any:
+            return await ask(httpx2.AsyncClient(transport=httpx2.ASGITransport(server.app)))
+
+        whole, streamed, got, items = asyncio.run(alone())
+    assert whole.output_text == streamed.output_text == got.output_text == "Let me look."
+    assert [item.type for item in got.output] == ["reasoning", "message", "function_call"]
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    assert len(items.data) == 1

@@ -1,0 +1,140 @@
+"""Log-probabilities of a prompt's own tokens, in each form in which clients ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.engine.request import Event, FinishReason, Request
+from spark_engine.runtime.server.client import Mailbox
+from tests.runtime.fake_client import FakeClient
+from tests.runtime.server.api.asking import Asking, events, tokenizer
+
+TEXT = "/v1/completions"
+PROMPT = "a small bear"
+
+
+def _chance(token: int) -> float:
+    return -token / 1000
+
+
+class Scoring(FakeClient):
+    """The prompt's forced tokens, then `answer` again and again; two tokens a round. The best of
+    each place are the neighbours, then the token itself."""
+
+    answer = (65, 66)
+
+    def submit(self, requests: Sequence[Request], box: Mailbox, slots: int) -> list[int]:
+        first = len(self.submitted)
+        self.submitted += requests
+        for number, request in enumerate(requests, first):
+            bound, most = request.constraint, request.params.max_tokens or 0
+            ids = [*(bound.forced if bound else ()), *self.answer * most][:most]
+            made = [self._event(number, i, request.params.logprobs or 0) for i in ids]
+            made[-1] = made[-1]._replace(finish=FinishReason.LENGTH)
+            for at in range(0, len(made), 2):
+                box.put_nowait(made[at : at + 2])
+        return list(range(first, len(self.submitted)))
+
+    def _event(self, number: int, token: int, k: int) -> Event:
+        top = tuple((token + i, _chance(token + i)) for i in (1, 2, 0))[:k]
+        return Event(number, token, _chance(token), top)
+
+
+def _asking() -> Asking:
+    server = Asking("x")
+    server.client = server.service.client = Scoring()  # type: ignore[assignment]
+    return server
+
+
+def _words(ids: Sequence[int]) -> list[str]:
+    return [tokenizer().token_bytes(i).decode(errors="replace") for i in ids]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(stream: bool, most: int) -> None:
+    ids = tokenizer().encode(PROMPT)
+    server = _asking()
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 2, "max_tokens": most, "stream": stream}
+    body["stream_options"] = {"include_usage": True} if stream else None
+    answer = server.post(TEXT, body)
+    (request,) = server.client.submitted
+    assert request.prompt == (ids[0],) and request.constraint is not None
+    assert request.constraint.forced == tuple(ids[1:])
+    assert request.params.max_tokens == len(ids) - 1 + most
+    chunks = [data for _, data in events(answer)][:-1] if stream else [answer.json()]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    rows = [c["logprobs"] for c in choices if c.get("logprobs")]
+    found = {key: sum((row[key] for row in rows), []) for key in rows[0]}
+    whole = [*ids, *(65, 66, 65)[:most]]
+    words = _words(whole)
+    assert found["tokens"] == words
+    assert found["token_logprobs"] == [None, *map(_chance, whole[1:])]
+    assert found["top_logprobs"][0] is None and all(len(t) == 2 for t in found["top_logprobs"][1:])
+    assert found["text_offset"] == [sum(map(len, words[:i])) for i in range(len(words))]
+    assert "".join(c["text"] for c in choices) == PROMPT + "".join(words[len(ids) :])
+    usage = chunks[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), most)
+
+
+def test_many_choices_and_prompts_are_scored_each() -> None:
+    server = _asking()
+    prompts = ["a bear", "the fish was"]
+    body = {"prompt": prompts, "n": 2, "echo": True, "logprobs": 0, "max_tokens": 1}
+    choices = server.post(TEXT, body).json()["choices"]
+    for i, choice in enumerate(choices):
+        words = _words(tokenizer().encode(prompts[i // 2]))
+        assert choice["logprobs"]["tokens"] == [*words, "b"]
+        assert choice["text"] == prompts[i // 2] + "b"
+        assert all(t == {} for t in choice["logprobs"]["top_logprobs"][1:])
+
+
+def test_prompt_logprobs_stand_beside_the_answers() -> None:
+    ids = tokenizer().encode(PROMPT)
+    body: dict[str, Any] = {"prompt": PROMPT, "prompt_logprobs": 1, "max_tokens": 2}
+    choice = _asking().post(TEXT, body).json()["choices"][0]
+    rows = choice["prompt_logprobs"]
+    assert choice["logprobs"] is None and choice["text"] == "bc"
+    assert rows[0] is None and len(rows) == len(ids)
+    for token, row in zip(ids[1:], rows[1:], strict=True):
+        assert row[str(token)]["logprob"] == _chance(token) and row[str(token)]["rank"] is None
+        best = {"logprob": _chance(token + 1), "rank": 1}
+        assert {k: row[str(token + 1)][k] for k in best} == best and len(row) == 2
+    both = {**body, "prompt_logprobs": 3, "logprobs": 1}
+    choice = _asking().post(TEXT, both).json()["choices"][0]
+    assert all(len(row) == 3 for row in choice["prompt_logprobs"][1:])
+    assert all(len(row) == 1 for row in choice["logprobs"]["top_logprobs"])
+    server = _asking()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 0, "max_tokens": 2}
+    answer = server.post("/v1/chat/completions", chat).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert all(len(row) == 1 for row in answer["prompt_logprobs"][1:])
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens is 0; it must be at least 1"),
+        ({"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1}, "nothing to score"),
+        ({"prompt_logprobs": 1, "stream": True}, "leave stream out"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1; it must be from 0 to 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], words: str) -> None:
+    answer = _asking().post(TEXT, {"prompt": PROMPT, **fields})
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def test_stop_ids_of_the_prompt_end_nothing() -> None:
+    """The engine says so too; here they must not be taken for the answer's end."""
+    ids = tokenizer().encode(PROMPT)
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2}
+    answer = _asking().post(TEXT, {**body, "stop_token_ids": ids[1:2], "stop": "small"}).json()
+    choice = answer["choices"][0]
+    assert choice["text"] == PROMPT + "bc" and choice["finish_reason"] == "length"

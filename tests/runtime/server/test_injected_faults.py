@@ -1,0 +1,259 @@
+"""What goes wrong in a server, and the one thing that then happens: docs/faults.md has the table.
+
+A real engine process and the real loop, over executors without a model; the HTTP face without a
+socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from spark_engine.runtime.server import supervisor as module
+from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.client import EngineClient
+from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.service import Service
+from spark_engine.runtime.server.supervisor import Supervision
+from tests.runtime import faulty_engine
+from tests.runtime.faulty_engine import NAN, order
+from tests.soak.quiet import check_state
+
+TEXT = "/v1/completions"
+LONG = {"prompt": [5, 6, 7], "max_tokens": 700, "ignore_eos": True, "seed": 1}
+SHORT = {"prompt": [8, 9], "max_tokens": 4, "ignore_eos": True, "seed": 2}
+
+
+class Running:
+    """A server over the faulty engine."""
+
+    def __init__(self, folder: Path, how: Supervision, max_queue: int) -> None:
+        self.folder = folder
+        command = (sys.executable, "-P", faulty_engine.__file__, str(folder))
+        self.client = EngineClient(command, max_queue, how)
+        self.http: httpx.AsyncClient
+
+    async def ask(self, body: dict[str, Any] | None = None) -> httpx.Response:
+        return await self.http.post(TEXT, json=body or SHORT)
+
+    def ask_later(self, body: dict[str, Any]) -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(self.ask(body))
+
+    async def until(self, ok: Callable[[], bool], seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not ok():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+
+    async def health(self) -> str:
+        answer = await self.http.get("/health")
+        assert (answer.status_code == 200) == ("reason" not in answer.json())
+        return str(answer.json().get("reason", ""))
+
+    async def idle(self) -> None:
+        """Nothing is held by anybody any more: the engine says so itself."""
+        await self.until(lambda: self.client.in_flight == 0)
+        await asyncio.sleep(0.05)
+        found = await self.client.dump("a test looks")
+        assert found is not None
+        lines = found.read_text().splitlines()
+        state = json.loads(lines[lines.index("== engine process: state ==") + 1])
+        found.unlink()
+        assert check_state(state, {"desk": {"in_flight": 0}}) == []
+
+    def dumps(self) -> list[str]:
+        """Those that were written, the oldest first; taken away."""
+        paths = sorted(self.folder.glob("spark-dump-*"), key=lambda p: p.stat().st_mtime_ns)
+        found = [path.read_text() for path in paths]
+        for path in paths:
+            path.unlink()
+        return found
+
+
+def _run(
+    folder: Path,
+    use: Callable[[Running], Awaitable[None]],
+    max_queue: int = 100,
+    **options: Any,
+) -> None:
+    async def run() -> None:
+        how = Supervision(**{"watchdog_s": 1.0, "restarts": 100, "dumps": folder, **options})
+        running = Running(folder, how, max_queue)
+        try:
+            info = await running.client.start()
+            service = Service(running.client, info, None, None, ["faulty"])
+            app = create_app(Endpoints(service))
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as running.http:
+                await use(running)
+            service.close()
+        finally:
+            await running.client.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+    root = str(Path(__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", root)
+
+
+FALLS = [  # stage, kind, words of the error, words of the dump ("": none is written)
+    ("schedule", "raise", "RuntimeError: the step went wrong", "in fail"),
+    ("_prepare", "kill", "ended with code -9", ""),
+    ("_launch", "crash", "ended with code -11", "Segmentation fault"),
+    ("_launch", "hang", "has not answered", '"launched"'),
+    ("_collect", "hold", "has not answered", "in hold"),
+    ("_postprocess", "exit", "ended with code 7", ""),
+]
+
+
+def test_an_engine_that_falls_at_any_stage_comes_again(tmp_path: Path) -> None:
+    """Who was being answered gets an error, who waited is answered, health says both."""
+
+    async def use(server: Running) -> None:
+        for i, (stage, kind, words, dumped) in enumerate(FALLS):
+            long = server.ask_later(LONG)
+            await server.until(lambda: server.client.stats.steps > 5)
+            before = server.client.pid
+            order(server.folder, stage, kind)
+            await server.until(lambda: not (server.folder / "fault").exists())
+            waits = server.ask_later(SHORT)
+            answer = await asyncio.wait_for(long, 20)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (500, "engine_error"), (stage, kind)
+            assert words in error["message"]
+            reason = await server.health()
+            assert "started again" in reason and words in reason
+            found = await asyncio.wait_for(waits, 20)
+            assert found.json()["usage"]["completion_tokens"] == 4, found.text
+            assert await server.health() == "", (stage, kind)
+            assert server.client.pid != before
+            assert server.client.restarts == i + 1
+            dumps = server.dumps()
+            assert [dumped in text for text in dumps] == [True] * bool(dumped), (stage, dumps)
+        metrics = (await server.http.get("/metrics")).text
+        assert f'spark:engine_restarts_total{{model_name="faulty"}} {len(FALLS)}.0' in metrics
+        await server.idle()
+
+    _run(tmp_path, use)
+
+
+def test_a_dump_of_a_hung_engine_says_where_it_hangs_and_with_whom(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        order(server.folder, "_launch", "hang")
+        answer = await server.ask({**SHORT, "max_tokens": 2})
+        assert answer.is_success, "it had no token, and a second process answered it"
+        (text,) = server.dumps()
+        lines = text.splitlines()
+        assert lines[0].startswith("the watchdog ended the engine process: the engine has not")
+        state = json.loads(lines[lines.index("== engine process: state ==") + 1])
+        (batch,) = state["plan"]["batches"]
+        assert batch["family"] == "prefill" and batch["rows"] == [{"id": 0, "start": 0, "count": 2}]
+        assert [row["slot"] for row in state["sequences"]] == [0]
+        assert "in step" in text and "_watch" in text, "stacks of both processes"
+
+    _run(tmp_path, use)
+
+
+def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        long = server.ask_later(LONG)
+        await server.until(lambda: server.client.stats.steps > 5)
+        order(server.folder, "_launch", "kill")
+        await server.until(lambda: not (server.folder / "fault").exists())
+        order(server.folder, "load", "refuse")
+        waits = server.ask_later(SHORT)
+        assert (await long).status_code == 500
+        answer = await asyncio.wait_for(waits, 20)
+        assert answer.status_code == 500 and "is damaged" in answer.text
+        assert server.client.died.is_set() and server.client.users_fault
+        assert "build the engine again" in await server.health()
+        assert server.client.restarts == 1
+
+    _run(tmp_path, use)
+
+
+def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        for _ in range(3):
+            long = server.ask_later(LONG)
+            await server.until(lambda: server.client.stats.steps > 5)
+            order(server.folder, "_launch", "kill")
+            assert (await asyncio.wait_for(long, 20)).status_code == 500
+            await server.until(
+                lambda: server.client.died.is_set() or server.client.unhealthy_reason() is None
+            )
+        assert server.client.died.is_set() and server.client.restarts == 2
+        assert "code -9" in (await server.ask()).json()["error"]["message"]
+
+    _run(tmp_path, use, restarts=2)
+
+
+def test_a_wait_for_a_restart_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 1.0)
+
+    async def use(server: Running) -> None:
+        order(server.folder, "_launch", "kill")
+        answer = await server.ask()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "engine_restarting"
+        await server.until(lambda: server.client.unhealthy_reason() is None)
+        assert (await server.ask()).is_success
+
+    _run(tmp_path, use, wait_s=0.2)
+
+
+def test_logits_that_are_not_finite_end_one_request(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        sick = server.ask_later({**LONG, "prompt": [NAN, 5]})
+        well = server.ask_later({**SHORT, "max_tokens": 30})
+        answer = await sick
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+        assert "non-finite" in answer.text
+        assert (await well).json()["usage"]["completion_tokens"] == 30
+        assert server.client.restarts == 0 and server.dumps() == []
+        await server.idle()
+
+    _run(tmp_path, use)
+
+
+def test_pages_that_run_out_make_others_wait_and_a_full_queue_is_said(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        # four of them want 16 pages at their ends, and there are 12
+        bodies = [{**LONG, "prompt": [5 + i, 6], "max_tokens": 240} for i in range(5)]
+        tasks = [server.ask_later(body) for body in bodies]
+        await server.until(lambda: server.client.in_flight == 5)
+        refused = await server.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        answers = await asyncio.gather(*tasks)
+        assert [a.json()["usage"]["completion_tokens"] for a in answers] == [240] * 5
+        assert server.client.stats.preemptions > 0
+        await server.idle()
+
+    _run(tmp_path, use, max_queue=1)
+
+
+def test_a_client_that_goes_leaves_nothing(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        tasks = [server.ask_later({**LONG, "stream": i % 2 == 0}) for i in range(6)]
+        await server.until(lambda: server.client.stats.running == 4)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.idle()
+        assert server.client.stats.steps < 600, "they were not run to their ends"
+
+    _run(tmp_path, use)

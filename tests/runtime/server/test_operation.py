@@ -1,0 +1,152 @@
+"""What those who run a server do with it: other keys, limits, the log of a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from spark_engine.errors import OptionError
+from spark_engine.interface import Limits
+from spark_engine.runtime.server.api.routes import ROUTES
+from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.operation import shorten
+from spark_engine.runtime.text.chat import ChatTemplate
+from spark_engine.runtime.text.tokenizer import Tokenizer
+from tests.runtime import small_tokenizer
+from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.test_server import Running, _server, _wait
+
+OLD, NEW = '[[key]]\nname = "ann"\nkey = "old"\n', '[[key]]\nname = "ann"\nkey = "new"\n'
+BODY = {"prompt": "x", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_tokenizer.write(tmp_path_factory.mktemp("engine") / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text(OLD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer_folder: Path, keys: Path) -> Iterator[Running]:
+    options = {"log_format": "json", "access_log": True, "max_model_len": 40, "max_body_mib": 1}
+    with _server(tokenizer_folder, keys.parent / "log", api_keys=str(keys), **options) as running:
+        yield running
+
+
+def _post(server: Running, key: str, **more: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}", "x-request-id": "mine"}
+    return httpx.post(server.url + "/v1/completions", json=BODY | more, headers=headers)
+
+
+def _rows(keys: Path) -> list[dict[str, Any]]:
+    lines = (keys.parent / "log").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_every_line_of_the_log_is_json_and_says_whose_request_it_was(
+    server: Running, keys: Path
+) -> None:
+    assert _post(server, "old").status_code == 200
+    _wait(lambda: any(row["message"] == "access" for row in _rows(keys)[-3:]), "the line")
+    row = [row for row in _rows(keys) if row.get("path") == "/v1/completions"][-1]
+    assert (row["key"], row["id"], row["status"], row["tokens"]) == ("ann", "mine", 200, 4)
+    assert 0 <= row["queued"] <= row["first"] <= row["seconds"] < 10
+    assert any(row["message"].startswith("serving ") for row in _rows(keys))
+
+
+def test_a_hangup_reads_the_keys_again(server: Running, keys: Path) -> None:
+    keys.write_text("[[key")
+    server.process.send_signal(signal.SIGHUP)
+    _wait(lambda: any("stay as they were" in row["message"] for row in _rows(keys)), "the words")
+    assert (_post(server, "old").status_code, _post(server, "new").status_code) == (200, 401)
+    keys.write_text(NEW)
+    server.process.send_signal(signal.SIGHUP)
+    _wait(lambda: _post(server, "new").status_code == 200, "the new key")
+    assert _post(server, "old").status_code == 401
+    keys.write_text(OLD)
+    server.process.send_signal(signal.SIGHUP)
+    _wait(lambda: _post(server, "old").status_code == 200, "the old key")
+
+
+def test_a_request_reaches_no_more_than_it_may(server: Running) -> None:
+    answer = _post(server, "old", prompt=[5] * 30, max_tokens=100).json()
+    assert answer["usage"]["completion_tokens"] == 10
+    assert answer["choices"][0]["finish_reason"] == "length"
+    refused = _post(server, "old", prompt=[5] * 40)
+    assert refused.status_code == 400 and "40" in refused.json()["error"]["message"]
+    headers = {"Authorization": "Bearer old"}
+    models = httpx.get(server.url + "/v1/models", headers=headers).json()
+    assert models["data"][0]["max_model_len"] == 40
+    large = _post(server, "old", user="x" * (1 << 20))
+    assert large.status_code == 413 and f"over {1 << 20} bytes" in large.text
+
+
+def test_no_engine_is_longer_than_it_was_built() -> None:
+    info = EngineInfo("e", Limits(max_seqs=1, max_context=128, pages=1, vocab=9), (1,))
+    assert shorten(info, None) is info
+    assert shorten(info, 50).limits.max_context == 50
+    for most in (1, 65):
+        with pytest.raises(OptionError, match=f"--max-model-len is {most}; .* 2 to 64 tokens"):
+            shorten(info, most)
+
+
+class Watched(Tokenizer):
+    """Notes on which threads it makes tokens."""
+
+    threads: set[int]
+
+    def encode(self, text: str) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return super().encode(text)
+
+
+def _body(path: str) -> dict[str, Any]:
+    """A small body that the route reads a text of."""
+    turn = {"role": "user", "content": "Hello"}
+    if path.startswith("/v1/messages"):
+        return {"model": "fake", "max_tokens": 2, "messages": [turn]}
+    if path == "/v1/responses":
+        return {"input": "Hello", "max_output_tokens": 2}
+    if path == "/v1/chat/completions":
+        return {"messages": [turn], "max_tokens": 2}
+    return {"prompt": "Hello", **({"max_tokens": 2} if path == "/v1/completions" else {})}
+
+
+READING = [row.path for row in ROUTES if row.body is not None and "detokenize" not in row.path]
+
+
+@pytest.mark.parametrize("path", READING)
+def test_no_text_is_tokenised_on_the_event_loop(tokenizer_folder: Path, path: str) -> None:
+    tokenizer = Watched.load(tokenizer_folder)
+    assert isinstance(tokenizer, Watched)
+    tokenizer.threads = set()
+    template = ChatTemplate.load(tokenizer_folder)
+    app = create_app(Endpoints(service(FakeClient(), tokenizer, template=template)))
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            asking = asyncio.ensure_future(client.post(path, json=_body(path)))
+            while not tokenizer.threads and not asking.done():
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            return threading.get_ident()
+
+    loop = asyncio.run(asyncio.wait_for(ask(), 5))
+    assert tokenizer.threads and loop not in tokenizer.threads

@@ -1,0 +1,279 @@
+"""Every request is a visit: under which key it came, and what the log and the metrics say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams
+from spark_engine.runtime.server.app import create_app
+from spark_engine.runtime.server.endpoints import Endpoints
+from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.log_limit import OnePerKind
+from spark_engine.runtime.server.logs import AccessLog, LogFormat, LogLevel, set_up
+from spark_engine.runtime.server.request_ids import RequestIds
+from spark_engine.runtime.server.visits import Visit, Visits, Work, admit, current
+from tests.runtime.fake_client import FakeClient, service
+from tests.runtime.server.test_metrics import samples
+
+KEYS = """
+[[key]]
+name = "ann"
+key = "a"
+requests_per_minute = 3
+tokens_per_minute = 1000
+max_requests = 1
+
+[[key]]
+name = "bob"
+key = "b"
+"""
+SCRIPT = [Event(0, 40), Event(0, 41), Event(0, 42, finish=FinishReason.LENGTH, cached=2)]
+FAILS = [Event(0, 40), Event(0, finish=FinishReason.ERROR, message="not finite")]
+BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "n": 2}
+
+
+class House:
+    """An application, who asks it, and what it said of each visit."""
+
+    def __init__(self, folder: Path, script: list[Event]) -> None:
+        (folder / "keys").write_text(KEYS)
+        (folder / "keys").chmod(0o600)
+        self.visits: list[Visit] = []
+        self.service = service(FakeClient(script), None)
+        self.keys = Keyring(folder / "keys")
+        listeners = [self.visits.append, AccessLog()]
+        self.app = create_app(Endpoints(self.service), self.keys, listeners)
+
+    def ask(self, path: str = "/v1/completions", key: str = "a", **body: Any) -> httpx.Response:
+        async def go() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                if body:
+                    return await client.post(path, json=body, headers=headers)
+                return await client.get(path, headers=headers)
+
+        return asyncio.run(go())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path, SCRIPT)
+
+
+def test_a_visit_knows_what_it_brought(house: House) -> None:
+    assert house.ask(**BODY).status_code == 200
+    (visit,) = house.visits
+    assert (visit.key, visit.method, visit.handler) == ("ann", "POST", "/v1/completions")
+    assert (visit.status, visit.problem) == (200, "")
+    work = visit.work
+    assert work is not None
+    assert (work.prompt, work.cached, work.completion) == (3, 2, 6), "a prompt counts once"
+    assert work.ends == ("length", "length") and work.params.max_tokens == 3
+    assert work.first is not None and 0 <= work.first <= visit.seconds < 5
+    found = samples(house.service.metrics)
+    assert found["spark:key_tokens_total{key=ann,kind=prompt}"] == 3
+    assert found["spark:key_tokens_total{key=ann,kind=completion}"] == 6
+    counted = "http_requests_total{handler=/v1/completions,method=POST,status=%d}"
+    assert (found[counted % 200], found[counted % 400]) == (1, 0)
+    assert found["http_requests_in_flight{}"] == 0
+
+
+def test_the_answer_says_what_is_left_to_the_key(house: House) -> None:
+    answer = house.ask(**BODY)
+    shown = {k: v for k, v in answer.headers.items() if k.startswith("x-ratelimit")}
+    assert shown["x-ratelimit-limit-requests"] == "3"
+    assert shown["x-ratelimit-remaining-requests"] == "2"
+    assert shown["x-ratelimit-limit-tokens"] == "1000"
+    assert 900 <= int(shown["x-ratelimit-remaining-tokens"]) < 1000
+    assert re.fullmatch(r"\d+s", shown["x-ratelimit-reset-tokens"])
+    assert not any(k.startswith("x-ratelimit") for k in house.ask(key="b", **BODY).headers)
+
+
+def test_a_limit_is_an_answer_with_the_time_to_wait(house: House) -> None:
+    statuses = [house.ask(**BODY).status_code for _ in range(3)]
+    refused = house.ask(**BODY)
+    assert (statuses, refused.status_code) == ([200] * 3, 429)
+    assert 15 <= int(refused.headers["retry-after"]) <= 20
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "'ann' has used its 3 requests a minute" in error["message"]
+    assert house.visits[-1].key == "ann" and house.visits[-1].problem == "rate_limit_exceeded"
+    assert house.ask(key="b", **BODY).status_code == 200
+    assert house.ask("/v1/models").status_code == 200, "what costs nothing is not counted"
+    found = samples(house.service.metrics)
+    assert found["spark:key_limited_total{key=ann,limit=requests}"] == 1
+    assert len(house.service.client.submitted) == 8  # type: ignore[attr-defined]
+
+
+def test_tokens_are_charged_as_they_come(house: House) -> None:
+    account = house.keys.accounts["ann"]
+    assert account.tokens is not None
+    before = account.tokens.level
+    house.ask(**BODY)
+    assert before - 10 <= account.tokens.level <= before - 8, "three read, six made"
+    account.charge(2000)
+    refused = house.ask(**BODY)
+    assert refused.status_code == 429 and "1000 tokens a minute" in refused.text
+
+
+@pytest.mark.parametrize("script", [SCRIPT, FAILS])
+def test_a_request_under_way_ends_however_it_ends(tmp_path: Path, script: list[Event]) -> None:
+    house = House(tmp_path, script)
+    for body in (BODY, {**BODY, "stream": True}, {"prompt": 3.5}):
+        house.ask(**body)
+    assert [account.open for account in house.keys.accounts.values()] == [0, 0]
+
+
+def test_what_runs_on_behind_the_answer_counts_until_it_ends(house: House) -> None:
+    account, metrics = house.keys.accounts["ann"], house.service.metrics
+    running: list[Visit] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        visit = current()
+        assert visit is not None
+        admit({"authorization": "Bearer a"}, house.keys, True, metrics)
+        visit.begin(5)
+        running.append(visit)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    asyncio.run(Visits(app, metrics, [])(scope, None, None))  # type: ignore[arg-type]
+    assert account.open == 1
+    work = Work(5, 0, 7, ("stop",), None, None, SamplingParams())
+    running[0].bring(work)
+    assert account.open == 0
+    assert samples(metrics)["spark:key_tokens_total{key=ann,kind=completion}"] == 7
+
+
+def test_without_a_key_nobody_comes_in_but_to_the_open_paths(house: House) -> None:
+    for path in ("/v1/models", "/v1/models/fake"):
+        refused = house.ask(path, key="")
+        assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
+    assert house.ask(key="", **BODY).status_code == 401
+    assert [house.ask(p, key="").status_code for p in ("/health", "/metrics", "/version")] == (
+        [200] * 3
+    )
+    assert house.service.client.submitted == []  # type: ignore[attr-defined]
+    assert house.visits[0].problem == "invalid_api_key" and house.visits[0].account is None
+
+
+def test_anthropics_header_brings_a_key_too(house: House) -> None:
+    async def ask(headers: dict[str, str]) -> int:
+        transport = httpx.ASGITransport(house.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get("/v1/models", headers=headers)).status_code
+
+    assert asyncio.run(ask({"x-api-key": "b"})) == 200
+    assert asyncio.run(ask({"x-api-key": "c"})) == 401
+    assert asyncio.run(ask({"x-api-key": "b", "authorization": "Bearer c"})) == 401
+
+
+def test_a_stream_that_fails_in_its_midst_says_so(tmp_path: Path) -> None:
+    house = House(tmp_path, FAILS)
+    answer = house.ask(**BODY | {"n": 1, "stream": True, "return_token_ids": True})
+    assert answer.status_code == 200 and "not finite" in answer.text
+    (visit,) = house.visits
+    assert visit.problem == "engine_error" and visit.work is not None
+    assert (visit.work.completion, visit.work.ends) == (1, ("error",))
+
+
+def test_paths_that_are_not_there_make_one_series(house: House) -> None:
+    for name in ("/a", "/b", "/v1/models/x"):
+        assert house.ask(name, key="b").status_code == 404
+    found = samples(house.service.metrics)
+    assert found["http_requests_total{handler=none,method=GET,status=404}"] == 2
+    name = "http_requests_total{handler=/v1/models/{name:path},method=GET,status=404}"
+    assert found[name] == 1
+    assert not any("/a" in key or "/b" in key for key in found)
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What a server writes, the limit on lines included."""
+    root, stream = logging.getLogger(), io.StringIO()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    kept, level = list(root.handlers), root.level
+    yield stream
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    for handler in kept:
+        root.addHandler(handler)
+    root.setLevel(level)
+
+
+def _limit() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OnePerKind())
+
+
+def test_the_access_log_as_json(house: House, lines: io.StringIO) -> None:
+    set_up(LogFormat.JSON, LogLevel.WARNING, lines)
+    _limit()
+    house.ask(**BODY)
+    for _ in range(5):
+        house.ask("/nothing?secret=1", key="b")
+    rows = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert len(rows) == 6, "a line for each, also where others are limited"
+    first, last = rows[0], rows[-1]
+    assert first["message"] == "access" and first["level"] == "info"
+    wanted = {"key": "ann", "method": "POST", "path": "/v1/completions", "status": 200}
+    wanted |= {"prompt": 3, "cached": 2, "tokens": 6, "ends": "length,length"}
+    assert {name: first[name] for name in wanted} == wanted
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", first["time"])
+    assert {"seconds", "first", "id"} <= first.keys() and "problem" not in first
+    assert last["status"] == 404 and "secret" not in lines.getvalue()
+    assert "key=a\n" not in lines.getvalue() and '"a"' not in lines.getvalue()
+
+
+def test_the_access_log_for_people(house: House, lines: io.StringIO) -> None:
+    set_up(LogFormat.TEXT, LogLevel.INFO, lines)
+    house.ask(**BODY)
+    (line,) = lines.getvalue().splitlines()
+    assert line.startswith("spark-run: access id=")
+    words = dict(word.split("=", 1) for word in line.split()[2:])
+    assert (words["key"], words["status"], words["tokens"]) == ("ann", "200", "6")
+    assert words["path"] == "/v1/completions" and 0 <= float(words["seconds"]) < 5
+
+
+def test_no_name_breaks_a_line(lines: io.StringIO) -> None:
+    set_up(LogFormat.TEXT, LogLevel.INFO, lines)
+    visit = Visit("an id", "GET", "/a b\n\x1b[31mé='", "", {})
+    AccessLog()(visit)
+    (line,) = lines.getvalue().splitlines()
+    assert "\x1b" not in line and "id='an id'" in line and line.isascii()
+
+
+def test_other_lines_name_the_request_they_are_about(lines: io.StringIO) -> None:
+    async def noisy(scope: Any, receive: Any, send: Any) -> None:
+        logging.getLogger("x").warning("within %s", "it")
+
+    layers = RequestIds(Visits(noisy, service(FakeClient(), None).metrics, []))
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"r7")]}
+    for form in LogFormat:
+        set_up(form, LogLevel.INFO, lines)
+        asyncio.run(layers(scope, None, None))  # type: ignore[arg-type]
+    logging.getLogger("x").warning("outside")
+    text, *rows = lines.getvalue().splitlines()
+    assert text == "spark-run: within it [request r7]"
+    assert json.loads(rows[0])["id"] == "r7" and "id" not in json.loads(rows[1])
+
+
+def test_an_exception_stays_on_one_line_of_json(lines: io.StringIO) -> None:
+    set_up(LogFormat.JSON, LogLevel.ERROR, lines)
+    try:
+        raise ValueError("né")
+    except ValueError:
+        logging.getLogger("x").exception("it went wrong")
+    logging.getLogger("x").warning("not written")
+    (row,) = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert row["message"] == "it went wrong" and "ValueError: né" in row["exception"]

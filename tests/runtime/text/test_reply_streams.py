@@ -1,0 +1,123 @@
+"""Recorded answers at every split point: tests/golden/reply_streams.json, and streams drawn anew.
+
+Most of them are drifts that models of the family were seen to make, with their parts by hand; the
+others are the embedded model's, read over. `marks` are the places of marks that were generated as
+tokens. A call's arguments stand as their text, since one that was cut off is no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_engine.runtime.text.reply_formats import Formats, marks
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta
+from tests.house import ROOT
+from tests.runtime.text.test_reply_parser import collect
+
+RECORDED = json.loads((ROOT / "tests/golden/reply_streams.json").read_text(encoding="utf-8"))
+TOOLS, STREAMS = RECORDED["tools"], RECORDED["streams"]
+Parts = tuple[str, str, list[tuple[str, str]]]
+
+
+def _parser(row: dict[str, Any]) -> ReplyParser:
+    tools = TOOLS if row["tools"] else ()
+    formats = Formats(tools=row["form"])
+    return ReplyParser(row["thinking"], tools, formats, marks(), row["fresh"], row["parallel"])
+
+
+def _parts(row: dict[str, Any], cuts: Sequence[int], ahead: bool = False) -> Parts:
+    """Of the stream cut at these places. A mark is told of with the piece in which it begins, or
+    all are `ahead`."""
+    parser, text, places = _parser(row), row["text"], row["marks"]
+    deltas: list[Delta] = []
+    edges = [0, *cuts, len(text)]
+    for start, end in zip(edges, edges[1:], strict=False):
+        told = places if ahead else [at for at in places if start <= at < end]
+        deltas += parser.push(text[start:end], told)
+    deltas += parser.flush()
+    assert all(delta.text for delta in deltas)
+    found = collect(deltas)
+    assert parser.calls == len(found[2])
+    return found
+
+
+def test_there_are_a_hundred_and_no_two_are_the_same() -> None:
+    assert len(STREAMS) >= 100
+    assert len({row["name"] for row in STREAMS}) == len(STREAMS)
+
+
+@pytest.mark.parametrize("row", STREAMS, ids=lambda row: row["name"])
+def test_a_recorded_stream_at_every_split_point(row: dict[str, Any]) -> None:
+    text = row["text"]
+    want = row["reasoning"], row["content"], [(name, given) for name, given in row["calls"]]
+    assert _parts(row, ()) == want
+    assert _parts(row, range(1, len(text))) == want
+    for cut in range(1, len(text)):
+        assert _parts(row, (cut,), ahead=bool(cut % 2)) == want, (text[:cut], text[cut:])
+    rng = random.Random(text)
+    for _ in range(5):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=7))
+        assert _parts(row, cuts) == want, cuts
+
+
+PIECES = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=weather>", "</function>"),
+    *("<function=weather", "<parameter=city>", "<parameter=days>", "<parameter=hours>\n"),
+    *("</parameter>", "\n", "a", " ", "<", "{", "}", '"', "\n</parameter>\n", "[1]", "None"),
+    '{"name": "weather", "arguments": {"city": "Rome"}}',
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
+    "</tool_call>",
+]
+DRAWN = st.fixed_dictionaries(
+    {
+        "thinking": st.booleans(),
+        "tools": st.booleans(),
+        "fresh": st.booleans(),
+        "parallel": st.booleans(),
+        "form": st.sampled_from(["qwen3_coder", "hermes", "none"]),
+    }
+)
+
+
+@given(
+    row=DRAWN,
+    pieces=st.lists(st.tuples(st.sampled_from(PIECES), st.booleans()), max_size=10),
+    data=st.data(),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_drawn_stream_does_not_depend_on_the_cut(
+    row: dict[str, Any], pieces: list[tuple[str, bool]], data: st.DataObject
+) -> None:
+    """Marks among the pieces were generated as tokens, or spelled."""
+    row |= {"text": "".join(text for text, _ in pieces), "marks": []}
+    at = 0
+    for text, generated in pieces:
+        if generated:
+            row["marks"] += [
+                at + i for m in marks() for i in range(len(text)) if text[i:].startswith(m)
+            ]
+        at += len(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(row["text"])), max_size=6)))
+    whole = _parts(row, ())
+    assert _parts(row, cuts) == _parts(row, cuts, ahead=True) == whole
+    if row["parallel"] is False:
+        assert len(whole[2]) <= 1
+
+
+def test_behind_the_one_call_that_is_wanted_nothing_need_be_generated() -> None:
+    row = next(row for row in STREAMS if row["name"] == "only the first of two calls")
+    text, parser = row["text"], _parser(row)
+    end = text.index("</function>") + len("</function>")
+    parser.push(text[: end - 1], row["marks"])
+    assert not parser.has_ended()
+    parser.push(text[end - 1 : end])
+    assert parser.has_ended()
+    assert parser.push(text[end:]) == parser.flush() == []

@@ -1,0 +1,211 @@
+"""Half an hour of everything against a real `spark-run --serve` of the embedded model, on the CPU.
+
+    python -m tests.soak.server [MINUTES]      30 by default; exit code 1 where something is wrong
+
+64 clients arrive at random: whole answers and streams, conversations, cancels, disconnects, slow
+readers, malformed and over-long bodies. Meanwhile the engine process is killed, stopped (the
+watchdog must see it) and killed again, and in the middle the server gets SIGTERM and is started
+anew. Every request must end in an answer or in an error that says why; those that a fault excuses
+only while it lasts. At quiet points no slot, page, snapshot or descriptor may be missing, and
+memory must have stopped growing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+from tests.soak.quiet import Books, check_state, read_dump
+from tests.soak.visitors import CLIENTS, Visitors
+
+START_S = 300  # the first start builds the embedded engine
+OPTIONS = ("--watchdog-s", "15", "--read-timeout", "10", "--request-timeout", "90")
+MORE = ("--drain-timeout", "20", "--max-queue", "40", "--restarts", "20")
+EXCUSED_S = 60  # after a fault
+QUIET_S = 100  # for what runs to end
+
+
+class Soak:
+    """One run: a server, its visitors, and what was found wrong."""
+
+    def __init__(self, folder: Path, minutes: float) -> None:
+        self.folder, self.end_s = folder, minutes * 60
+        self.port = _free_port()
+        self.visitors = Visitors(f"http://127.0.0.1:{self.port}")
+        self.books = Books()
+        self.wrong: list[str] = []
+        self.log = folder / "log"
+        self.process: asyncio.subprocess.Process | None = None
+        self.begin = time.monotonic()
+
+    @property
+    def server(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def engine(self) -> int | None:
+        """The engine process: the server's only child."""
+        with contextlib.suppress(OSError, IndexError):
+            path = Path(f"/proc/{self.server}/task/{self.server}/children")
+            return int(path.read_text().split()[0])
+        return None
+
+    async def start(self) -> None:
+        options = (
+            "--serve",
+            "--port",
+            str(self.port),
+            "--dumps",
+            str(self.folder),
+            *OPTIONS,
+            *MORE,
+        )
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "spark_engine.runtime.cli", *options),
+                stdout=log,
+                stderr=log,
+            )
+        await self._healthy(START_S)
+        self.books.begin(self.server, self.engine)
+
+    async def _healthy(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        async with httpx.AsyncClient(verify=False) as client:
+            while time.monotonic() < end:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await client.get(self.visitors.url + "/health")).is_success:
+                        return
+                await asyncio.sleep(0.2)
+        raise SystemExit(f"it did not get healthy:\n{self.log.read_text()[-3000:]}")
+
+    async def stop(self) -> None:
+        """SIGTERM in the midst of the load: who is served ends well, and the code is 0."""
+        assert self.process is not None
+        self.visitors.excuse(EXCUSED_S)
+        self.process.terminate()
+        code = await asyncio.wait_for(self.process.wait(), 60)
+        self.note([] if code == 0 else [f"SIGTERM: exit code {code}"])
+
+    async def strike(self, number: signal.Signals) -> None:
+        """Hits the engine process; it must be another that serves, and soon."""
+        before = self.engine
+        assert before is not None
+        self.visitors.excuse(EXCUSED_S)
+        os.kill(before, number)
+        end = time.monotonic() + EXCUSED_S - 10
+        while self.engine in (None, before):
+            if time.monotonic() > end:
+                self.note([f"after {number.name} no other engine process came"])
+                return
+            await asyncio.sleep(0.2)
+        await self._healthy(EXCUSED_S)
+        self.books.begin(self.server, self.engine)
+        self.say(f"{number.name}: engine {before} -> {self.engine}")
+
+    async def look(self) -> None:
+        """A quiet point: everybody ends, then the books must balance."""
+        self.visitors.pause()
+        try:
+            await asyncio.wait_for(self.visitors.gone(), QUIET_S)
+        except TimeoutError:
+            self.note([f"after {QUIET_S} s requests still run: {self.visitors.busy()}"])
+        await asyncio.sleep(1.0)
+        known = set(self.folder.glob("spark-dump-*"))
+        os.kill(self.server, signal.SIGUSR1)
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if new := set(self.folder.glob("spark-dump-*")) - known:
+                await asyncio.sleep(0.5)
+                self.note(check_state(*read_dump(new.pop())))
+                break
+        else:
+            self.note(["no dump came at SIGUSR1"])
+        self.note(self.books.enter(self.server, self.engine))
+        self.say(self.books.line())
+        self.visitors.go_on()
+
+    def note(self, wrong: list[str]) -> None:
+        for words in wrong:
+            self.say(f"WRONG: {words}")
+        self.wrong += wrong
+
+    def say(self, words: str) -> None:
+        print(f"{(time.monotonic() - self.begin) / 60:5.1f} min  {words}", flush=True)
+
+    async def run(self) -> int:
+        """The whole half hour; the exit code."""
+        await self.start()
+        self.begin = time.monotonic()
+        tasks = [asyncio.create_task(self.visitors.live(i)) for i in range(CLIENTS)]
+        events = [(0.05 + 0.07 * i, self.look) for i in range(14)]
+        events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.17, 0.62)]
+        events += [(0.32, lambda: self.strike(signal.SIGSTOP)), (0.48, self._restart)]
+        for share, act in sorted(events, key=lambda e: e[0]):
+            await asyncio.sleep(max(0.0, self.begin + share * self.end_s - time.monotonic()))
+            await act()
+        await asyncio.sleep(max(0.0, self.begin + self.end_s - time.monotonic()))
+        await self.look()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.stop()
+        self.note(self.books.verdict())
+        return self._sum_up()
+
+    async def _restart(self) -> None:
+        await self.stop()
+        self.say("SIGTERM: it ended; starting it again")
+        await self.start()
+        self.visitors.excuse(5)
+
+    def _sum_up(self) -> int:
+        for name, count in sorted(self.visitors.counts.items()):
+            print(f"{count:8}  {name}")
+        for words, count in Counter(self.visitors.wrong).most_common(20):
+            print(f"WRONG, {count} times: {words}")
+        failed = bool(self.wrong or self.visitors.wrong)
+        print("not as it should be" if failed else "every request had its end, nothing leaked")
+        return int(failed)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def main() -> int:
+    """Runs for the minutes that are asked for."""
+    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
+    random.seed(12)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        soak = Soak(Path(folder), minutes)
+        try:
+            code = asyncio.run(soak.run())
+        finally:
+            if soak.process is not None and soak.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(soak.server, signal.SIGKILL)
+        log = soak.log.read_text()
+        print(json.dumps({"log_bytes": len(log), "tracebacks": log.count("Traceback")}))
+        if code or "Traceback" in log:
+            print(log[-8000:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
