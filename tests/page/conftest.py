@@ -19,7 +19,6 @@ import pytest
 
 from tests.runtime import fake_engine, small_tokenizer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[page]'")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FOUND = next(filter(None, map(shutil.which, NAMES)), None)
 ROOT = Path(__file__).parents[2]
@@ -69,6 +68,7 @@ def url(tokenizer_folder: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     if FOUND is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[page]'")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=FOUND)
         yield browser

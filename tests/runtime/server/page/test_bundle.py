@@ -141,7 +141,7 @@ def test_the_ids_that_scripts_ask_for_stand_in_the_index() -> None:
 def test_the_plots_read_what_metrics_shows() -> None:
     client = FakeClient()
     client.stats = Stats(drafts_by_position=[4, 3], accepted_by_position=[3, 1])
-    lines = service(client, None).metrics.render().decode().splitlines()
+    lines = service(client, None, drafts=2).metrics.render().decode().splitlines()
     there = {re.split("[{ ]", line)[0] for line in lines}
     text = (FOLDER / "metrics.js").read_text()
     names = re.findall(r'^  \w+: "(spark:\w+)",$', text, re.MULTILINE)
