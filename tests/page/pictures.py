@@ -98,7 +98,7 @@ def new_page(browser: Any, url: str, width: int, height: int, **options: Any) ->
     page = browser.new_page(viewport={"width": width, "height": height}, **options)
     page.set_default_timeout(60_000)
     page.goto(url)
-    page.wait_for_selector("#health .model:text('tiny')")
+    page.wait_for_selector("#health .model:text('tiny')", state="attached")
     return page
 
 

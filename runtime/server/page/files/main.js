@@ -42,6 +42,7 @@ function route() {
   }
   if (next === "chat") chat.open(id);
   else document.title = `${next === "live" ? "Live" : "Engine"} – Spark`;
+  find("open-side").hidden = next !== "chat"; // it opens what only the chat has
   live.setShown(next === "live");
   if (next === "engine" && view !== "engine") showReport(find("engine")).catch(() => needKey());
   view = next;

@@ -138,6 +138,28 @@ def test_the_ids_that_scripts_ask_for_stand_in_the_index() -> None:
         assert asked <= known, path.name
 
 
+def _luminance(colour: str) -> float:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_words_stand_out_from_what_is_behind_them(theme: int) -> None:
+    """WCAG's contrast of 4.5 for text, and of 3 for the lines of plots."""
+    style = (FOLDER / "page.css").read_text()
+    rows = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style)
+    colours = {name: _luminance(pair[theme]) for name, *pair in rows}
+    words = ("text", "soft", "accent", "bad", "t-k", "t-s", "t-n", "t-c")
+    pairs = [(word, behind, 4.5) for word in words[:2] for behind in ("ground", "raised", "tint")]
+    pairs += [(word, "surface", 4.5) for word in words]
+    pairs += [("accent", "tint", 4.5), ("on-accent", "accent", 4.5), ("bad", "bad-tint", 4.5)]
+    pairs += [(line, "surface", 3) for line in ("s0", "s1")]
+    for word, behind, wanted in pairs:
+        low, high = sorted((colours[word], colours[behind]))
+        assert (high + 0.05) / (low + 0.05) >= wanted, (word, behind)
+
+
 def test_the_plots_read_what_metrics_shows() -> None:
     client = FakeClient()
     client.stats = Stats(drafts_by_position=[4, 3], accepted_by_position=[3, 1])
