@@ -142,6 +142,7 @@ export class MessageView {
     const { node } = this;
     const figures = h("span", { class: "figures" }, figuresOf(node));
     if (node.state === "running") return [figures];
+    if (node.state === "error" && !node.content) return [...this.#turns(), figures]; // it has a button
     const buttons = h(
       "span",
       { class: "buttons" },
