@@ -24,6 +24,7 @@ from spark_engine.errors import EngineError
 from spark_engine.manifest import FORMAT
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_engine
@@ -320,6 +321,26 @@ def test_a_chat_on_a_real_engine_streams_what_it_gives_whole(url: str) -> None:
     assert text == whole.choices[0].message.content != ""
     counts = [usage and usage.completion_tokens for usage in (chunks[-1].usage, whole.usage)]
     assert counts == [40, 40]  # the prompt of the second was cached
+
+
+def test_a_thought_within_its_budget_on_a_real_engine(engine: Path, url: str) -> None:
+    """Three tokens, then the engine closes it, whatever the model would have said."""
+    tokenizer, thoughts = Tokenizer.load(engine / "tokenizer"), Formats().thoughts
+    assert thoughts is not None
+    close = tokenizer.encode(thoughts.close)
+    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=60)
+    ask: Any = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "hi"}],
+        "seed": 3,
+        "max_tokens": 3 + len(close) + 5,
+        "extra_body": {"thinking_budget": 3, "return_token_ids": True, "ignore_eos": True},
+    }
+    choice = client.chat.completions.create(**ask).choices[0]
+    ids = choice.token_ids  # type: ignore[attr-defined]
+    assert ids[3 : 3 + len(close)] == close and len(ids) == 3 + len(close) + 5
+    assert "limited time" in choice.message.reasoning_content  # type: ignore[attr-defined]
+    assert tokenizer.decode(ids[3 + len(close) :]).strip("\n") == (choice.message.content or "")
 
 
 def test_a_real_request_that_is_left_frees_its_slot(url: str) -> None:
