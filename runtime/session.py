@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.assets import check_cache, check_drafts, read_info, read_text
+from spark_engine.runtime.server.assets import (
+    check_cache,
+    check_drafts,
+    grammars_of,
+    read_info,
+    read_text,
+)
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.text.messages import Message
@@ -105,7 +111,9 @@ class Session:
         check_drafts(self._options.drafts, self.info.limits)
         check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
-        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions())
+        grammars = grammars_of(self._tokenizer, self.info)
+        self._options = replace(self._options, grammars=grammars)
+        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
@@ -153,7 +161,7 @@ class Session:
         room = room_after(prompt, info.limits)
         params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
         thinking = self._reader.opens_thought(prompt)
-        bound = self._reader.bound(thinking)
+        bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)
         request = Request(tuple(prompt), params, marks=marks, constraint=bound)
         request.check(info.limits, eos)
