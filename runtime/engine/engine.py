@@ -5,7 +5,6 @@ Knows no text, no HTTP and no op. One thread owns an engine.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Mapping
@@ -157,9 +156,9 @@ class Engine:
         stops = params.stop_ids(self.loaded.eos)
         seq = Sequence(request_id, request, limit, stops, seed, drafts)
         self.scheduler.add(seq)
-        self._masks.begin(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
+        self._masks.begin(seq)
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a request; its last event comes with the next `step`.
@@ -185,20 +184,6 @@ class Engine:
                 self._live.pop(event.request_id, None)
         self._last_step = time.monotonic()
         self._trace.end(self.idle)
-        return events
-
-    def fail(self, message: str) -> list[Event]:
-        """Ends every live request with ERROR and returns all their last events.
-
-        For the case that `step` raised: the engine is to be closed then.
-        """
-        events, self._events = self._events, []
-        for seq in self._live.values():
-            # The step may have stopped anywhere, so that the queues know it no more.
-            with contextlib.suppress(InternalError, ValueError):
-                self.scheduler.finish(seq, FinishReason.ERROR)
-            events.append(end_event(seq, FinishReason.ERROR, message))
-        self._live.clear()
         return events
 
     @property

@@ -159,7 +159,8 @@ def serve(
             with contextlib.suppress(OSError):  # a full disk must not keep the last words back
                 traceback.print_exc()
             box.write_error(error)
-        socket.send(encode(Failed(describe_error(error), user)))
+        passing = isinstance(error, CapacityError)
+        socket.send(encode(Failed(describe_error(error), user, passing)))
         return 2 if user else 1
     finally:
         socket.close()

@@ -72,6 +72,7 @@ class Body(Refused, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
