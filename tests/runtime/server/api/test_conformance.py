@@ -243,6 +243,7 @@ COUNTED: Mapping[str, Row] = {
     "chat_template_kwargs": ({"enable_thinking": True}, _thought_of),
     "output_config": _bound({"format": {"type": "json_schema", "schema": SCHEMA}}),
     "output_format": _bound({"type": "json_schema", "schema": SCHEMA}),
+    "context_management": _refused({"edits": [{"type": "clear_tool_uses_1"}]}, "read whole"),
     "mcp_servers": _refused([{}], "mcp_servers is not supported"),
     "container": _refused("c", "container is not supported"),
 }
