@@ -30,6 +30,7 @@ from spark_engine.runtime.server.api.common import (
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.assets import grammars_of
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
@@ -126,7 +127,10 @@ class Service:
         self.kept = Kept()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
-        self.reader = Reader(template, tokenizer, chat or ChatOptions())
+        grammars = grammars_of(tokenizer, info)
+        if grammars is not None:
+            grammars.begin()
+        self.reader = Reader(template, tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s, self._queue_s = timeout_s, queue_s

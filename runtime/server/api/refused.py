@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.server.api.fields import BadField, short
+from spark_engine.runtime.structured.fields import StructuredFields
 
 _ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
 _SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
@@ -60,7 +61,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )  # fmt: skip
 
 
-class Refused(msgspec.Struct, kw_only=True):
+class Refused(StructuredFields, kw_only=True):
     """The same names as fields, which are not built."""
 
     use_beam_search: msgspec.Raw = _ABSENT

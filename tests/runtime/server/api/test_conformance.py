@@ -55,11 +55,9 @@ def _param(value: Any, name: str, wanted: Any = None, **more: Any) -> Row:
 
 
 def _bound(value: Any, **more: Any) -> Row:
-    """Bound to a grammar, or refused by name where this engine cannot."""
+    """Bound to a grammar."""
 
     def effect(asked: Asked) -> bool:
-        if asked.status == 400:
-            return "not supported" in asked.text
         bound = asked.request.constraint
         return bound is not None and bound.grammar != ""
 
@@ -128,6 +126,8 @@ SHARED: Mapping[str, Row] = {
     "guided_choice": _bound(["a", "b"]),
     "guided_grammar": _bound('start: "a"'),
     "structured_outputs": _bound({"regex": "a+"}),
+    "guided_json_object": _bound(True),
+    "guided_whitespace_pattern": _bound("a*", guided_json=SCHEMA),
 }
 TEXT: Mapping[str, Row] = {
     **SHARED,
