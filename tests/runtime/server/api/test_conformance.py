@@ -311,8 +311,19 @@ def test_a_field_does_what_it_says(api: str, name: str) -> None:
     text = (THOUGHT if thought else "") + (CALL + CALL if called else words)
     asked = _ask(path, fields, text)
     assert effect(asked), (asked.status, asked.text, asked.prompt)
-    null = _ask(path, {**base, name: None}, "Hello")
-    assert null.status == (400 if (api, name) in NEEDED else 200), "null is as good as absent"
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_null_is_as_good_as_absent(api: str) -> None:
+    path, rows, base = APIS[api]
+    needed = {name for which, name in NEEDED if which == api}
+    nothing = {name: None for name in rows if name not in needed}
+    plain, null = (_ask(path, {**fields, **base}, "Hello") for fields in ({}, nothing))
+    assert null.status == 200
+    for one in (plain, null):
+        assert len(one.requests) == 1 and one.request.constraint is None
+    for name in needed:
+        assert _ask(path, {**base, name: None}, "Hello").status == 400
 
 
 @pytest.mark.parametrize("api", ["CompletionBody", "ChatBody"])
