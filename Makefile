@@ -52,7 +52,7 @@ mutants: $(VENV)/.test
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
-# Every path of the server under what schemathesis makes of its OpenAPI document, a hundred times as
+# Every path of the server under what schemathesis makes of its OpenAPI document, two hundred times as
 # much as in `make test`: some minutes.
 fuzz: $(VENV)/.test
 	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
