@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse newcomer served soak soak-server clean
+.PHONY: run test lint types mutants abuse fuzz newcomer served soak soak-server page clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -52,6 +52,11 @@ mutants: $(VENV)/.test
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
+# Every path of the server under what schemathesis makes of its OpenAPI document, a hundred times as
+# much as in `make test`: some minutes.
+fuzz: $(VENV)/.test
+	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
+
 # spark-bench over the embedded model: every way to arrive, conversations and agents whose prompts are
 # cached, profiles. Some minutes.
 served: $(VENV)/.test
@@ -66,6 +71,11 @@ soak: $(VENV)/.test
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
+
+# The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
+page: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[page]'
+	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_engine.engine_file import TOKENIZER, read_manifest
+from spark_engine.engine_file import MANIFEST, TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
-from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, bytes_of
+from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
+from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -31,12 +32,29 @@ def read_info(folder: Path) -> EngineInfo:
     )
 
 
+def has_text(folder: Path) -> bool:
+    """Whether an engine folder has a tokenizer."""
+    return (folder / TOKENIZER / "tokenizer.json").exists()
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The manifest, or None where the folder has none. Raises EngineError for a broken one."""
+    return read_manifest(folder) if (folder / MANIFEST).exists() else None
+
+
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """Tokenizer and chat template of an engine folder, None where it has none."""
     path = folder / TOKENIZER
-    if not (path / "tokenizer.json").exists():
+    if not has_text(folder):
         return None, None
     return Tokenizer.load(path), ChatTemplate.load(path)
+
+
+def grammars_of(tokenizer: Tokenizer | None, info: EngineInfo) -> Grammars | None:
+    """What compiles grammars for an engine's answers; None where it has no tokenizer."""
+    if tokenizer is None:
+        return None
+    return Grammars(lambda: tokenizer, info.limits.vocab, info.eos_token_ids)
 
 
 def check_drafts(asked: int | None, limits: Limits) -> None:

@@ -14,10 +14,13 @@ from spark_engine.runtime.server.api import chat, completions, messages, models,
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
+from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
+from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
@@ -64,6 +67,8 @@ def _kept(work: Callable[[Service, str], Json]) -> Run:
     """What concerns one answer that is kept."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise BadField("an answer that is kept is not streamed; leave stream out", "stream")
         return json_response(work(endpoints.service, request.path_params["id"]))
 
     return run
@@ -77,8 +82,31 @@ def _models(endpoints: Endpoints) -> Response:
     return json_response(models.models(endpoints.service))
 
 
+def _document(_: Endpoints) -> Response:
+    return json_response(document(ROUTES))
+
+
+def _report(endpoints: Endpoints) -> Response:
+    return json_response(endpoints.report)
+
+
 def _version(_: Endpoints) -> Response:
     return json_response({"version": version("spark-engine")})
+
+
+def page_routes() -> tuple[Route, ...]:
+    """Those of the page, whose files are read now. They need no key: nothing of the engine is in
+    them."""
+    bundle = read_bundle()
+
+    async def run(_: Endpoints, request: Request) -> Response:
+        name = request.path_params.get("name", INDEX)
+        return bundle.response(name, request.headers.get("if-none-match", ""))
+
+    return (
+        Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
+        Route("GET", "/page/{name}", run, "the page's files", open=True),
+    )
 
 
 _MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
@@ -86,7 +114,7 @@ _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
 _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
-ROUTES = (
+ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
     Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
@@ -105,5 +133,7 @@ ROUTES = (
     Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
+    Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
+    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),
 )

@@ -170,25 +170,6 @@ def test_ids_are_the_callers_and_grow() -> None:
 
 
 @BOTH
-def test_fail_ends_every_request_with_an_error(depth: int) -> None:
-    engine = make(depth)
-    numbers = [ask(engine, ignore_eos=True) for _ in range(6)]
-    for _ in range(3):
-        engine.step()
-    events = engine.fail("the device is gone")
-    assert sorted(e.request_id for e in events) == numbers
-    assert {(e.finish, e.message) for e in events} == {(FinishReason.ERROR, "the device is gone")}
-
-
-def test_fail_ends_what_the_queues_have_lost() -> None:
-    engine = make()
-    numbers = [ask(engine, ignore_eos=True) for _ in range(2)]
-    engine.step()
-    engine.scheduler.running.pop()  # a step that raised between two queues
-    assert [e.request_id for e in engine.fail("lost")] == numbers and not engine._live
-
-
-@BOTH
 def test_an_end_id_at_the_limit_is_an_end_and_not_a_cut(depth: int) -> None:
     engine = make(depth)
     free = ask(engine, max_tokens=100, ignore_eos=True)
