@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse fuzz newcomer served soak soak-server clean forms
+.PHONY: run test lint types mutants abuse fuzz newcomer served soak forms soak-server page clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -75,6 +75,11 @@ forms: $(VENV)/.test
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
+
+# The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
+page: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[page]'
+	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

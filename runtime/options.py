@@ -155,6 +155,14 @@ SERVER = (
         fills=(ServerOptions, "drain_timeout_s"),
     ),
     Option(
+        "--no-page",
+        Group.SERVER,
+        "Serve no page at /.",
+        bool,
+        fills=(ServerOptions, "page"),
+        turn=operator.not_,
+    ),
+    Option(
         "--watchdog-s",
         Group.SERVER,
         "Seconds without a step that end a hung engine; by default 10 (60 on a CPU), 0: never.",
