@@ -96,7 +96,7 @@ def _response_format(body: StructuredFields) -> list[Form]:
     given, place = body.response_format, "response_format"
     if given is None:
         return []
-    kind = given.get("type") if isinstance(given, Mapping) else given
+    kind = given.get("type") if isinstance(given, Mapping) else None
     if kind == "text":
         return []
     style = Style(body.guided_whitespace_pattern or BLANK)
