@@ -192,6 +192,16 @@ def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr() == ("7", "")
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_obeys_no_answer_and_a_file_gets_it_as_it_is(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    cli._Show()([Delta(Kind.CONTENT, "a\x1b]0;title\x07\tb\n")])
+    seen = capsys.readouterr().out
+    assert seen == ("a␛]0;title␇\tb\n" if terminal else "a\x1b]0;title\x07\tb\n")
+
+
 def test_loading_says_what_it_does(engine: Path) -> None:
     done = _run(engine, "--prompt", "a", "--max-tokens", 1)
     lines = done.stderr.splitlines()
