@@ -68,7 +68,7 @@ def _() -> None:
 
 @trial("tools, required")
 def _() -> None:
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 100}):
+    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
         answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **way)
         choice = answer.choices[0]
         same(choice.finish_reason, "tool_calls")
@@ -78,14 +78,14 @@ def _() -> None:
 @trial("tools, by name")
 def _() -> None:
     named = {"type": "function", "function": {"name": "weather"}}
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 100}):
+    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
         answer = litellm.completion(messages=ASK, tools=[TOOL], tool_choice=named, **way)
         is_weather(answer.choices[0].message.tool_calls[0].function.arguments)
 
 
 @trial("tools, streaming")
 def _() -> None:
-    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 100}):
+    for way in (OPENAI, HOSTED, {**ANTHROPIC, "max_tokens": 400}):
         events = litellm.completion(
             messages=ASK, tools=[TOOL], tool_choice="required", stream=True, **way
         )
@@ -95,7 +95,7 @@ def _() -> None:
 
 @trial("tool results")
 def _() -> None:
-    for way in (OPENAI, {**ANTHROPIC, "max_tokens": 100}):
+    for way in (OPENAI, {**ANTHROPIC, "max_tokens": 400}):
         first = litellm.completion(messages=ASK, tools=[TOOL], tool_choice="required", **way)
         message = first.choices[0].message
         results = [
