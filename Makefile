@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse fuzz forms newcomer served soak soak-server page clean
+.PHONY: run test lint types mutants abuse fuzz forms newcomer served soak soak-server page clients clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -80,6 +80,11 @@ soak-server: $(VENV)/.test
 page: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[page]'
 	$(BIN)/pytest tests/page/chat.py tests/page/parts.py tests/page/views.py
+
+# Real clients (openai, anthropic, langchain, lm-eval, …), each in an environment of its own, against
+# the embedded model: 8 GB of packages, a quarter of an hour; writes the table of docs/clients.md.
+clients: $(VENV)/.test
+	$(BIN)/python -m tests.clients.run
 
 clean:
 	rm -rf $(VENV) .mypy_site .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
