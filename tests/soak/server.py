@@ -34,7 +34,7 @@ START_S = 300  # the first start builds the embedded engine
 OPTIONS = ("--watchdog-s", "15", "--read-timeout", "10", "--request-timeout", "90")
 MORE = ("--drain-timeout", "20", "--max-queue", "40", "--restarts", "20")
 EXCUSED_S = 60  # after a fault
-QUIET_S = 100  # for what runs to end
+QUIET_S = 240  # for what runs to end
 
 
 class Soak:
