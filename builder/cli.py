@@ -13,13 +13,22 @@ import click
 from rich.console import Console
 
 from spark_engine.builder.build import build
-from spark_engine.builder.fetch import fetch, is_name
+from spark_engine.builder.emit import check_destination
+from spark_engine.builder.fetch import fetch, name_of
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
-from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options, target_for
+from spark_engine.builder.plan.options import (
+    KV_DTYPES,
+    STATE_DTYPES,
+    TARGETS,
+    Options,
+    gpu_of,
+    target_for,
+)
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.kernel import CARDS
+from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
 
 
@@ -103,10 +112,11 @@ def main(
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
 
-    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION: it is fetched
-    first. The default output is engines/ and the checkpoint's name.
+    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION (or be its
+    address there): it is fetched first. The default output is engines/ and the checkpoint's name.
     """
-    name = checkpoint.name.partition("@")[0] if is_name(checkpoint) else checkpoint.resolve().name
+    hub = name_of(checkpoint)
+    name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name
     with command("spark-build"):
         sizes = {
@@ -121,8 +131,10 @@ def main(
         target = target_for(executor, target)
         options = Options(target, fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
-            if is_name(checkpoint):
-                checkpoint = fetch(str(checkpoint), shown)
+            if hub is not None:
+                gpu_of(options)  # what is wrong here need not wait for a download
+                check_destination(folder)
+                checkpoint = fetch(hub, shown, read_description)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

@@ -6,7 +6,7 @@ Knows the engine and the text of its answers. Knows no command line.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -173,19 +177,17 @@ class Session:
         has_text = self._tokenizer is not None
         return Answer(number, request.prompt, params.seed or 0, has_text, thinking, load_s)
 
-    def pieces(self, answer: Answer) -> Iterator[Piece]:
-        """The answer's pieces as they come; `answer` grows with them.
+    def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
+        """The answer's pieces as they come; `answer` grows with them. Once `stopped`, it ends.
 
         Raises InternalError when the engine gives the request up.
         """
         engine = self._opened()
         while answer.finish is None:
+            if stopped():
+                engine.cancel(answer.id)
             if events := [e for e in engine.step() if e.request_id == answer.id]:
                 yield self._take(answer, events)
-
-    def cancel(self, answer: Answer) -> None:
-        """Ends an answer early: the next piece is its last."""
-        self._opened().cancel(answer.id)
 
     def stats(self) -> Stats:
         """The engine's counters since it was opened."""
@@ -217,5 +219,5 @@ class Session:
             answer.drafts = self._stream.drafted, self._stream.accepted
             answer.stats = self.stats()
         if piece.stop is not None:
-            self.cancel(answer)
+            self._opened().cancel(answer.id)
         return piece

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
 from spark_engine.runtime.server.api.paths import in_the_form_of, no_such_path
-from spark_engine.runtime.server.api.routes import ROUTES, Route
+from spark_engine.runtime.server.api.routes import ROUTES, Route, page_routes
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
 from spark_engine.runtime.server.keys import Keyring, LimitReached, Unauthorised
 from spark_engine.runtime.server.problems import error_response
@@ -30,14 +30,16 @@ def create_app(
     keys: Keyring | None = None,
     listeners: Sequence[Listener] = (),
     origins: Sequence[str] = (),
+    page: bool = True,
 ) -> FastAPI:
     """The application. All paths but the open ones ask for one of `keys`, where there are any.
 
     `listeners` are told of every request that has ended. `origins`: pages of these may use the
-    server from a browser (`*`: of all).
+    server from a browser (`*`: of all). `page`: there is a page at `/`.
     """
+    routes = (*ROUTES, *(page_routes() if page else ()))
     keys, metrics = keys or Keyring(), endpoints.service.metrics
-    metrics.add_routes((route.method, route.path) for route in ROUTES)
+    metrics.add_routes((route.method, route.path) for route in routes)
     app = FastAPI(title="spark", docs_url=None, redoc_url=None, openapi_url=None)
     for kind in (SparkError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
@@ -52,7 +54,7 @@ def create_app(
         )
     app.add_middleware(Visits, metrics=metrics, listeners=listeners)
     app.add_middleware(RequestIds)  # the outermost
-    for route in ROUTES:
+    for route in routes:
         app.add_route(route.path, _handler(endpoints, keys, route), methods=[route.method])
     return app
 

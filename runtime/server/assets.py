@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_engine.engine_file import TOKENIZER, read_manifest
+from spark_engine.engine_file import MANIFEST, TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
-from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, bytes_of
+from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 from spark_engine.runtime.structured.matcher import Grammars
@@ -35,6 +35,11 @@ def read_info(folder: Path) -> EngineInfo:
 def has_text(folder: Path) -> bool:
     """Whether an engine folder has a tokenizer."""
     return (folder / TOKENIZER / "tokenizer.json").exists()
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The manifest, or None where the folder has none. Raises EngineError for a broken one."""
+    return read_manifest(folder) if (folder / MANIFEST).exists() else None
 
 
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:

@@ -95,6 +95,7 @@ class Endpoints:
 
     def __init__(self, service: Service, max_body: int | None = None) -> None:
         self.service = service
+        self.report: Json = {}  # what the engine is: `page/report.py`
         self._bodies = Bodies(max_body)
         self.draining = False
 

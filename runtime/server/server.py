@@ -32,6 +32,7 @@ from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
+    find_manifest,
     read_info,
     read_text,
     spell_cache,
@@ -51,6 +52,7 @@ from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
+from spark_engine.runtime.server.page.report import make_report
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.tls import check_tls
@@ -89,6 +91,7 @@ class ServerOptions:
         cors_origins: pages of these may use the server from a browser; `*`: of all.
         tls_cert: a certificate in PEM form, with its chain; None: plain HTTP.
         tls_key: the certificate's key, in PEM form without a password.
+        page: there is a page at `/`.
         chat: how conversations are taken: forms of thoughts and calls, a thought's budget.
         engine: how the engine is run; its queue is made long enough for `max_queue`.
     """
@@ -119,6 +122,7 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()
     tls_cert: str | None = None
     tls_key: str | None = None
+    page: bool = True
     chat: ChatOptions = ChatOptions()
     engine: EngineOptions = EngineOptions()
 
@@ -179,10 +183,12 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.queue_timeout_s,
         )
         endpoints = Endpoints(service, options.max_body_mib << 20)
-        connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
+        endpoints.report = make_report(info, find_manifest(folder))
+        room = _most_connections(options, descriptors)
+        connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
-            app = create_app(endpoints, keys, told, options.cors_origins)
+            app = create_app(endpoints, keys, told, options.cors_origins, options.page)
             server = _Server(_config(app, connections, options), endpoints, client, options, name)
             with kept_keys(keys, service.metrics):
                 return await server.run_until_done(listener)

@@ -105,7 +105,7 @@ WRONG = [
     (("--prompt-ids", "1", "--temperature", "-1"), "temperature is -1.0"),
     (("--prompt-ids", "1", "--max-tokens", "0"), "max_tokens is 0"),
     (("--prompt-ids", "1", "--json", "--logprobs", "21"), "21"),
-    (("--prompt", "a", "--serve"), "exactly one"),
+    (("--prompt", "a", "--serve"), "only one of"),
     (("--serve", "--top-p", "0.5"), "--top-p does nothing with --serve"),
     (("--serve", "--stop", "x"), "--stop does nothing with --serve"),
     (("--serve", "--json"), "--json does nothing with --serve"),
@@ -116,6 +116,7 @@ WRONG = [
     (("--prompt", "a", "--drafts", "3"), "--drafts is 3; this engine has no draft head"),
     (("--serve", "--drafts", "2"), "--drafts is 2; this engine has no draft head"),
     (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
+    (("--prompt", "a", "--system", "b"), "--system does nothing with --prompt; it is for --chat"),
     (("--prompt", "a", "--no-graphs"), "--no-graphs does nothing"),
     (("--prompt", "a", "--profile", "/proc/none/t"), "/proc/none/t.engine.part: No such file"),
     (("--serve", "--profile", "/proc/none/t"), "/proc/none/t.http.part: No such file"),
@@ -125,13 +126,16 @@ WRONG = [
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
     (("--serve", "--cache-gib", "1", "--no-cache"), "contradict each other"),
-    (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing without --serve"),
-    (("--prompt", "a", "--no-cache"), "--no-cache does nothing without --serve"),
+    (
+        ("--prompt", "a", "--cache-gib", "1"),
+        "--cache-gib does nothing with --prompt",
+    ),
+    (("--prompt", "a", "--no-cache"), "--no-cache does nothing with --prompt"),
     (("--prompt", "a", "--policy", "latency"), "--policy does nothing without --serve"),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
-    ((), "exactly one"),
+    ((), "standard input is empty"),
 ]
 
 
@@ -160,6 +164,19 @@ def test_a_dash_reads_standard_input(engine: Path, option: str) -> None:
     assert done.exit_code == 2 and "not UTF-8" in done.stderr
 
 
+def test_what_is_piped_in_is_a_message(engine: Path) -> None:
+    words = [str(engine), "--max-tokens", "3", "--temperature", "0", "--json"]
+    asked = CliRunner().invoke(main, [*words, "--chat", "a bear"])
+    piped = CliRunner().invoke(main, words, input="a bear\n")
+    one, two = json.loads(asked.stdout), json.loads(piped.stdout)
+    assert one["token_ids"] == two["token_ids"] and one["usage"] == two["usage"]
+    other = CliRunner().invoke(main, [*words, "--system", "b"], input="a bear\n")
+    assert json.loads(other.stdout)["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"]
+    for blank in ("", " \n\n"):
+        done = CliRunner().invoke(main, words, input=blank)
+        assert done.exit_code == 2 and "standard input is empty" in done.stderr
+
+
 def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     show = cli._Show()
     for kind, text in (
@@ -173,6 +190,16 @@ def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert seen.out == "3 + 4 = 7." and seen.err == "thought: So 7.\nanswer: "
     cli._Show()([Delta(Kind.CONTENT, "7")])
     assert capsys.readouterr() == ("7", "")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_obeys_no_answer_and_a_file_gets_it_as_it_is(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    cli._Show()([Delta(Kind.CONTENT, "a\x1b]0;title\x07\tb\n")])
+    seen = capsys.readouterr().out
+    assert seen == ("a␛]0;title␇\tb\n" if terminal else "a\x1b]0;title\x07\tb\n")
 
 
 def test_loading_says_what_it_does(engine: Path) -> None:

@@ -20,6 +20,7 @@ from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
+from spark_engine.runtime.server.page.bundle import INDEX, read_bundle
 from spark_engine.runtime.server.service import Service
 
 Run = Callable[[Endpoints, Request], Awaitable[Response]]
@@ -85,8 +86,27 @@ def _document(_: Endpoints) -> Response:
     return json_response(document(ROUTES))
 
 
+def _report(endpoints: Endpoints) -> Response:
+    return json_response(endpoints.report)
+
+
 def _version(_: Endpoints) -> Response:
     return json_response({"version": version("spark-engine")})
+
+
+def page_routes() -> tuple[Route, ...]:
+    """Those of the page, whose files are read now. They need no key: nothing of the engine is in
+    them."""
+    bundle = read_bundle()
+
+    async def run(_: Endpoints, request: Request) -> Response:
+        name = request.path_params.get("name", INDEX)
+        return bundle.response(name, request.headers.get("if-none-match", ""))
+
+    return (
+        Route("GET", "/", run, "a page to chat and to see what the server does", open=True),
+        Route("GET", "/page/{name}", run, "the page's files", open=True),
+    )
 
 
 _MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
@@ -114,5 +134,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
+    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),
 )

@@ -1,0 +1,1 @@
+"""The page at `/`: its files, which the browser runs, and the engine's report, which it shows."""

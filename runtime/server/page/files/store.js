@@ -1,0 +1,147 @@
+// Conversations in the browser's storage. A conversation is a tree: an answer made again and a
+// question that was changed stand beside the first one, and `leaf` says which path is shown.
+
+const INDEX = "spark.conversations"; // [{id, title, at}], the newest first
+const ONE = "spark.conversation."; // and the id
+const LAST = "spark.last"; // {settings} that a new conversation begins with
+
+export class Full extends Error {}
+
+export function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(9)), (b) => b.toString(36).padStart(2, "0")).join("");
+}
+
+function readJson(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+function writeJson(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+  } catch {
+    throw new Full("The browser's storage is full: delete or export conversations.");
+  }
+}
+
+export function list() {
+  const rows = readJson(INDEX, []);
+  return Array.isArray(rows) ? rows.filter((row) => row && typeof row.id === "string") : [];
+}
+
+export function create() {
+  const { settings } = readJson(LAST, {});
+  const now = Date.now();
+  return { id: newId(), title: "", at: now, made: now, leaf: null, nodes: {}, settings: settings ?? {} };
+}
+
+export function load(id) {
+  const found = readJson(ONE + id, null);
+  if (found === null || typeof found.nodes !== "object" || found.nodes === null) return null;
+  for (const node of Object.values(found.nodes)) if (node.state === "running") node.state = "cut";
+  return found;
+}
+
+// Throws Full. An empty conversation is not kept.
+export function save(conversation) {
+  if (!Object.keys(conversation.nodes).length) return;
+  writeJson(ONE + conversation.id, conversation);
+  const { id, at } = conversation;
+  const rows = list().filter((row) => row.id !== id);
+  const row = { id, title: titleOf(conversation), at };
+  writeJson(INDEX, [row, ...rows].sort((a, b) => b.at - a.at));
+}
+
+export function keepSettings(settings) {
+  try {
+    writeJson(LAST, { settings });
+  } catch {
+    // a new conversation begins without them
+  }
+}
+
+export function remove(id) {
+  localStorage.removeItem(ONE + id);
+  writeJson(INDEX, list().filter((row) => row.id !== id));
+}
+
+export function titleOf(conversation) {
+  if (conversation.title) return conversation.title;
+  const first = Object.values(conversation.nodes).find((node) => node.role === "user");
+  const words = (first?.content ?? "").replace(/\s+/g, " ").trim();
+  return words.length > 60 ? `${words.slice(0, 58).trimEnd()}…` : words || "New conversation";
+}
+
+// --- the tree ---
+
+export function append(conversation, parent, node) {
+  const made = { id: newId(), parent, at: Date.now(), ...node };
+  conversation.nodes[made.id] = made;
+  conversation.leaf = made.id;
+  conversation.at = made.at;
+  return made;
+}
+
+// From the first message to the one that is shown last.
+export function path(conversation) {
+  const found = [];
+  for (let at = conversation.nodes[conversation.leaf]; at; at = conversation.nodes[at.parent]) {
+    found.push(at);
+    if (found.length > 10_000) break; // a file that was changed by hand may go round
+  }
+  return found.reverse();
+}
+
+export function siblings(conversation, node) {
+  const others = Object.values(conversation.nodes).filter((n) => n.parent === node.parent);
+  return others.sort((a, b) => a.at - b.at);
+}
+
+// Shows `node`, and below it what was written last.
+export function show(conversation, node) {
+  let at = node;
+  for (let next = at; next; next = lastChild(conversation, at)) at = next;
+  conversation.leaf = at.id;
+}
+
+function lastChild(conversation, node) {
+  const children = Object.values(conversation.nodes).filter((n) => n.parent === node.id);
+  return children.sort((a, b) => b.at - a.at)[0];
+}
+
+// --- files ---
+
+export function exportAll() {
+  const all = list().map((row) => load(row.id)).filter(Boolean);
+  return JSON.stringify({ kind: "spark conversations", version: 1, conversations: all }, null, 1);
+}
+
+// How many conversations of an exported file were taken. Throws Error with words for the user.
+export function importAll(text) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("This file is not JSON.");
+  }
+  if (!Array.isArray(file?.conversations)) throw new Error("This file holds no conversations.");
+  const known = new Set(list().map((row) => row.id));
+  let taken = 0;
+  for (const given of file.conversations) {
+    if (!isConversation(given)) throw new Error("A conversation in this file is malformed.");
+    if (known.has(given.id)) continue;
+    save(given);
+    taken++;
+  }
+  return taken;
+}
+
+function isConversation(given) {
+  if (typeof given?.id !== "string" || typeof given.nodes !== "object" || !given.nodes) return false;
+  const roles = new Set(["user", "assistant", "tool"]);
+  const sound = (n) => roles.has(n?.role) && (n.content === null || typeof n.content === "string");
+  return Object.entries(given.nodes).every(([id, node]) => sound(node) && node.id === id);
+}

@@ -1,0 +1,82 @@
+"""The engine's report: what was built and what it takes, as JSON for the page.
+
+Knows the manifest and what the open engine says of itself. A summary: modules are grouped, and of
+a tactic's times only the chosen one's is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.metadata import version
+from typing import Any
+
+from spark_engine.manifest import Manifest
+from spark_engine.runtime.server.ipc import EngineInfo
+
+Json = dict[str, Any]
+
+
+def make_report(info: EngineInfo, manifest: Manifest | None) -> Json:
+    """`GET /report`. Without a manifest (an engine that no folder describes) the limits alone.
+
+    Sizes are bytes, times microseconds.
+    """
+    report: Json = {
+        "object": "report",
+        "name": info.name,
+        "version": version("spark-engine"),
+        "limits": info.limits.to_json(),
+        "generation": dict(info.generation),
+        "cache": {"budget_bytes": info.cache_bytes, "snapshots": info.snapshots},
+    }
+    return report if manifest is None else {**report, **_built(manifest)}
+
+
+def _built(m: Manifest) -> Json:
+    plain = m.to_json()
+    kept = ("producer", "target", "card", "executor", "invariant", "model", "dtypes", "memory")
+    return {
+        **{name: plain[name] for name in kept},
+        "ignored": plain["ignored"],
+        "fingerprint": plain["fingerprint"],
+        "buckets": _buckets(m),
+        "quantisation": _quantisation(m),
+        "fusions": plain["fusions"],
+        "refusals": plain["refusals"],
+        "tactics": [_tactic(row) for row in m.tactics],
+    }
+
+
+def _buckets(m: Manifest) -> list[Json]:
+    return [
+        {
+            "file": b.file,
+            "family": b.family,
+            "rows": b.rows,
+            "tokens": b.tokens,
+            "cost_us": b.cost_us,
+            "arena_bytes": b.arena_bytes,
+            "file_bytes": m.files[b.file].bytes,
+        }
+        for b in m.buckets
+    ]
+
+
+def _quantisation(m: Manifest) -> list[Json]:
+    """Modules grouped by what they are called below their layer, and by format."""
+    modules: Counter[tuple[str, str]] = Counter()
+    tensors: Counter[tuple[str, str]] = Counter()
+    for row in m.quantisation:
+        leaf = ".".join(part for part in row.module.split(".") if not part.isdigit())
+        modules[leaf, row.format] += 1
+        tensors[leaf, row.format] += row.tensors
+    return [
+        {"module": leaf, "format": kind, "modules": count, "tensors": tensors[leaf, kind]}
+        for (leaf, kind), count in modules.items()
+    ]
+
+
+def _tactic(row: Json) -> Json:
+    """One group of nodes: the tactic it runs, whether it was timed, and its microseconds."""
+    kept = {name: row[name] for name in ("op", "bucket", "node", "nodes", "chosen", "timed")}
+    return {**kept, "microseconds": row["microseconds"].get(row["chosen"])}

@@ -1,0 +1,1 @@
+"""The page in a real browser, over a real server with a scripted engine: `make page`."""

@@ -1,0 +1,109 @@
+"""The engine's report, from a manifest made by hand."""
+
+from __future__ import annotations
+
+import json
+
+from spark_engine.interface import Limits, Precision
+from spark_engine.manifest import (
+    WEIGHTS,
+    Bucket,
+    FileDigest,
+    Fingerprint,
+    Manifest,
+    Memory,
+    ModelInfo,
+    Quantised,
+    Refusal,
+)
+from spark_engine.runtime.server.ipc import EngineInfo
+from spark_engine.runtime.server.page.report import make_report
+from spark_engine.tensors import DType
+
+LIMITS = Limits(max_seqs=4, max_context=64, pages=4, vocab=512)
+INFO = EngineInfo("made", LIMITS, (1,), {"temperature": 0.5}, cache_bytes=1 << 20, snapshots=3)
+TACTIC = {
+    "op": "linear",
+    "bucket": "decode_b1.engine",
+    "node": "layers.0.q",
+    "nodes": 7,
+    "chosen": "wide",
+    "timed": True,
+    "microseconds": {"wide": 3.5, "narrow": 4.5},
+    "refused": {"tall": "too few rows"},
+}
+ONLY = {**TACTIC, "op": "sample", "chosen": None, "microseconds": {}}
+
+
+def _manifest() -> Manifest:
+    return Manifest(
+        name="made",
+        producer={"numpy": "2.0"},
+        target="cpu",
+        card="",
+        executor="ort",
+        model=ModelInfo("qwen3_5", 2, 8, 512, 1234),
+        limits=LIMITS,
+        dtypes=Precision(DType.F32, DType.F8E4M3, DType.F32),
+        states=(),
+        tables=(),
+        buckets=(Bucket("decode", 1, 1, "decode_b1.engine", 100, cost_us=12.5),),
+        memory=Memory(weights=10, kv=20, states=3, tables=4, arena=100),
+        quantisation=(
+            Quantised("layers.0.mlp.up", "fp8", 2),
+            Quantised("layers.1.mlp.up", "fp8", 3),
+            Quantised("layers.1.mlp.up", "bf16", 1),
+            Quantised("lm_head", "bf16", 1),
+        ),
+        fusions={"decode": {"norm_quant": 2}},
+        refusals=(Refusal("moe_norm", "layers.0", "there is no expert"),),
+        tactics=(TACTIC, ONLY),
+        ignored={"vision": 0},
+        generation={"temperature": 0.5},
+        eos_token_ids=(1,),
+        fingerprint=Fingerprint("a", "b", "c", "d", "e"),
+        files={WEIGHTS: FileDigest(10, ()), "decode_b1.engine": FileDigest(77, ("f",))},
+    )
+
+
+def test_what_was_built_is_told_in_short() -> None:
+    report = make_report(INFO, _manifest())
+    assert json.loads(json.dumps(report)) == report
+    assert report["name"] == "made" and report["limits"]["max_seqs"] == 4
+    assert report["cache"] == {"budget_bytes": 1 << 20, "snapshots": 3}
+    assert report["memory"]["total"] == 137
+    assert report["buckets"] == [
+        {
+            "file": "decode_b1.engine",
+            "family": "decode",
+            "rows": 1,
+            "tokens": 1,
+            "cost_us": 12.5,
+            "arena_bytes": 100,
+            "file_bytes": 77,
+        }
+    ]
+    assert report["refusals"] == [
+        {"rule": "moe_norm", "node": "layers.0", "reason": "there is no expert"}
+    ]
+    assert report["dtypes"] == {"activation": "f32", "kv": "f8e4m3", "state": "f32"}
+    assert not {"files", "states", "tables", "digest"} & set(report)
+
+
+def test_modules_are_grouped_across_layers_by_format() -> None:
+    assert make_report(INFO, _manifest())["quantisation"] == [
+        {"module": "layers.mlp.up", "format": "fp8", "modules": 2, "tensors": 5},
+        {"module": "layers.mlp.up", "format": "bf16", "modules": 1, "tensors": 1},
+        {"module": "lm_head", "format": "bf16", "modules": 1, "tensors": 1},
+    ]
+
+
+def test_of_a_tactics_times_the_chosen_ones_is_told() -> None:
+    timed, only = make_report(INFO, _manifest())["tactics"]
+    assert timed["microseconds"] == 3.5 and timed["nodes"] == 7 and "refused" not in timed
+    assert only["chosen"] is None and only["microseconds"] is None
+
+
+def test_an_engine_without_a_manifest_tells_its_limits() -> None:
+    report = make_report(INFO, None)
+    assert report["generation"] == {"temperature": 0.5} and "memory" not in report
