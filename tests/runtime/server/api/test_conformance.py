@@ -128,6 +128,8 @@ SHARED: Mapping[str, Row] = {
     "guided_choice": _bound(["a", "b"]),
     "guided_grammar": _bound('start: "a"'),
     "structured_outputs": _bound({"regex": "a+"}),
+    "guided_json_object": _bound(True),
+    "guided_whitespace_pattern": _bound(" ", guided_json=SCHEMA),
 }
 TEXT: Mapping[str, Row] = {
     **SHARED,
