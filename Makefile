@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse newcomer served soak soak-server page clean
+.PHONY: run test lint types mutants abuse fuzz newcomer served soak soak-server page clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -51,6 +51,11 @@ mutants: $(VENV)/.test
 # A real server under abuse, in under three minutes: descriptors, half-open requests, large bodies.
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
+
+# Every path of the server under what schemathesis makes of its OpenAPI document, a hundred times as
+# much as in `make test`: some minutes.
+fuzz: $(VENV)/.test
+	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
 
 # spark-bench over the embedded model: every way to arrive, conversations and agents whose prompts are
 # cached, profiles. Some minutes.

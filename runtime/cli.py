@@ -17,13 +17,15 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
 
 from spark_engine.command import command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.embedded import embedded_engine
-from spark_engine.runtime.option import Grouped, Mode, why_idle
+from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
     OF_FILE,
     OPTIONS,
@@ -31,14 +33,17 @@ from spark_engine.runtime.options import (
     chat_options,
     engine_options,
     server_options,
+    settings,
 )
 from spark_engine.runtime.profile import finish
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
+from spark_engine.runtime.talk_state import Conversation
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
+HISTORY = Path("spark", "history")  # of a chat, beside other programs' states
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -84,7 +89,8 @@ def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> 
 def main(context: click.Context, /, engine: Path | None, print_config: bool, **values: Any) -> None:
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
-    Give one of --prompt, --prompt-ids, --chat and --serve.
+    Without --prompt, --prompt-ids, --chat or --serve it chats on a terminal, and elsewhere answers
+    the message on standard input.
     """
     with command(NAME):
         if print_config:
@@ -93,7 +99,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
             return
         mode = _mode(context, values)
         folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
-        code = _serve(folder, values) if mode is Mode.SERVE else _answer(folder, mode, values)
+        run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
+        code = run(folder, values)
         if values["profile"] is not None:
             click.echo(finish(values["profile"]), err=True)
         sys.exit(code)
@@ -105,28 +112,44 @@ def _given(context: click.Context, name: str) -> bool:
 
 
 def _mode(context: click.Context, values: Mapping[str, Any]) -> Mode:
-    """What to do: what the command line says, else the configuration file.
+    """What to do: what the command line says, else the configuration file, else a chat.
 
-    Raises OptionError where that is not said, or an option would do nothing. A file may hold what
+    Raises OptionError where that is not clear, or an option would do nothing. A file may hold what
     is for other modes.
     """
     source = context.get_parameter_source
-    asked = [mode for mode in Mode if values[mode] not in (None, False)]
+    asked = [mode for mode in ASKED_FOR if values[mode] not in (None, False)]
     typed = [mode for mode in asked if source(mode) is ParameterSource.COMMANDLINE]
-    if len(modes := typed or asked) != 1:
-        raise OptionError("give exactly one of --prompt, --prompt-ids, --chat and --serve")
+    if len(modes := typed or asked) > 1:
+        raise OptionError("give only one of --prompt, --prompt-ids, --chat and --serve")
+    mode = modes[0] if modes else _unasked()
     for row in OPTIONS:
-        of_file = source(row.name) is ParameterSource.DEFAULT_MAP and modes[0] in row.where
+        of_file = source(row.name) is ParameterSource.DEFAULT_MAP and mode in row.where
         if source(row.name) is not ParameterSource.COMMANDLINE and not of_file:
             continue
-        if (why := why_idle(row, modes[0], values)) is not None:
+        if (why := why_idle(row, mode, values)) is not None:
             raise OptionError(f"{row.flag} does nothing {why}")
-    return modes[0]
+    return mode
+
+
+def _unasked() -> Mode:
+    """Where nobody says what to do: a chat on a terminal, one answer to what is piped in."""
+    if not sys.stdin.isatty():
+        return Mode.CHAT
+    if not sys.stdout.isatty():
+        words = "standard output is no terminal to chat on: give --prompt, --chat or --serve"
+        raise OptionError(words)
+    return Mode.TALK
 
 
 def _cache() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     return Path(given) if given else Path.home() / ".cache"
+
+
+def _state() -> Path:
+    given = os.environ.get("XDG_STATE_HOME")
+    return Path(given) if given else Path.home() / ".local" / "state"
 
 
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
@@ -135,7 +158,31 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     return run(folder, options)
 
 
-def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
+def _talk(folder: Path, values: Mapping[str, Any]) -> int:
+    # 0.3 s of imports that nothing else needs
+    from spark_engine.runtime.talk import Talk
+    from spark_engine.runtime.talk_input import Lines
+    from spark_engine.runtime.talk_screen import Screen
+
+    session = Session(folder, engine_options(values), chat_options(values))
+    try:
+        conversation = Conversation(
+            model=session.info.name,
+            context=capacity(session.info.limits),
+            system=values["system"],
+            thinking=not values["no_thinking"],
+            settings=settings(values),
+        )
+        session.render([{"role": "user", "content": ""}])  # refuses what has no chat template
+        with Progress(sys.stderr) as shown:
+            session.open(shown)
+        Talk(session, conversation, Lines(_state() / HISTORY), Screen(Console())).run()
+    finally:
+        session.close()
+    return 0
+
+
+def _answer(mode: Mode, folder: Path, values: Mapping[str, Any]) -> int:
     alone = replace(engine_options(values), cache_bytes=0)  # one answer: no cache
     session = Session(folder, alone, chat_options(values))
     try:
@@ -155,10 +202,16 @@ def _answer(folder: Path, mode: Mode, values: Mapping[str, Any]) -> int:
 def _prompt(session: Session, mode: Mode, values: Mapping[str, Any]) -> list[int]:
     if mode is Mode.PROMPT_IDS:
         return _ids(values["prompt_ids"])
-    text = _text(mode.flag, values[mode])
+    text = _text(mode.flag, "-" if values[mode] is None else values[mode])
     if mode is Mode.CHAT:
-        message = {"role": "user", "content": text}
-        text = session.render([message], not values["no_thinking"])
+        if values["chat"] is None and not text.strip():
+            raise OptionError(
+                "standard input is empty: type the message there, or give one of --prompt, "
+                "--prompt-ids, --chat and --serve"
+            )
+        said = {"system": values["system"], "user": text}
+        messages = [{"role": k, "content": v} for k, v in said.items() if v is not None]
+        text = session.render(messages, not values["no_thinking"])
     return session.encode(text)
 
 

@@ -20,20 +20,27 @@ Kind: TypeAlias = "type[bool] | type[int] | type[float] | type[str] | click.Para
 
 
 class Mode(enum.StrEnum):
-    """What a run of the command does; all but TERMINAL are options of the same name."""
+    """What a run of the command does; all but TALK are options of the same name."""
 
     PROMPT = "prompt"
     PROMPT_IDS = "prompt_ids"
     CHAT = "chat"
     SERVE = "serve"
+    TALK = "talk"
 
     @property
     def flag(self) -> str:
-        """As it is typed."""
+        """As it is typed, or what it is."""
+        if self is Mode.TALK:
+            return "a chat on the terminal"
         return "--" + self.value.replace("_", "-")
 
 
+ASKED_FOR = tuple(mode for mode in Mode if mode is not Mode.TALK)
 SERVING = frozenset({Mode.SERVE})
+CHATS = frozenset({Mode.CHAT, Mode.TALK})
+ONE = frozenset({Mode.PROMPT, Mode.PROMPT_IDS, Mode.CHAT})  # one answer
+MANY = frozenset({Mode.SERVE, Mode.TALK})
 ANSWERING = frozenset(Mode) - SERVING
 
 
@@ -139,8 +146,12 @@ class Option:
             multiple=many,
             metavar=self.metavar,
             envvar=self.envvar,
-            show_default=default not in (None, (), False),
+            show_default=self.said(default),
         )
+
+    def said(self, value: Any) -> bool:
+        """Whether the value says anything; 0 does."""
+        return not (value is None or value is False or value == ())
 
 
 def defaults(kind: Any) -> dict[str, Any]:
@@ -172,7 +183,7 @@ def why_idle(row: Option, mode: Mode, values: Mapping[str, Any]) -> str | None:
         return "with --serve: clients say it in each request"
     if row.where == SERVING:
         return f"without --serve: leave it out, or serve instead of {mode.flag}"
-    others = " and ".join(sorted(other.flag for other in row.where))
+    others = " and ".join(other.flag for other in Mode if other in row.where)
     return f"with {mode.flag}; it is for {others}"
 
 

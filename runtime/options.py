@@ -14,17 +14,16 @@ import click
 
 from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
+from spark_engine.runtime.answer_options import ANSWER, CHAT
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.operation_options import KEYS, LOGGING
-from spark_engine.runtime.option import SERVING, Group, Mode, Option, fill
+from spark_engine.runtime.option import MANY, SERVING, Group, Option, fill
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.server.server import ServerOptions
-from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 
 GIB, MOST_GIB = 1 << 30, 1 << 20
-CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
 _ABOVE_0 = click.FloatRange(0, min_open=True)
 
 # The argument of the command line, and a key of the configuration file.
@@ -36,109 +35,6 @@ TASK = (
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
     Option("--chat", Group.TASK, "Answer this message; - reads standard input."),
     Option("--serve", Group.TASK, "Serve the OpenAI API over HTTP.", bool),
-)
-ANSWER = (
-    Option(
-        "--no-thinking",
-        Group.ANSWER,
-        "With --chat: answer without thinking first.",
-        bool,
-        modes=frozenset({Mode.CHAT}),
-    ),
-    Option(
-        "--max-tokens",
-        Group.ANSWER,
-        "Tokens at most; as many as fit by default.",
-        int,
-        fills=(Body, "max_tokens"),
-    ),
-    Option(
-        "--min-tokens",
-        Group.ANSWER,
-        "Do not end before this many tokens.",
-        int,
-        fills=(Body, "min_tokens"),
-    ),
-    Option(
-        "--temperature",
-        Group.ANSWER,
-        "0 takes the likeliest token.",
-        float,
-        fills=(Body, "temperature"),
-    ),
-    Option(
-        "--top-p",
-        Group.ANSWER,
-        "Draw from the likeliest tokens that have this much together.",
-        float,
-        fills=(Body, "top_p"),
-    ),
-    Option(
-        "--top-k",
-        Group.ANSWER,
-        "Draw from this many of the likeliest tokens.",
-        int,
-        fills=(Body, "top_k"),
-    ),
-    Option(
-        "--min-p",
-        Group.ANSWER,
-        "Draw from tokens at least this likely, the likeliest being 1.",
-        float,
-        fills=(Body, "min_p"),
-    ),
-    Option("--seed", Group.ANSWER, "Makes the answer repeatable.", int, fills=(Body, "seed")),
-    Option(
-        "--stop",
-        Group.ANSWER,
-        "End before this text. May be given several times.",
-        many=True,
-        fills=(Body, "stop"),
-        turn=list,
-    ),
-    Option(
-        "--ignore-eos",
-        Group.ANSWER,
-        "Go on after the model's end token.",
-        bool,
-        fills=(Body, "ignore_eos"),
-    ),
-    Option(
-        "--logprobs",
-        Group.ANSWER,
-        "Report log-probabilities and the top K (with --json).",
-        int,
-        metavar="K",
-        needs=("--json", "which prints them"),
-    ),
-    Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool),
-)
-CHAT = (
-    Option(
-        "--reasoning",
-        Group.ANSWER,
-        "How the model marks its thoughts; auto: as its chat template does.",
-        click.Choice([AUTO, *REASONING]),
-        fills=(ChatOptions, "reasoning"),
-        modes=CHATTING,
-    ),
-    Option(
-        "--tools",
-        Group.ANSWER,
-        "How the model writes tool calls; auto: as its chat template teaches.",
-        click.Choice([AUTO, *TOOLS]),
-        fills=(ChatOptions, "tools"),
-        modes=CHATTING,
-    ),
-    Option(
-        "--think-budget",
-        Group.ANSWER,
-        "Tokens of thought at most, where a request does not say; then it answers.",
-        click.IntRange(0),
-        metavar="N",
-        fills=(ChatOptions, "think_budget"),
-        modes=CHATTING,
-    ),
 )
 ENGINE = (
     Option(
@@ -188,14 +84,14 @@ ENGINE = (
         "GiB of the prefix cache, pages and states; by default from the memory that is free.",
         float,
         metavar="G",
-        modes=SERVING,
+        modes=MANY,
     ),
     Option(
         "--no-cache",
         Group.ENGINE,
         "Compute every prompt from its beginning.",
         bool,
-        modes=SERVING,
+        modes=MANY,
     ),
 )
 SERVER = (
@@ -362,7 +258,17 @@ def engine_options(values: Mapping[str, Any]) -> EngineOptions:
 
 def body(values: Mapping[str, Any]) -> Body:
     """What one answer is asked for, as a request of the server would say it."""
-    return fill(Body, OPTIONS, values)
+    return Body(**settings(values))
+
+
+def settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that were given, and their values."""
+    made = {}
+    for row in OPTIONS:
+        if row.fills is not None and row.fills[0] is Body and row.said(values[row.name]):
+            value = values[row.name]
+            made[row.fills[1]] = value if row.turn is None else row.turn(value)
+    return made
 
 
 def _cache_bytes(gib: float | None, none: bool) -> int | None:

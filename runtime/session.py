@@ -6,8 +6,8 @@ Knows the engine and the text of its answers. Knows no command line.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,23 @@ from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import ENGINE, trace_of
 from spark_engine.runtime.server.api.answers import FINISH, usage
 from spark_engine.runtime.server.api.common import Body, Defaults, check, room_after, sampling
-from spark_engine.runtime.server.assets import check_cache, check_drafts, read_info, read_text
+from spark_engine.runtime.server.assets import (
+    check_cache,
+    check_drafts,
+    grammars_of,
+    read_info,
+    read_text,
+)
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.ipc import Stats, summarise
 from spark_engine.runtime.text.messages import Message
 from spark_engine.runtime.text.reply_parser import ReplyParser
 from spark_engine.runtime.text.text_stream import Piece, TextStream
 from spark_engine.runtime.text.turns import Turns
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -105,7 +115,9 @@ class Session:
         check_drafts(self._options.drafts, self.info.limits)
         check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)
-        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions())
+        grammars = grammars_of(self._tokenizer, self.info)
+        self._options = replace(self._options, grammars=grammars)
+        self._reader = Reader(self._template, self._tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(self._tokenizer)
         self._engine: Engine | None = None
         self._trace = trace_of(self._options.profile, ENGINE)
@@ -153,7 +165,7 @@ class Session:
         room = room_after(prompt, info.limits)
         params = sampling(body, Defaults.of(info.generation), info, room, logprobs)
         thinking = self._reader.opens_thought(prompt)
-        bound = self._reader.bound(thinking)
+        bound = self._reader.bound(thinking, body)
         marks = self._turns.marks(prompt)
         request = Request(tuple(prompt), params, marks=marks, constraint=bound)
         request.check(info.limits, eos)
@@ -165,19 +177,17 @@ class Session:
         has_text = self._tokenizer is not None
         return Answer(number, request.prompt, params.seed or 0, has_text, thinking, load_s)
 
-    def pieces(self, answer: Answer) -> Iterator[Piece]:
-        """The answer's pieces as they come; `answer` grows with them.
+    def pieces(self, answer: Answer, stopped: Callable[[], bool] = _never) -> Iterator[Piece]:
+        """The answer's pieces as they come; `answer` grows with them. Once `stopped`, it ends.
 
         Raises InternalError when the engine gives the request up.
         """
         engine = self._opened()
         while answer.finish is None:
+            if stopped():
+                engine.cancel(answer.id)
             if events := [e for e in engine.step() if e.request_id == answer.id]:
                 yield self._take(answer, events)
-
-    def cancel(self, answer: Answer) -> None:
-        """Ends an answer early: the next piece is its last."""
-        self._opened().cancel(answer.id)
 
     def stats(self) -> Stats:
         """The engine's counters since it was opened."""
@@ -209,5 +219,5 @@ class Session:
             answer.drafts = self._stream.drafted, self._stream.accepted
             answer.stats = self.stats()
         if piece.stop is not None:
-            self.cancel(answer)
+            self._opened().cancel(answer.id)
         return piece

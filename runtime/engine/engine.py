@@ -5,7 +5,6 @@ Knows no text, no HTTP and no op. One thread owns an engine.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Mapping
@@ -185,20 +184,6 @@ class Engine:
                 self._live.pop(event.request_id, None)
         self._last_step = time.monotonic()
         self._trace.end(self.idle)
-        return events
-
-    def fail(self, message: str) -> list[Event]:
-        """Ends every live request with ERROR and returns all their last events.
-
-        For the case that `step` raised: the engine is to be closed then.
-        """
-        events, self._events = self._events, []
-        for seq in self._live.values():
-            # The step may have stopped anywhere, so that the queues know it no more.
-            with contextlib.suppress(InternalError, ValueError):
-                self.scheduler.finish(seq, FinishReason.ERROR)
-            events.append(end_event(seq, FinishReason.ERROR, message))
-        self._live.clear()
         return events
 
     @property

@@ -121,9 +121,9 @@ class Guide:
         free = index < len(spec.forced) + spec.budget
         return Need.NOTHING if free else Need.TOKENS
 
-    def binds(self, index: int) -> bool:
-        """Whether anything may bind a token up to that number, so that no draft may stand there."""
-        return self.need(index) is not Need.NOTHING
+    def binds(self, first: int, last: int) -> bool:
+        """Whether anything may bind a token of these numbers, so that none of them is a draft."""
+        return any(self.need(index) is not Need.NOTHING for index in (first, last))
 
     # Masks.
 

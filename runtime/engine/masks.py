@@ -78,9 +78,8 @@ class Masks:
                 seq.paused = False  # what its job says, or raises, is read with its mask
                 continue
             bound = self.bound if seq.paused else self.compiled
-            if now - guide.asked > bound:
+            if now - guide.asked > bound and not self._retry(guide):
                 ended.failed.append((seq, _too_long(bound)))
-                self._abandon()
             else:
                 still.append(seq)
         self._under_way = still
@@ -128,7 +127,7 @@ class Masks:
         tables, slot = self._memory.tables, seq.slot
         if guide.need(index) is Need.TOKENS and guide.asks:
             answer = self._read(guide, deadline)
-            guide.slow = guide.slow or answer.seconds > self.slow
+            guide.slow = answer.seconds > self.slow
             if answer.done:
                 ended.done.append(seq)
                 return
@@ -151,11 +150,22 @@ class Masks:
         try:
             return guide.job.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            self._abandon()
-            if not guide.job.cancel():
+            if not self._retry(guide):
                 raise
-            guide.again(self._submit)  # it stood behind others that took too long
+        try:
             return guide.job.result(self.bound)
+        except TimeoutError:
+            self._abandon()
+            raise
+
+    def _retry(self, guide: Guide) -> bool:
+        """Gives a job that took too long other threads, if it was never begun, since it stood
+        behind others that take too long; False: it is one of those."""
+        self._abandon()
+        begun = guide.job is None or not guide.job.cancel()
+        if not begun:
+            guide.again(self._submit)
+        return not begun
 
     def _submit(self, job: Callable[[], Answer]) -> Future[Answer]:
         if self._pool is None:

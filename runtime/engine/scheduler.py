@@ -375,8 +375,8 @@ class Scheduler:
 def _unbind(seq: Sequence, most: int) -> None:
     """Gives it drafts while nothing may bind a token of its next round, of up to `most` drafts."""
     if seq.guide is not None:
-        last = seq.launched + 1 + most - seq.prompt_len
-        seq.drafts = 0 if seq.guide.binds(last) else seq.guide.drafts
+        first = seq.launched + 1 - seq.prompt_len
+        seq.drafts = 0 if seq.guide.binds(first, first + most) else seq.guide.drafts
 
 
 def _yields(victim: Sequence, seq: Sequence) -> bool:

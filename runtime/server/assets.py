@@ -13,6 +13,7 @@ from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
+from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -36,12 +37,24 @@ def find_manifest(folder: Path) -> Manifest | None:
     return read_manifest(folder) if (folder / MANIFEST).exists() else None
 
 
+def has_text(folder: Path) -> bool:
+    """Whether an engine folder has a tokenizer."""
+    return (folder / TOKENIZER / "tokenizer.json").exists()
+
+
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """Tokenizer and chat template of an engine folder, None where it has none."""
     path = folder / TOKENIZER
-    if not (path / "tokenizer.json").exists():
+    if not has_text(folder):
         return None, None
     return Tokenizer.load(path), ChatTemplate.load(path)
+
+
+def grammars_of(tokenizer: Tokenizer | None, info: EngineInfo) -> Grammars | None:
+    """What compiles grammars for an engine's answers; None where it has no tokenizer."""
+    if tokenizer is None:
+        return None
+    return Grammars(lambda: tokenizer, info.limits.vocab, info.eos_token_ids)
 
 
 def check_drafts(asked: int | None, limits: Limits) -> None:

@@ -15,6 +15,10 @@ from typing import Any
 from spark_engine.errors import OptionError, RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.structured.constraints import constraint_for
+from spark_engine.runtime.structured.fields import StructuredFields
+from spark_engine.runtime.structured.forms import form_of
+from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.text.chat import ChatTemplate, Ending
 from spark_engine.runtime.text.reply_formats import AUTO, Formats
 from spark_engine.runtime.text.reply_parser import ReplyParser
@@ -55,13 +59,20 @@ class Reader:
     """Reads conversations for one template and tokenizer. Thread-safe: nothing changes."""
 
     def __init__(
-        self, template: ChatTemplate | None, tokenizer: Tokenizer | None, options: ChatOptions
+        self,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer | None,
+        options: ChatOptions,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Raises OptionError for a form that is not known, or a budget that cannot be held."""
+        """`grammars` None: no answer may have a form.
+
+        Raises OptionError for a form that is not known, or a budget that cannot be held."""
         source = None if template is None else template.source
         self.formats = Formats.of(source, options.reasoning, options.tools)
         self._template = template
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._budget = options.think_budget
         thoughts = self.formats.thoughts
         holds = thoughts is not None and tokenizer and tokenizer.id_of(thoughts.end) is not None
@@ -86,10 +97,27 @@ class Reader:
         ending = Ending.of(job.add_generation_prompt, job.continue_final_message)
         tools, thoughts = job.offered or (), self.formats.thoughts
         prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
-        constraint = thinking.bind(None, tokenizer, thoughts if prompt.thinking else None)
         parallel = job.parallel_tool_calls is not False
+        form = self.form(job, prompt.thinking, tools, job.tool_choice, parallel)
+        constraint = thinking.bind(form, tokenizer, thoughts if prompt.thinking else None)
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
         return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
+
+    def form(
+        self,
+        body: StructuredFields,
+        thinking: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        choice: str | Mapping[str, Any] | None = None,
+        parallel: bool = True,
+    ) -> ConstraintSpec | None:
+        """The form that an answer must have; None for any. Raises RequestError."""
+        if self._tokenizer is None or self._grammars is None:
+            if form_of(body) is None:
+                return None
+            raise RequestError("this engine has no tokenizer, which an answer of a form needs")
+        known = self.formats, self._tokenizer, self._grammars
+        return constraint_for(body, tools, choice, *known, thinking=thinking, parallel=parallel)
 
     def parser(
         self,
@@ -109,9 +137,10 @@ class Reader:
             return False
         return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(thoughts.start)
 
-    def bound(self, thinking: bool) -> ConstraintSpec | None:
+    def bound(self, thinking: bool, body: StructuredFields) -> ConstraintSpec | None:
         """What binds an answer to a prompt that says nothing of thoughts itself; `thinking`: it
-        ends inside an open one."""
+        ends inside an open one. Raises RequestError."""
+        form = self.form(body, thinking)
         if self._tokenizer is None or not thinking:
-            return None
-        return Thinking(budget=self._budget).bind(None, self._tokenizer, self.formats.thoughts)
+            return form
+        return Thinking(budget=self._budget).bind(form, self._tokenizer, self.formats.thoughts)

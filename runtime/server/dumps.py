@@ -116,6 +116,7 @@ class Dumps:
         return path
 
     def _prune(self) -> None:
-        mine = [p for p in self._folder.glob(f"{NAME}*.txt") if p.stat().st_uid == os.getuid()]
-        for path in sorted(mine, key=lambda p: p.stat().st_mtime)[: 1 - KEPT or None]:
+        found = [(p.lstat(), p) for p in self._folder.glob(f"{NAME}*.txt")]
+        mine = [(stat.st_mtime_ns, p) for stat, p in found if stat.st_uid == os.getuid()]
+        for _, path in sorted(mine)[: 1 - KEPT]:
             path.unlink(missing_ok=True)

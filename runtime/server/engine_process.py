@@ -31,10 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Death:
-    """Why a process ended. `user`: something outside the program is wrong, and will be again."""
+    """Why a process ended. `user`: something outside the program is wrong; `passing`: it may be
+    right later."""
 
     reason: str
     user: bool = False
+    passing: bool = False
 
 
 class EngineProcess:

@@ -137,10 +137,12 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The engine process is about to leave. `user`: something outside the program is wrong."""
+    """The engine process is about to leave. `user`: something outside the program is wrong;
+    `passing`: it may be right later, as memory that another process still holds."""
 
     message: str
     user: bool
+    passing: bool = False
 
 
 Command = Submit | Cancel | Ping

@@ -16,6 +16,7 @@ import msgspec
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
+from spark_engine.runtime.server.api.allowed import allow_only
 from spark_engine.runtime.server.api.answers import Json, usage
 from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
@@ -29,6 +30,7 @@ from spark_engine.runtime.server.api.common import (
 )
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
 from spark_engine.runtime.server.api.job import ChatJob
+from spark_engine.runtime.server.assets import grammars_of
 from spark_engine.runtime.server.client import Busy, EngineClient
 from spark_engine.runtime.server.conversation import ChatOptions, Reader
 from spark_engine.runtime.server.deadline import Deadline
@@ -101,8 +103,9 @@ class Running:
 class Service:
     """One engine behind one or more names. All methods belong to one event loop.
 
-    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With `allow_priority` a request may go before
-    others; without, one that asks for it is refused. `chat`: how conversations are taken.
+    `timeout_s` limits a request, `queue_s` its wait for the engine; None for no limit. With
+    `allow_priority` a request may go before others; without, one that asks for it is refused.
+    `chat`: how conversations are taken.
     """
 
     def __init__(
@@ -124,7 +127,10 @@ class Service:
         self.kept = Kept()
         self.metrics = Metrics(self.names[0], self._engine_state, info.limits, lambda: client.pid)
         self.tokenizer = tokenizer
-        self.reader = Reader(template, tokenizer, chat or ChatOptions())
+        grammars = grammars_of(tokenizer, info)
+        if grammars is not None:
+            grammars.begin()
+        self.reader = Reader(template, tokenizer, chat or ChatOptions(), grammars)
         self._turns = Turns(tokenizer)
         self._defaults = Defaults.of(info.generation)
         self._timeout_s, self._queue_s = timeout_s, queue_s
@@ -251,7 +257,10 @@ class Service:
         eos, limits, prompt = self.info.eos_token_ids, self.info.limits, tuple(ids)
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
-        marks, forced = self._turns.marks(prompt), prompt[1:] if body.scores_prompt() else ()
+        if body.allowed_token_ids is not None:
+            bound = allow_only(body.allowed_token_ids, len(self.need_tokenizer()), bound)
+        marks = self._turns.marks(prompt)
+        forced = prompt[1:] if body.scores_prompt() else ()
         if body.scores_prompt():
             params, bound = scored(body, params, len(forced)), bound or ConstraintSpec()
             bound = msgspec.structs.replace(bound, forced=forced)

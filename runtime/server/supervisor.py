@@ -239,7 +239,8 @@ class Supervisor:
         except OSError as error:
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
-        hopeless = death.user or (self._first is not None and not self._first.done())
+        damaged = death.user and not death.passing
+        hopeless = damaged or (self._first is not None and not self._first.done())
         pause = None if hopeless else self._pauses.after(time.monotonic())
         if pause is not None:
             self._desk.lost(death.reason, for_good=False)
@@ -287,7 +288,7 @@ class Supervisor:
             self._on_ready(report.info)
         elif self._life is not None:
             assert isinstance(report, Failed)
-            self._life.die(Death(report.message, report.user))
+            self._life.die(Death(report.message, report.user, report.passing))
         self._trace.span("loop", "receive", start)
 
     def _on_ready(self, info: EngineInfo) -> None:

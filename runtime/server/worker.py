@@ -14,18 +14,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
+from spark_engine.engine_file import TOKENIZER
 from spark_engine.errors import CapacityError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
 from spark_engine.runtime.engine.trace import ENGINE, NoTrace, trace_of
-from spark_engine.runtime.server.assets import read_info
+from spark_engine.runtime.server.assets import has_text, read_info
 from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, BlackBox
 from spark_engine.runtime.server.ipc import (
     Cancel,
@@ -40,6 +42,7 @@ from spark_engine.runtime.server.ipc import (
     encode,
     summarise,
 )
+from spark_engine.runtime.structured.matcher import Grammars
 
 LINGER_MS = 1000  # for the last message on the way out
 
@@ -156,7 +159,8 @@ def serve(
             with contextlib.suppress(OSError):  # a full disk must not keep the last words back
                 traceback.print_exc()
             box.write_error(error)
-        socket.send(encode(Failed(describe_error(error), user)))
+        passing = isinstance(error, CapacityError)
+        socket.send(encode(Failed(describe_error(error), user, passing)))
         return 2 if user else 1
     finally:
         socket.close()
@@ -194,8 +198,13 @@ def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
 
 def open_engine(folder: Path, options: EngineOptions, trace: NoTrace) -> Opened:
     """The real engine. Raises EngineError or CapacityError."""
+    info = read_info(folder)
+    if has_text(folder):  # what grammars need is loaded beside the engine
+        grammars = Grammars.of(folder / TOKENIZER, info.limits.vocab, info.eos_token_ids)
+        grammars.begin()
+        options = replace(options, grammars=grammars)
     with Progress(sys.stderr) as shown:
-        info, engine = read_info(folder), Engine.open(folder, options, shown, trace)
+        engine = Engine.open(folder, options, shown, trace)
     sizes = engine.scheduler.sizes
     cache = {"cache_bytes": sizes.cache_bytes, "snapshots": sizes.snapshots}
     return msgspec.structs.replace(info, **cache), engine

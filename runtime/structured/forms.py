@@ -6,6 +6,7 @@ Knows OpenAI's and vLLM's names for one. Knows no tools; compiles nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _OBJECT = {"type": "object"}
 _HOW = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _IGNORED = ("disable_fallback", "backend")  # change no answer here
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')  # of a grammar
+_SETS = re.compile("[&~]")
 MOST_REGEX = 8 << 10  # characters
 MOST_GRAMMAR = 32 << 10  # characters of a grammar that a client wrote
 MOST_CHOICES = 4096
@@ -51,6 +54,8 @@ class Form:
             raise self._error(f"is {shown}; it must be a string of 1 to {most} characters")
         if self.kind == "regex":
             return lark.terminal(regex(text))
+        if _SETS.search(_QUOTED.sub("", text)):
+            raise self._error("uses & or ~ on lexemes, whose cost has no bound: write it without")
         try:
             return lark.grammar(ebnf(text))
         except RequestError as error:

@@ -17,7 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from spark_engine.errors import RequestError
 
 # Between JSON's parts, once at each place: models indent, and must not write blanks for ever.
-BLANK = r"[ \t]|\n[ \t]{0,64}"
+BLANK = r"[ \t]|\n[ \t]{0,24}"
 _OPTIONS = "x-guidance"  # llguidance's own key in a schema
 _Tree: TypeAlias = dict[str, Any]  # of marks by their characters; the end of one is empty
 

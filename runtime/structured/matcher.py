@@ -6,6 +6,7 @@ use it: the frontend checks a grammar before it sends it, the engine's process f
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import OrderedDict
@@ -26,9 +27,18 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 SLICES = (*LLTokenizer.json_slices(), "[^<]+")
 MOST_TEXT = 256 << 10  # characters of a grammar
 _LONGEST = 400  # characters of an error
+MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be beside each other
+_FUEL = 200_000  # of building lexemes; the library's default allows half a minute
 KEPT = 64  # compiled grammars
 _STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
 _WORD = 32  # bits
+_WORDS = (  # what the library says, and what it means to who wrote the schema
+    ("NoExtension", "no answer satisfies it"),
+    ("lexer precomputation failed", "its patterns are too complex"),
+    ("too many expressions", "its patterns are too complex"),
+    ("lexer configuration (grammar) too big", "its strings and patterns are too many or too long"),
+    ("Unable to determine if regex is empty", "its patterns and lengths are too complex together"),
+)
 T = TypeVar("T")
 
 
@@ -48,7 +58,7 @@ class Matcher:
         self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         row[self._words :] = 0
         if self._matcher.is_error():
-            raise RequestError(f"the grammar cannot be followed further: {self.error}")
+            raise RequestError(f"its grammar became too complex to follow here: {self.error}")
         return True
 
     def advance(self, token: int) -> None:
@@ -69,7 +79,7 @@ class Matcher:
     @property
     def error(self) -> str:
         """What is wrong with the grammar, or "" ."""
-        return self._matcher.get_error()
+        return _plain(self._matcher.get_error())
 
 
 class Grammars:
@@ -80,12 +90,13 @@ class Grammars:
     """
 
     def __init__(self, load: Callable[[], Tokenizer], vocab: int, eos: Sequence[int]) -> None:
-        """`vocab` is the engine's, `eos` the ids that end an answer. The tokenizer is loaded, and
-        made ready for masks, in a thread that begins now."""
-        self._load, self._vocab, self._eos = load, vocab, tuple(eos)
+        """`vocab` is the engine's, `eos` the ids that end an answer."""
+        self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
-        self._ready: Future[LLTokenizer] = _run(self._open, "grammars")
+        self._count = 0  # of the tokenizer's ids
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        self._opened: Future[LLTokenizer] | None = None
 
     @classmethod
     def of(cls, folder: Path, vocab: int, eos: Sequence[int]) -> Grammars:
@@ -105,7 +116,7 @@ class Grammars:
             if found is not None:
                 self._known.move_to_end(grammar)
                 return self._own(found)
-        made = _run(lambda: self._compile(grammar), "grammar").result()
+        made = self._wait_for(grammar)
         with self._lock:
             self._known[grammar] = made
             while len(self._known) > KEPT:
@@ -117,47 +128,62 @@ class Grammars:
         matcher = self(grammar)
         row = np.zeros(-(-self._vocab // _WORD), np.uint32)
         matcher.fill(row)
-        for end in self._eos:
+        for end in self.ends:
             row[end // _WORD] &= ~np.uint32(1 << end % _WORD)
         if not (row.any() or matcher.accepting):
-            raise RequestError("there is no answer that it allows")
+            raise RequestError("no answer satisfies it")
 
     def error_of(self, grammar: str) -> str:
         """What keeps a text from being a grammar, or ""; it is not kept."""
         try:
-            _run(lambda: self._compile(grammar), "grammar").result()
+            self._wait_for(grammar)
         except RequestError as error:
             return str(error)
         return ""
 
-    def wait(self) -> None:
-        """Until the tokenizer is ready. Raises what loading it raises."""
-        self._ready.result()
+    def begin(self) -> None:
+        """Loads the tokenizer, and makes it ready for masks, in a thread of its own; else the first
+        grammar does."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = _run(self._open, "grammars")
+
+    @property
+    def _tokens(self) -> LLTokenizer:
+        """Waits until it is ready. Raises what loading raises."""
+        self.begin()
+        assert self._opened is not None
+        return self._opened.result()
 
     def _own(self, made: LLMatcher) -> Matcher:
-        return Matcher(made.deep_copy(), self._ready.result().vocab_size)
+        return Matcher(made.deep_copy(), self._count)
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        made = LLMatcher(self._ready.result(), grammar, log_level=0, limits=_limits())
-        if made.is_error():
-            raise RequestError(_plain(made.get_error()))
-        return made
+    def _wait_for(self, grammar: str) -> LLMatcher:
+        """Compiled beside; a few at once, and for so long."""
+        tokens = self._tokens
+        if self._slots.acquire(timeout=MOST_S):
+            future = _run(lambda: _compile(tokens, grammar), "grammar")
+            future.add_done_callback(lambda _: self._slots.release())
+            with contextlib.suppress(TimeoutError):
+                return future.result(MOST_S)
+        raise RequestError(f"it did not become a grammar within {MOST_S:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:
-        if not self._eos:
+        if not self.ends:
             raise RequestError("this engine has no end token, which an answer of a form needs")
-        wrapped = TokenizerWrapper(_Tokens(self._load(), self._vocab, self._eos))
-        return LLTokenizer(wrapped, eos_token=list(self._eos), slices=list(SLICES))
+        wrapped = _Tokens(self._load(), self._vocab, self.ends)
+        made = LLTokenizer(wrapped, eos_token=list(self.ends), slices=list(SLICES))
+        self._count = made.vocab_size
+        return made
 
 
-class _Tokens:
+class _Tokens(TokenizerWrapper):
     """A tokenizer as llguidance looks at it. Marks of thoughts and calls are no text: only the
     token itself is one."""
 
-    bos_token_id = None
-
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
+        # the library's own would tokenise a text to see what it may ask
+        self._tokenizer, self.is_tokenizer_wrapper, self.bos_token_id = tokenizer, True, None
         count = min(len(tokenizer), vocab)
         self.eos_token_id = eos[0]
         self.tokens = [tokenizer.token_bytes(i) for i in range(count)]
@@ -169,15 +195,31 @@ class _Tokens:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode())
 
 
+def _compile(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    made = LLMatcher(tokens, grammar, log_level=0, limits=_limits())
+    if not made.is_error():
+        made.compute_bitmask()  # what it learns by it, its copies know
+    if made.is_error():
+        raise RequestError(_plain(made.get_error()))
+    return made
+
+
 def _limits() -> LLParserLimits:
-    """Bounds of what one grammar may cost."""
-    return LLParserLimits(verbose_errors=False)
+    """Bounds of what one grammar may cost, in the library's units."""
+    return LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
 
 
 def _plain(error: str) -> str:
     """The library's words in one line, without the text that they quote."""
     words = re.split(r"\n\s*\d+ \| |\n?<", error)[0]
     words = re.sub(r"^at 1\(\d+\): |failed to compile JSON schema: ", "", words)
+    if "regex parse error" in words:
+        words = f"regex: {words.rpartition('error: ')[2]}"
+    if missing := re.search(r"Unimplemented keys: \[(.*)\]", words):
+        words = f"{missing[1]} cannot be followed token by token: leave it out"
+    for says, means in _WORDS:
+        if says in words:
+            words = means
     return " ".join(words.split())[:_LONGEST]
 
 

@@ -11,14 +11,16 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from spark_engine.errors import RequestError
 
 DEEPEST = 64  # of mappings and lists in a schema; the compiler's own limit is near 128
 MOST_TEXT = 128 << 10  # characters of a schema's JSON
+MULTIPLES = 20_000  # all `multipleOf` of a schema together: each takes so many states
 TRIALS, TRIALS_S = 400, 1.0  # parts that are compiled to find a place, and the time for it
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _ONE = (
     *("items", "additionalItems", "additionalProperties", "unevaluatedProperties"),
@@ -29,11 +31,11 @@ _PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
 
 
 def check_size(schema: Any, place: str) -> None:
-    """Raises RequestError for what is no schema, is nested too deeply or too long."""
+    """Raises RequestError for what is no schema, is nested too deeply, too long or too costly."""
     if not isinstance(schema, Mapping | bool):
         words = f"{place} is {_short(schema)}; it must be a JSON schema, an object"
         raise RequestError(words, _param(place))
-    rows = [(schema, 1)]
+    rows, states = [(schema, 1)], 0
     while rows:
         value, depth = rows.pop()
         if depth > DEEPEST:
@@ -41,12 +43,24 @@ def check_size(schema: Any, place: str) -> None:
             raise RequestError(words, _param(place))
         if isinstance(value, Mapping):
             rows += [(v, depth + 1) for v in value.values()]
+            states += _states(value.get("multipleOf"))
         elif isinstance(value, list):
             rows += [(v, depth + 1) for v in value]
+    if states > MULTIPLES:
+        words = f"{place}: its values of multipleOf are {states} together; at most {MULTIPLES}"
+        raise RequestError(f"{words} are supported", _param(place))
     size = len(json.dumps(schema))
     if size > MOST_TEXT:
         words = f"{place} has {size} characters; at most {MOST_TEXT} are supported"
         raise RequestError(words, _param(place))
+
+
+def _states(multiple: Any) -> int:
+    """What a `multipleOf` costs: its digits as an integer."""
+    if not isinstance(multiple, int | float) or isinstance(multiple, bool):
+        return 0
+    digits = Decimal(repr(multiple)).normalize().as_tuple().digits
+    return int("".join(map(str, digits[:9])))
 
 
 def locate(schema: Any, place: str, error_of: Callable[[Any], str]) -> tuple[str, str]:
@@ -85,17 +99,25 @@ class _Search:
         if wrong:
             at, part, found = wrong[0]
             return self.down(part, at, found)
-        for key in schema if isinstance(schema, Mapping) else ():
-            others = {k: v for k, v in schema.items() if k != key}
-            if key not in self._shared and self._left and not self._error(others):
-                return join(place, key), error
-        return place, error
+        kept = {key: self._without(schema, key) for key in schema} if _is_map(schema) else {}
+        named = [key for key, error in kept.items() if error == "" and key not in self._shared]
+        # without its type a schema allows so much that nothing else is wrong
+        named = [key for key in named if key != "type"] or named
+        return (join(place, named[0]) if named else place), error
 
-    def _error(self, part: Any) -> str:
+    def _without(self, schema: Mapping[str, Any], key: str) -> str | None:
+        return self._error({k: v for k, v in schema.items() if k != key})
+
+    def _error(self, part: Any) -> str | None:
+        """None where there is no more time to say."""
         if not self._left or time.monotonic() > self._until:
-            return ""
+            return None
         self._left -= 1
-        return self._error_of({**self._shared, **part} if isinstance(part, Mapping) else part)
+        return self._error_of({**self._shared, **part} if _is_map(part) else part)
+
+
+def _is_map(schema: Any) -> bool:
+    return isinstance(schema, Mapping)
 
 
 def _parts(schema: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,9 @@ _NOTES = {  # keywords that bind nothing
 }
 _SHARED = ("$defs", "definitions")
 _POINTERS = ("#/$defs/", "#/definitions/")
-_DAY = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+# the 29th of February is left out: not every year has one
+_SHORT = r"02-(0[1-9]|1\d|2[0-8])|(04|06|09|11)-(0[1-9]|[12]\d|30)"
+_DAY = rf"[12]\d{{3}}-({_SHORT}|(01|03|05|07|08|10|12)-(0[1-9]|[12]\d|3[01]))"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _HEX = "[0-9a-fA-F]"
 FORMATS = {  # of raw strings; JSON's are the compiler's

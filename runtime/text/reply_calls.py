@@ -9,7 +9,8 @@
     JSON    calls written as objects, passed on when they are whole
 
 What turns out to be no call before its name is known is given back as it was written; without the
-marks of a call the name must be that of a tool. One that is cut off later keeps the arguments that came, without the closing brace: nobody runs half of it.
+marks of a call the name must be that of a tool. A call that is cut off later keeps the arguments
+that came, without the closing brace: nobody runs half of it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class CallReader:
         self._state = State.CALL
 
     def _call(self, last: bool) -> bool:
-        marks: tuple[str, ...] = (self._form.end, self._form.start, FUNCTION)
+        marks: tuple[str, ...] = (self._form.end, self._form.start)
+        if self._raw or self._form.xml:
+            marks = (*marks, FUNCTION)
         if not self._raw:  # behind a function: models close more than they opened
             marks = (*marks, *STRAY)
         if (hit := self._in.begins(marks)) is not None:

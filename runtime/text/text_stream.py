@@ -63,6 +63,7 @@ class TextStream:
         """
         text, tokens = "", []
         for event in events:
+            self.cached = max(self.cached, event.cached)
             if len(self.scored) < self._forced and event.token is not None:
                 self._set_aside(event)
                 continue
@@ -76,14 +77,12 @@ class TextStream:
 
     def _set_aside(self, event: Event) -> None:
         self.scored.append(event)
-        self.cached = max(self.cached, event.cached)
         self.finish = event.finish
 
     def _take(self, event: Event) -> str:
         self.tokens += event.token is not None
         self.drafted = max(self.drafted, event.drafted)
         self.accepted = max(self.accepted, event.accepted)
-        self.cached = max(self.cached, event.cached)
         text = self._text(event)
         self.finish = event.finish
         if self._stops.matched is not None:

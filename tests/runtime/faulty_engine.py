@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_engine.errors import EngineError
+from spark_engine.errors import CapacityError, EngineError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.server import worker
@@ -37,6 +37,10 @@ def refuse() -> None:
     raise EngineError("weights.safetensors is damaged: build the engine again")
 
 
+def lack() -> None:
+    raise CapacityError("the engine takes 70 GiB, and 3 GiB are free")
+
+
 def fail() -> None:
     raise RuntimeError("the step went wrong")
 
@@ -51,6 +55,7 @@ def hold() -> None:
 KINDS: dict[str, Callable[[], object]] = {
     "raise": fail,
     "refuse": refuse,
+    "lack": lack,
     "hang": lambda: time.sleep(1000),
     "hold": hold,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -105,12 +110,12 @@ def open_faulty(folder: Path) -> worker.Opened:
         time.sleep(STEP_S)
         return step()
 
-    def poisoned(collected: Any) -> Any:
+    def poisoned(collected: Any, events: Any) -> Any:
         for one in collected:
             for row, seq in enumerate(one.batch.seqs):
                 if seq.request.prompt[0] == NAN:
                     one.outputs["ok"][row] = 0
-        return sampled(collected)
+        return sampled(collected, events)
 
     engine.step, loop._postprocess = slow_step, poisoned  # type: ignore[method-assign]
     return EngineInfo("faulty", LIMITS, fake.EOS), engine

@@ -24,6 +24,7 @@ from spark_engine.errors import EngineError
 from spark_engine.manifest import FORMAT
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
+from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import small_engine
@@ -104,7 +105,7 @@ WRONG = [
     (("--prompt-ids", "1", "--temperature", "-1"), "temperature is -1.0"),
     (("--prompt-ids", "1", "--max-tokens", "0"), "max_tokens is 0"),
     (("--prompt-ids", "1", "--json", "--logprobs", "21"), "21"),
-    (("--prompt", "a", "--serve"), "exactly one"),
+    (("--prompt", "a", "--serve"), "only one of"),
     (("--serve", "--top-p", "0.5"), "--top-p does nothing with --serve"),
     (("--serve", "--stop", "x"), "--stop does nothing with --serve"),
     (("--serve", "--json"), "--json does nothing with --serve"),
@@ -115,6 +116,7 @@ WRONG = [
     (("--prompt", "a", "--drafts", "3"), "--drafts is 3; this engine has no draft head"),
     (("--serve", "--drafts", "2"), "--drafts is 2; this engine has no draft head"),
     (("--prompt", "a", "--drafts", "8"), "8 is not in the range 0<=x<=7"),
+    (("--prompt", "a", "--system", "b"), "--system does nothing with --prompt; it is for --chat"),
     (("--prompt", "a", "--no-graphs"), "--no-graphs does nothing"),
     (("--prompt", "a", "--profile", "/proc/none/t"), "/proc/none/t.engine.part: No such file"),
     (("--serve", "--profile", "/proc/none/t"), "/proc/none/t.http.part: No such file"),
@@ -124,13 +126,16 @@ WRONG = [
     (("--serve", "--cache-gib", "much"), "'much' is not a valid float"),
     (("--serve", "--cache-gib", "1e-9"), "--cache-gib is 9.31e-10; a prefix takes"),
     (("--serve", "--cache-gib", "1", "--no-cache"), "contradict each other"),
-    (("--prompt", "a", "--cache-gib", "1"), "--cache-gib does nothing without --serve"),
-    (("--prompt", "a", "--no-cache"), "--no-cache does nothing without --serve"),
+    (
+        ("--prompt", "a", "--cache-gib", "1"),
+        "--cache-gib does nothing with --prompt",
+    ),
+    (("--prompt", "a", "--no-cache"), "--no-cache does nothing with --prompt"),
     (("--prompt", "a", "--policy", "latency"), "--policy does nothing without --serve"),
     (("--serve", "--policy", "fast"), "'fast' is not one of 'latency', 'balanced', 'throughput'"),
     (("--serve", "--itl-ms", "0"), "--itl-ms 0: give milliseconds above 0"),
     (("--serve", "--itl-ms", "nan"), "--itl-ms nan"),
-    ((), "exactly one"),
+    ((), "standard input is empty"),
 ]
 
 
@@ -157,6 +162,19 @@ def test_a_dash_reads_standard_input(engine: Path, option: str) -> None:
     assert one["usage"] == two["usage"] and one["token_ids"] == two["token_ids"]
     done = CliRunner().invoke(main, [*words, "-"], input=b"\xff")
     assert done.exit_code == 2 and "not UTF-8" in done.stderr
+
+
+def test_what_is_piped_in_is_a_message(engine: Path) -> None:
+    words = [str(engine), "--max-tokens", "3", "--temperature", "0", "--json"]
+    asked = CliRunner().invoke(main, [*words, "--chat", "a bear"])
+    piped = CliRunner().invoke(main, words, input="a bear\n")
+    one, two = json.loads(asked.stdout), json.loads(piped.stdout)
+    assert one["token_ids"] == two["token_ids"] and one["usage"] == two["usage"]
+    other = CliRunner().invoke(main, [*words, "--system", "b"], input="a bear\n")
+    assert json.loads(other.stdout)["usage"]["prompt_tokens"] > one["usage"]["prompt_tokens"]
+    for blank in ("", " \n\n"):
+        done = CliRunner().invoke(main, words, input=blank)
+        assert done.exit_code == 2 and "standard input is empty" in done.stderr
 
 
 def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,6 +321,26 @@ def test_a_chat_on_a_real_engine_streams_what_it_gives_whole(url: str) -> None:
     assert text == whole.choices[0].message.content != ""
     counts = [usage and usage.completion_tokens for usage in (chunks[-1].usage, whole.usage)]
     assert counts == [40, 40]  # the prompt of the second was cached
+
+
+def test_a_thought_within_its_budget_on_a_real_engine(engine: Path, url: str) -> None:
+    """Three tokens, then the engine closes it, whatever the model would have said."""
+    tokenizer, thoughts = Tokenizer.load(engine / "tokenizer"), Formats().thoughts
+    assert thoughts is not None
+    close = tokenizer.encode(thoughts.close)
+    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0, timeout=60)
+    ask: Any = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "hi"}],
+        "seed": 3,
+        "max_tokens": 3 + len(close) + 5,
+        "extra_body": {"thinking_budget": 3, "return_token_ids": True, "ignore_eos": True},
+    }
+    choice = client.chat.completions.create(**ask).choices[0]
+    ids = choice.token_ids  # type: ignore[attr-defined]
+    assert ids[3 : 3 + len(close)] == close and len(ids) == 3 + len(close) + 5
+    assert "limited time" in choice.message.reasoning_content  # type: ignore[attr-defined]
+    assert tokenizer.decode(ids[3 + len(close) :]).strip("\n") == (choice.message.content or "")
 
 
 def test_a_real_request_that_is_left_frees_its_slot(url: str) -> None:

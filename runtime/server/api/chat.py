@@ -35,9 +35,12 @@ class ChatBody(ChatJob, kw_only=True):
 
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
+    echo: bool | None = None
 
     def modern(self) -> ChatJob:
         """The same in today's names. Raises BadField where both are given."""
+        if self.echo:
+            raise BadField("echo is not supported: an answer holds no message of yours", "echo")
         if self.functions is None and self.function_call is None:
             return self
         for old, new in (("functions", "tools"), ("function_call", "tool_choice")):

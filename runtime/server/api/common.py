@@ -72,6 +72,7 @@ class Body(Refused, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -83,14 +84,7 @@ class Body(Refused, kw_only=True):
     truncate_prompt_tokens: int | None = None  # the last so many; -1: as many as fit
     priority: int | None = None
     drafts: int | None = None  # of a round, at most; changes no token
-    # known and not supported:
-    response_format: dict[str, Any] | None = None
     prompt_logprobs: int | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
 
     def most_tokens(self) -> int | None:
         """How many tokens are wanted at most; None: as many as fit."""
@@ -235,11 +229,3 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
 def _check_unsupported(body: Body) -> None:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise BadField(f"best_of is {body.best_of}; only the value of n is supported", "best_of")
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise BadField(f"response_format {kind!r} is not supported, only 'text'", "response_format")
-    names = ["structured_outputs"]
-    names += [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")]
-    for name in names:
-        if getattr(body, name) not in (None, False):
-            raise BadField(f"{name} is not supported", name)

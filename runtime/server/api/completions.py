@@ -72,7 +72,12 @@ async def start(service: Service, data: bytes) -> Reply:
         ids = [service.ids_of(prompt, body.truncate_prompt_tokens) for prompt in given]
         pairs = zip(given, ids, strict=True)
         echoes = [_echo(service, body, *pair) if body.echo else "" for pair in pairs]
-        choices = [choice for prompt in ids for choice in service.choices(body, prompt)]
+        bounds = [service.reader.bound(service.reader.opens_thought(p), body) for p in ids]
+        choices = [
+            choice
+            for prompt, bound in zip(ids, bounds, strict=True)
+            for choice in service.choices(body, prompt, bound)
+        ]
         return ids, choices, echoes
 
     ids, choices, echoes = await service.read(read, deadline)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_engine.runtime.server.api.common import Body, either, limit_of
-from spark_engine.runtime.server.api.fields import BadField, short
+from spark_engine.runtime.server.api.fields import BadField
 
 
 class ChatJob(Body, kw_only=True):
@@ -59,8 +59,3 @@ class ChatJob(Body, kw_only=True):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise BadField(f"tools[{i}] has no function with a name", "tools")
-        if self.tool_choice not in (None, "none", "auto"):
-            words = (
-                f"tool_choice is {short(self.tool_choice)}; only 'auto' and 'none' are supported"
-            )
-            raise BadField(words, "tool_choice")

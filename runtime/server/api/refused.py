@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from spark_engine.runtime.server.api.fields import BadField, short
+from spark_engine.runtime.structured.fields import StructuredFields
 
-_ABSENT = msgspec.Raw()
+_ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
 _SHOWN = 4096  # bytes of a value beyond which it is surely not neutral
 _PENALTY = "use presence_penalty, frequency_penalty or repetition_penalty"
 _SHAPE = "use temperature, top_p, top_k or min_p"
@@ -27,6 +28,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "logits_processors": (([],), "use logit_bias, response_format or structured_outputs"),
         "chat_template": ((), "the engine's own template is used: render it yourself and "
                               "send the text to /v1/completions"),
+        "documents": (([],), "put their text into a message"),
+        "logprob_token_ids": (([],), "use logprobs or top_logprobs"),
         "cache_salt": ((), "the prefix cache is shared by all clients: start the server with "
                            "--no-cache"),
         "prompt_embeds": ((), "send text or token ids"),
@@ -58,13 +61,15 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )  # fmt: skip
 
 
-class Refused(msgspec.Struct, kw_only=True):
+class Refused(StructuredFields, kw_only=True):
     """The same names as fields, which are not built."""
 
     use_beam_search: msgspec.Raw = _ABSENT
     bad_words: msgspec.Raw = _ABSENT
     logits_processors: msgspec.Raw = _ABSENT
     chat_template: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    logprob_token_ids: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
     prompt_embeds: msgspec.Raw = _ABSENT
     kv_transfer_params: msgspec.Raw = _ABSENT
@@ -95,10 +100,8 @@ class Refused(msgspec.Struct, kw_only=True):
     def check_refused(self) -> None:
         """Raises BadField for a field that asks for something."""
         for name, (neutral, instead) in REFUSED.items():
-            raw: msgspec.Raw = getattr(self, name)
-            if raw is _ABSENT or not bytes(raw):
+            if not (data := bytes(getattr(self, name))):
                 continue
-            data = bytes(raw)
             value = msgspec.json.decode(data) if len(data) <= _SHOWN else data[:80]
             if value is None or any(value == v and type(value) in _kinds(v) for v in neutral):
                 continue

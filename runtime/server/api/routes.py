@@ -14,7 +14,9 @@ from spark_engine.runtime.server.api import chat, completions, messages, models,
 from spark_engine.runtime.server.api.answers import Json
 from spark_engine.runtime.server.api.chat import ChatBody
 from spark_engine.runtime.server.api.completions import CompletionBody
+from spark_engine.runtime.server.api.fields import BadField
 from spark_engine.runtime.server.api.messages import CountBody, MessagesBody
+from spark_engine.runtime.server.api.openapi import document
 from spark_engine.runtime.server.api.responses import ResponsesBody
 from spark_engine.runtime.server.api.tokenize import DetokenizeBody, TokenizeBody
 from spark_engine.runtime.server.endpoints import Compute, Endpoints, Start, json_response
@@ -65,6 +67,8 @@ def _kept(work: Callable[[Service, str], Json]) -> Run:
     """What concerns one answer that is kept."""
 
     async def run(endpoints: Endpoints, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise BadField("an answer that is kept is not streamed; leave stream out", "stream")
         return json_response(work(endpoints.service, request.path_params["id"]))
 
     return run
@@ -80,6 +84,10 @@ def _models(endpoints: Endpoints) -> Response:
 
 def _report(endpoints: Endpoints) -> Response:
     return json_response(endpoints.report)
+
+
+def _document(_: Endpoints) -> Response:
+    return json_response(document(ROUTES))
 
 
 def _version(_: Endpoints) -> Response:
@@ -106,7 +114,7 @@ _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
 _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
-ROUTES = (
+ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
     Route("POST", "/v1/completions", _TEXT, "goes on from a text", CompletionBody),
     Route("POST", "/v1/responses", _RESPONSES, "answers, and keeps the answer", ResponsesBody),
@@ -126,5 +134,6 @@ ROUTES = (
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
+    Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),
 )

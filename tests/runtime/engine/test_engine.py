@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -169,25 +170,6 @@ def test_ids_are_the_callers_and_grow() -> None:
 
 
 @BOTH
-def test_fail_ends_every_request_with_an_error(depth: int) -> None:
-    engine = make(depth)
-    numbers = [ask(engine, ignore_eos=True) for _ in range(6)]
-    for _ in range(3):
-        engine.step()
-    events = engine.fail("the device is gone")
-    assert sorted(e.request_id for e in events) == numbers
-    assert {(e.finish, e.message) for e in events} == {(FinishReason.ERROR, "the device is gone")}
-
-
-def test_fail_ends_what_the_queues_have_lost() -> None:
-    engine = make()
-    numbers = [ask(engine, ignore_eos=True) for _ in range(2)]
-    engine.step()
-    engine.scheduler.running.pop()  # a step that raised between two queues
-    assert [e.request_id for e in engine.fail("lost")] == numbers and not engine._live
-
-
-@BOTH
 def test_an_end_id_at_the_limit_is_an_end_and_not_a_cut(depth: int) -> None:
     engine = make(depth)
     free = ask(engine, max_tokens=100, ignore_eos=True)
@@ -225,6 +207,22 @@ def test_stats_count_what_happened() -> None:
     assert isinstance(buckets, dict) and buckets["prefill_2"] == 3
     age = stats["last_step_age"]
     assert isinstance(age, float) and 0 <= age < 60
+
+
+def test_stats_show_every_bucket_from_the_start() -> None:
+    names = ["decode_1", "decode_2", "decode_4", "prefill_1", "prefill_2"]
+    assert make().stats()["buckets"] == dict.fromkeys(names, 0)
+
+
+def test_who_got_a_slot_is_said_once_and_when() -> None:
+    engine = make()
+    ids = [ask(engine, ignore_eos=True, seed=i) for i in range(2)]
+    before = time.monotonic()
+    engine.step()
+    assert [number for number, _ in engine.begun] == ids
+    assert all(before <= at <= time.monotonic() for _, at in engine.begun)
+    engine.step()
+    assert engine.begun == []
 
 
 def test_a_swapped_request_is_not_counted_as_waiting() -> None:

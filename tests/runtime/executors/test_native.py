@@ -60,7 +60,12 @@ def finish(
     gpu.at(logits, 4 * ROWS * VOCAB).view(np.float32)[:] = 1.5
 
 
-KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish}
+def mask(gpu: FakeGpu, allow: int, result: int) -> None:
+    """next += the first word of the table."""
+    _i32(gpu, result, ROWS)[:] += _i32(gpu, allow, 1)
+
+
+KERNELS: dict[str, Callable[..., None]] = {"sum_up": sum_up, "finish": finish, "mask": mask}
 
 
 def launch_row(kernel: int, *args: list[Any]) -> dict[str, Any]:
@@ -186,6 +191,42 @@ def test_launches_one_by_one_are_a_step(engine: native.NativeEngine) -> None:
     gpu.wait()
     last = _i32(gpu, engine.states.addresses["last_tokens"], SLOTS)
     assert last.tolist() == [2 * (12 + 1007), 0, 2 * (31 + 1007), 2 * (43 + 1007)]
+
+
+def test_the_part_before_sampling_runs_without_the_masks(engine: native.NativeEngine) -> None:
+    """It is queued at once; the masks that are written afterwards count in the rest."""
+    last = launch_row(2, ["input", "allow"], ["output", "next_tokens"])
+    masked = {**BODY, "launches": [*BODY["launches"], last]}
+    executor = engine.open(header(), payload(masked), Path(), 1)
+    specs = {("decode", ROWS): executor.specs}
+    memory = EngineMemory(STATES, tables(LIMITS), specs, 2, engine.states, engine.tables)
+    gpu: Any = engine.gpu
+    gpu.fill(engine.states.addresses["last_tokens"], 0, 4 * (SLOTS + 1))
+    memory.tables["prompt_lens"][:] = (10, 20, 30, 40, 0)
+    memory.flush()
+    buffers = memory.buffers("decode", ROWS, 0)
+    buffers["token_ids"][:], buffers["slots"][:] = (1, 2, 3), (2, 0, 3)
+    for turn in range(3):
+        graphs = gpu.calls.count("capture")
+        rest = executor.launch_to_sample(buffers)
+        assert gpu.calls.count("capture") - graphs == (2 if engine.graphs and not turn else 0)
+        gpu.wait()
+        first = _i32(gpu, engine.states.addresses["last_tokens"], SLOTS)
+        base = np.array([2 + 10, 0, 1 + 30, 3 + 40])[[2, 0, 3]] + 1007
+        np.testing.assert_array_equal(first[[2, 0, 3]], base * (turn + 1))
+        memory.tables["allow"][0, 0] = 5000 + turn
+        memory.mark(0, ("allow",))
+        memory.flush()
+        rest()()
+        np.testing.assert_array_equal(buffers["next_tokens"], base * (turn + 1) + 5000 + turn)
+    executor.launch(buffers)()
+    np.testing.assert_array_equal(buffers["next_tokens"], base * 4 + 5002)
+
+
+def test_a_bucket_that_reads_no_masks_is_refused_in_parts(engine: native.NativeEngine) -> None:
+    executor, memory = opened(engine)
+    with pytest.raises(EngineError, match="decode 3 bucket has no launch that reads which ids"):
+        executor.launch_to_sample(memory.buffers("decode", ROWS, 0))
 
 
 def test_only_rows_that_were_marked_are_copied(engine: native.NativeEngine) -> None:

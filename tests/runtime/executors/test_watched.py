@@ -49,6 +49,10 @@ class Device:
         end = self.free_at
         return lambda: setattr(self, "host", max(self.host, end))
 
+    def launch_to_sample(self, buffers: float) -> Callable[[], Callable[[], None]]:
+        self.queue(buffers)
+        return lambda: self.launch(buffers / 2)
+
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
@@ -75,10 +79,19 @@ def test_launches_that_overlap_their_host_are_told_as_the_device_ran_them(device
     assert device.made <= 6, "events are used again"
 
 
+def test_a_launch_in_two_parts_is_told_from_its_first_to_its_last(device: Device) -> None:
+    told: list[tuple[float, float]] = []
+    one: Any = Watched(device, DeviceClock(device), lambda a, b: told.append((a, b)))  # type: ignore[arg-type]
+    rest = one.launch_to_sample(2.0)
+    device.host += 5.0  # the device has nothing to do for some of it
+    rest()()
+    assert told == [pytest.approx((100.0, 106.6))]
+
+
 def test_a_synchronous_launch_ran_while_it_was_called() -> None:
     told: list[tuple[float, float]] = []
     ran: list[float] = []
     inner: Any = SimpleNamespace(specs=1, launch=lambda b: ran.append(b) or (lambda: None))
     one: Any = Watched(inner, None, lambda a, b: told.append((a, b)))
-    one.launch(4.0)()
+    one.launch_to_sample(4.0)()()
     assert ran == [4.0] and len(told) == 1 and told[0][0] <= told[0][1] and one.specs == 1

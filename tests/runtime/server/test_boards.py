@@ -107,6 +107,16 @@ def test_the_panels_show_what_happened(panels: Panels) -> None:
     assert _one(panels, "Requests", 4) == {"": 8}
 
 
+def test_every_series_stands_on_a_page(panels: Panels) -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    pages = "".join((docs / name).read_text() for name in ("operation.md", "server.md"))
+    for name, kind in panels.after.kinds.items():
+        plain = re.sub(r"^(spark|vllm):|_(total|bucket|sum|count|created|info)$", "", name)
+        plain = re.sub(r"_(bucket|sum|count|created|total)$", "", plain)
+        process = re.match(r"(spark_engine_)?process_|python_info", name)
+        assert process or plain in pages, f"{name}, a {kind}"
+
+
 def test_the_board_is_whole() -> None:
     ids = [panel["id"] for panel in BOARD["panels"]]
     assert len(set(ids)) == len(ids)

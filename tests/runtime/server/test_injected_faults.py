@@ -185,6 +185,18 @@ def test_a_damaged_engine_is_not_tried_again(tmp_path: Path) -> None:
     _run(tmp_path, use)
 
 
+def test_memory_that_is_not_free_yet_is_tried_again(tmp_path: Path) -> None:
+    async def use(server: Running) -> None:
+        order(server.folder, "_launch", "kill")
+        waits = server.ask_later(SHORT)
+        await server.until(lambda: not (server.folder / "fault").exists())
+        order(server.folder, "load", "lack")
+        assert (await asyncio.wait_for(waits, 20)).is_success
+        assert server.client.restarts == 2 and server.client.reason.endswith("3 GiB are free")
+
+    _run(tmp_path, use)
+
+
 def test_too_many_deaths_are_the_last(tmp_path: Path) -> None:
     async def use(server: Running) -> None:
         for _ in range(3):

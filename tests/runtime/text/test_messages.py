@@ -167,6 +167,7 @@ def test_arguments_that_were_cut_off_keep_what_came(value: dict[str, Any], cut: 
         ({"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}, "only text"),
         ({"role": "assistant", "content": [{"type": "audio"}]}, "of an assistant 'refusal'"),
         ({"role": "user", "content": [None]}, "holds None"),
+        ({"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}, "only text"),
         ({"role": "user", "content": [{"type": ["text"]}]}, "only text can be read"),
         ({"role": "assistant", "reasoning": {"a": 1}}, r"messages\[1\].reasoning is {'a': 1}"),
         ({"role": "assistant", "tool_calls": {}}, None),

@@ -35,6 +35,11 @@ def tokenizer() -> Tokenizer:
         return Tokenizer.load(small_tokenizer.write(Path(folder)))
 
 
+@cache
+def _template() -> ChatTemplate:
+    return ChatTemplate(small_tokenizer.TEMPLATE)
+
+
 def script(text: str, finish: FinishReason = FinishReason.STOP) -> list[Event]:
     """The events of an answer; one that stops ends with an end id."""
     ids = tokenizer().encode(text)
@@ -52,7 +57,7 @@ class Asking:
         self.service: Served = service(
             self.client,
             tokenizer(),
-            template=ChatTemplate(small_tokenizer.TEMPLATE),
+            template=_template(),
             context=options.pop("context", 2048),
             **options.pop("service", {}),
         )

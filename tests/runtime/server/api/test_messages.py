@@ -143,6 +143,14 @@ def test_a_whole_answer() -> None:
     }
 
 
+def test_cached_tokens_are_counted_apart() -> None:
+    server = Asking("hello")
+    server.client._script = [event._replace(cached=4) for event in server.client._script]
+    usage = server.post(PATH, BODY).json()["usage"]
+    assert usage["cache_read_input_tokens"] == 4
+    assert usage["input_tokens"] == len(server.client.submitted[0].prompt) - 4
+
+
 @pytest.mark.parametrize(
     ("text", "finish", "reason", "stop"),
     [

@@ -71,6 +71,17 @@ def test_items_are_messages() -> None:
     ]
 
 
+def test_a_thought_begins_a_turn() -> None:
+    def thought(text: str) -> Any:
+        return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+    said = {"type": "message", "role": "assistant", "content": "a"}
+    first, second = _job([thought("t"), said, thought("u"), said]).messages
+    wanted = {"role": "assistant", "content": "a"}
+    assert first == {**wanted, "reasoning_content": "t"}
+    assert second == {**wanted, "reasoning_content": "u"}
+
+
 def test_fields_have_their_counterparts() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
     job = _job(
@@ -199,6 +210,7 @@ def test_conversations_go_on_from_what_is_kept() -> None:
     listed = server.get(f"{PATH}/{second['id']}/input_items").json()["data"]
     assert [item["type"] for item in listed] == ["message", "reasoning", "message", "message"]
     assert server.get(f"{PATH}/{first['id']}").json() == first
+    assert server.get(f"{PATH}/{first['id']}?stream=true").status_code == 400
     own = [
         {"type": "item_reference", "id": first["output"][1]["id"]},
         {"role": "user", "content": "x"},

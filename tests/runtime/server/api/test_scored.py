@@ -13,7 +13,7 @@ from tests.runtime.fake_client import FakeClient
 from tests.runtime.server.api.asking import Asking, events, tokenizer
 
 TEXT = "/v1/completions"
-PROMPT = "a small bear"
+PROMPT = "a small bear (xyz) went"
 
 
 def _chance(token: int) -> float:
@@ -135,6 +135,6 @@ def test_stop_ids_of_the_prompt_end_nothing() -> None:
     """The engine says so too; here they must not be taken for the answer's end."""
     ids = tokenizer().encode(PROMPT)
     body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2}
-    answer = _asking().post(TEXT, {**body, "stop_token_ids": ids[1:2], "stop": "small"}).json()
+    answer = _asking().post(TEXT, {**body, "stop_token_ids": ids[1:2], "stop": "xyz"}).json()
     choice = answer["choices"][0]
     assert choice["text"] == PROMPT + "bc" and choice["finish_reason"] == "length"

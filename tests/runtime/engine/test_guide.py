@@ -1,0 +1,153 @@
+"""What binds a sequence's next token: parts, needs and masks, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from spark_engine.errors import InternalError, RequestError
+from spark_engine.runtime.engine.constraint import ConstraintSpec, Words
+from spark_engine.runtime.engine.guide import Answer, Guide, Need, Part
+
+VOCAB, MARK, STOP = 70, 40, 3
+CLOSE = (41, MARK, 42)
+
+
+def ids_of(mask: Words | None) -> set[int] | None:
+    if mask is None:
+        return None
+    assert mask.dtype == np.uint32 and mask.shape == (3,)
+    return {i for i in range(96) if mask[i // 32] >> np.uint32(i % 32) & 1}
+
+
+def guide(drafts: int = 0, **settings: object) -> Guide:
+    return Guide(ConstraintSpec(**settings), VOCAB, {STOP}, drafts)  # type: ignore[arg-type]
+
+
+def walk(one: Guide, *tokens: int) -> Part:
+    for token in tokens:
+        one.advance(token)
+    return one.part
+
+
+class Word:
+    """Spells `ids`; nothing follows. Its masks have bits of ids that are not there."""
+
+    def __init__(self, *ids: int) -> None:
+        self.ids, self.at = ids, 0
+
+    def fill(self, row: Words) -> bool:
+        row[:] = (0, 0, 0xFFFFFFFF << VOCAB % 32 & 0xFFFFFFFF)
+        row[self.ids[self.at] // 32] |= np.uint32(1 << self.ids[self.at] % 32)
+        return True
+
+    def advance(self, token: int) -> None:
+        if token != self.ids[self.at]:
+            raise InternalError(f"{token} is not {self.ids[self.at]}")
+        self.at += 1
+
+    @property
+    def done(self) -> bool:
+        return self.at == len(self.ids)
+
+
+def later(jobs: list[Callable[[], Answer]]) -> Callable[[Callable[[], Answer]], Future[Answer]]:
+    """Keeps the jobs, and never does them."""
+
+    def submit(job: Callable[[], Answer]) -> Future[Answer]:
+        jobs.append(job)
+        return Future()
+
+    return submit
+
+
+def test_forced_ids_are_known_before_anything_is_read() -> None:
+    one = guide(forced=(7, STOP, 69))
+    assert [one.need(i) for i in range(4)] == [Need.KNOWN] * 3 + [Need.NOTHING]
+    assert [ids_of(one.mask(i)) for i in range(4)] == [{7}, {STOP}, {69}, None]
+    assert walk(one, 7, STOP) is Part.FORCED and walk(one, 69) is Part.ANSWER
+    assert one.mask(3) is None and one.taken == 3
+    assert one.binds(2, 9) and not one.binds(3, 9)
+
+
+def test_another_token_than_the_forced_one_is_a_bug() -> None:
+    with pytest.raises(InternalError, match="token 8 was sampled where 7 was forced"):
+        guide(forced=(7,)).advance(8)
+
+
+def test_a_budget_binds_from_its_end_on() -> None:
+    """Three tokens of thought, then the three that close it."""
+    one = guide(end_of_thought=MARK, close=CLOSE, budget=3)
+    assert [one.need(i) for i in range(5)] == [Need.NOTHING] * 3 + [Need.TOKENS] * 2
+    assert walk(one, 1, 2) is Part.THOUGHT and one.mask(2) is None
+    assert walk(one, 5) is Part.CLOSE
+    for i, token in enumerate(CLOSE):
+        assert ids_of(one.mask(3 + i)) == {token}
+        one.advance(token)
+    assert one.part is Part.ANSWER and one.mask(6) is None and one.need(6) is Need.NOTHING
+
+
+def test_a_thought_that_ends_in_time_is_left_alone() -> None:
+    one = guide(end_of_thought=MARK, close=CLOSE, budget=3, drafts=5)
+    assert one.binds(1, 3) and not one.binds(0, 2) and one.drafts == 5
+    assert walk(one, 1, 2, MARK) is Part.ANSWER  # the mark is the third
+    assert one.mask(3) is None and not one.binds(3, 500)
+
+
+def test_a_budget_of_nothing_closes_at_once_and_counts_behind_what_is_forced() -> None:
+    one = guide(end_of_thought=MARK, close=CLOSE, budget=0)
+    assert one.part is Part.CLOSE and ids_of(one.mask(0)) == {41}
+    two = guide(end_of_thought=MARK, close=CLOSE, budget=1, forced=(MARK, 9))
+    assert [two.need(i) for i in range(4)] == [Need.KNOWN] * 2 + [Need.NOTHING, Need.TOKENS]
+    assert walk(two, MARK, 9) is Part.THOUGHT and walk(two, 1) is Part.CLOSE
+
+
+def test_a_grammar_starts_behind_the_thought_and_hears_only_of_the_answer() -> None:
+    one, jobs = guide(end_of_thought=MARK, grammar="g"), list[Callable[[], Answer]]()
+    one.begin(later(jobs), lambda text: Word(11, 68))
+    assert not one.ready and one.need(0) is Need.TOKENS and not one.asks
+    assert ids_of(one.mask(0)) == set(range(96)) - {STOP}, "no end within the thought"
+    assert walk(one, 1, MARK) is Part.ANSWER and one.asks and not one.untold
+    first = jobs.pop()()
+    assert ids_of(first.mask) == {11} and not first.done
+    one.advance(11)
+    assert one.untold
+    one.ask(later(jobs))
+    assert ids_of(jobs.pop()().mask) == {68} and not one.untold
+    one.advance(68)
+    one.ask(later(jobs))
+    last = jobs.pop()()
+    assert last.done and last.mask is None
+
+
+def test_what_closes_a_thought_goes_past_the_grammar() -> None:
+    one, jobs = guide(end_of_thought=MARK, close=CLOSE, budget=0, grammar="g"), list[object]()
+    one.begin(later(jobs), lambda text: Word(11))  # type: ignore[arg-type]
+    assert walk(one, *CLOSE) is Part.ANSWER and one.asks and not one.untold
+
+
+def test_a_grammar_that_allows_only_ids_that_are_not_there_is_a_bug() -> None:
+    one, jobs = guide(grammar="g"), list[Callable[[], Answer]]()
+    one.begin(later(jobs), lambda text: Word(VOCAB))
+    with pytest.raises(InternalError, match="allows no token and is not done"):
+        jobs.pop()()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"forced": (1, 70)}, "forced has the id 70; ids go from 0 to 69"),
+        ({"close": (-1,)}, "close has the id -1"),
+        ({"end_of_thought": 70}, "end_of_thought is 70; it must be an id from 0 to 69, or -1"),
+        ({"budget": -1}, "budget is -1; it must be 0 or more"),
+        ({"budget": 5}, "a budget of 5 tokens needs end_of_thought and the ids of close"),
+        ({"budget": 5, "end_of_thought": 1}, "a budget of 5 tokens needs"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        ConstraintSpec(**settings).check(VOCAB)  # type: ignore[arg-type]
+    ConstraintSpec(budget=5, end_of_thought=1, close=(1,), forced=(0, 69)).check(VOCAB)

@@ -1,0 +1,250 @@
+"""Constrained requests in an engine of fakes: threads, bounds, and what others notice of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.errors import RequestError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.constraint import ConstraintSpec, Grammars, Words
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from tests.runtime.fake import EOS, VOCAB, build_fake
+
+PLAIN = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
+
+
+class Only:
+    """Allows one id, `left` times; each mask takes `seconds`, or until `gate` opens."""
+
+    def __init__(
+        self, token: int, left: int = 1000, seconds: float = 0, gate: threading.Event | None = None
+    ) -> None:
+        self.token, self.left, self.seconds, self.gate = token, left, seconds, gate
+
+    def fill(self, row: Words) -> bool:
+        time.sleep(self.seconds)
+        if self.gate is not None:
+            self.gate.wait(20)
+        row[:] = 0
+        row[self.token // 32] = 1 << self.token % 32
+        return True
+
+    def advance(self, token: int) -> None:
+        assert token == self.token
+        self.left -= 1
+
+    @property
+    def done(self) -> bool:
+        return self.left == 0
+
+
+def engine(
+    grammars: Grammars | None = None, depth: int = 1, drafts: int = 0, **options: Any
+) -> Engine:
+    limits = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, drafts=drafts)
+    loaded = build_fake(limits, (1, 2, 4), (1, 2))
+    return Engine(loaded, EngineOptions(depth=depth, grammars=grammars, **options))
+
+
+def request(params: SamplingParams = PLAIN, **settings: Any) -> Request:
+    return Request((1, 2, 5, 8), params, constraint=ConstraintSpec(**settings))
+
+
+def run(one: Engine) -> dict[int, list[Event]]:
+    events: dict[int, list[Event]] = {}
+    until = time.monotonic() + 30
+    while not one.idle:
+        for event in one.step():
+            events.setdefault(event.request_id, []).append(event)
+        assert time.monotonic() < until, "the engine does not come to an end"
+    one.check_idle()
+    one.close()
+    return events
+
+
+def tokens(events: list[Event]) -> list[int]:
+    return [e.token for e in events if e.token is not None]
+
+
+def counted(one: Engine) -> Counter[str]:
+    """How often launches are in one part and in two."""
+    calls: Counter[str] = Counter()
+    for key, executor in one.loaded.executors.items():
+        for name in ("launch", "launch_to_sample"):
+            label, inner = f"{key[0]} {name}", getattr(executor, name)
+            setattr(executor, name, partial(_called, calls, label, inner))
+    return calls
+
+
+def _called(
+    calls: Counter[str], label: str, inner: Callable[..., Any], buffers: Mapping[str, Any]
+) -> Any:
+    calls[label] += 1
+    return inner(buffers)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_grammar_binds_its_request_and_no_other(depth: int, drafts: int) -> None:
+    free = run_alone = engine(depth=depth, drafts=drafts)
+    free.submit(Request((9, 9), PLAIN))
+    alone = tokens(run(run_alone)[0])
+    one = engine(lambda text: Only(int(text)), depth, drafts)
+    for token in (17, 60):
+        one.submit(request(grammar=str(token)))
+    one.submit(Request((9, 9), PLAIN))
+    events = run(one)
+    assert [tokens(events[i]) for i in range(3)] == [[17] * 12, [60] * 12, alone]
+    assert all(e[-1].finish is FinishReason.LENGTH for e in events.values())
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_grammar_that_is_done_ends_the_sequence(depth: int) -> None:
+    one = engine(lambda text: Only(17, left=5), depth)
+    one.submit(request(grammar="g"))
+    (events,) = run(one).values()
+    assert tokens(events) == [17] * 5
+    assert events[-1].finish is FinishReason.STOP and not any(e.finish for e in events[:-1])
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> None:
+    """End ids among them end nothing, `min_tokens` counts what is behind; no launch is split."""
+    params = SamplingParams(max_tokens=9, min_tokens=2, seed=3, logprobs=2, stop_token_ids=(11,))
+    one = engine(drafts=drafts)
+    calls = counted(one)
+    forced = (EOS[0], 11, 60, EOS[1], 0)
+    one.submit(request(params, forced=forced))
+    (events,) = run(one).values()
+    assert tuple(tokens(events)[:5]) == forced
+    assert not {*tokens(events)[5:7]} & {11, *EOS}
+    assert all(e.logprob is not None and len(e.top) == 2 for e in events)
+    assert not [name for name in calls if "to_sample" in name]
+
+
+def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:
+    one = engine()
+    one.submit(request(forced=(4, 5)))
+    one.step()
+    assert one.memory.tables["prompt_lens"][one.scheduler.running[0].slot] == 6
+    run(one)
+
+
+def test_a_thought_is_closed_when_its_budget_is_used_up() -> None:
+    one = engine(drafts=3)
+    spec = {"end_of_thought": 58, "close": (57, 58), "budget": 4}
+    ban = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, logit_bias={58: -100.0})
+    one.submit(request(ban, **spec))
+    (events,) = run(one).values()
+    found = tokens(events)
+    assert found[4:6] == [57, 58] or 58 in found[:4]
+
+
+def test_only_steps_that_need_masks_of_unread_tokens_are_split() -> None:
+    one = engine(lambda text: Only(17))
+    calls = counted(one)
+    one.submit(Request((9, 9), PLAIN))
+    run(one)
+    assert calls == {"prefill launch": 1, "decode launch": 11}
+    calls.clear()
+    two = engine(lambda text: Only(17))
+    calls = counted(two)
+    two.submit(request(grammar="g"))
+    run(two)
+    # the first decode follows a prefill that was not read yet
+    assert calls["prefill launch"] == 1 and calls["prefill launch_to_sample"] == 0
+    assert calls["decode launch_to_sample"] == 11
+
+
+def test_a_grammar_that_fails_ends_its_request_alone() -> None:
+    def grammars(text: str) -> Only:
+        if text == "bad":
+            raise ValueError("no such rule")
+        return Only(17)
+
+    one = engine(grammars)
+    for text in ("bad", "good"):
+        one.submit(request(grammar=text))
+    events = run(one)
+    assert events[0][-1].finish is FinishReason.ERROR and not tokens(events[0])
+    assert events[0][-1].message == "the grammar failed: no such rule"
+    assert tokens(events[1]) == [17] * 12
+
+
+def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() -> None:
+    """As many as there are threads, and then some: the others' masks are asked for once more."""
+    gate = threading.Event()
+    one = engine(lambda text: Only(17, gate=gate if text == "hangs" else None))
+    one._masks.bound = one._masks.compiled = 0.1
+    for text in ("hangs", "good") * 12:
+        one.submit(request(grammar=text))
+    start = time.monotonic()
+    try:
+        events = run(one)
+        assert time.monotonic() - start < 10
+    finally:
+        gate.set()
+    for number, of in events.items():
+        if number % 2:
+            assert tokens(of) == [17] * 12 and of[-1].finish is FinishReason.LENGTH
+        else:
+            assert of[-1].finish is FinishReason.ERROR
+            assert "took longer than 0.1 s to say what may come next" in of[-1].message
+
+
+def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
+    """Its masks take 30 ms each; beside it a free request has a step in far less."""
+    one = engine(lambda text: Only(17, seconds=0.03))
+    one.submit(request(grammar="g"))
+    one.submit(Request((9, 9), SamplingParams(max_tokens=200, ignore_eos=True, seed=2)))
+    while not one.scheduler.running or not one.scheduler.running[0].paused:
+        one.step()
+    before = one._loop.counts.sampled
+    took = []
+    for _ in range(40):
+        start = time.monotonic()
+        one.step()
+        took.append(time.monotonic() - start)
+    assert float(np.median(took)) < 0.01, "nobody waits for it"
+    assert one._loop.counts.sampled - before >= 30
+    events = run(one)
+    assert len(tokens(events[0])) <= 12 and len(tokens(events[1])) <= 200
+
+
+def test_what_waits_for_a_mask_waits_without_turning() -> None:
+    """Alone with a slow grammar the loop does a few steps a mask."""
+    one = engine(lambda text: Only(17, seconds=0.03))
+    one.submit(request(grammar="g"))
+    steps = 0
+    while not one.idle:
+        one.step()
+        steps += 1
+    assert steps < 12 * 60
+
+
+def test_a_request_is_cancelled_while_its_grammar_is_made() -> None:
+    gate = threading.Event()
+    one = engine(lambda text: Only(17, gate=gate))
+    number = one.submit(request(grammar="g"))
+    one.step()
+    assert not one.scheduler.running and one.cancel(number)
+    (events,) = run(one).values()
+    gate.set()
+    assert [e.finish for e in events] == [FinishReason.CANCELLED]
+
+
+def test_an_engine_without_grammars_refuses_them() -> None:
+    one = engine()
+    with pytest.raises(RequestError, match="opened without any: give EngineOptions.grammars"):
+        one.submit(request(grammar="g"))
+    one.submit(request(forced=(1,)))
+    run(one)

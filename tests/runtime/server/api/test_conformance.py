@@ -1,0 +1,348 @@
+"""Every documented field of every body does what it says: a value of each, and its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.engine.request import FinishReason, Request
+from spark_engine.runtime.server.api.openapi import document
+from spark_engine.runtime.server.api.routes import ROUTES
+from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, tokenizer
+
+DOCUMENT = document(ROUTES)
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "weather", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": TOOL}]
+MARK = "<|im_start|>"
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a field's value led to. `answer` is the whole one; `prompt` the last request's text."""
+
+    status: int
+    answer: Any
+    requests: list[Request]
+    prompt: str
+    text: str
+
+    @property
+    def request(self) -> Request:
+        return self.requests[0]
+
+    @property
+    def params(self) -> Any:
+        return self.request.params
+
+    @property
+    def choice(self) -> Any:
+        return self.answer["choices"][0]
+
+
+Effect = Callable[[Asked], object]
+# (value, what must hold); a third: other fields that belong to it
+Row = tuple[Any, Effect] | tuple[Any, Effect, dict[str, Any]]
+
+
+def _param(value: Any, name: str, wanted: Any = None, **more: Any) -> Row:
+    wanted = value if wanted is None else wanted
+    return value, lambda a: getattr(a.params, name) == wanted, more
+
+
+def _bound(value: Any, **more: Any) -> Row:
+    """Bound to a grammar, or refused by name where this engine cannot."""
+
+    def effect(asked: Asked) -> bool:
+        if asked.status == 400:
+            return "not supported" in asked.text
+        bound = asked.request.constraint
+        return bound is not None and bound.grammar != ""
+
+    return value, effect, more
+
+
+def _thought_of(asked: Asked) -> bool:
+    return asked.prompt.endswith("<think>\n")
+
+
+def _budget(asked: Asked) -> bool:
+    return asked.request.constraint is not None and asked.request.constraint.budget == 7
+
+
+def _refused(value: Any, words: str) -> Row:
+    return value, lambda a: a.status == 400 and words in a.text
+
+
+SHARED: Mapping[str, Row] = {
+    "model": ("other", lambda a: a.status == 404),
+    "n": (2, lambda a: len(a.requests) == 2 and len(a.answer["choices"]) == 2),
+    "best_of": _refused(2, "only the value of n"),
+    "stop": ("l", lambda a: a.choice["stop_reason"] == "l"),
+    "stop_token_ids": _param([5], "stop_token_ids", (5,)),
+    "max_tokens": _param(3, "max_tokens"),
+    "min_tokens": _param(3, "min_tokens"),
+    "ignore_eos": _param(True, "ignore_eos"),
+    "temperature": _param(0.5, "temperature"),
+    "top_p": _param(0.5, "top_p"),
+    "top_k": _param(5, "top_k"),
+    "min_p": _param(0.5, "min_p"),
+    "presence_penalty": _param(0.5, "presence"),
+    "frequency_penalty": _param(0.5, "frequency"),
+    "repetition_penalty": _param(1.5, "repetition"),
+    "logit_bias": _param({"5": 2.0}, "logit_bias", {5: 2.0}),
+    "allowed_token_ids": (
+        [5, 9, 7, 8],
+        lambda a: a.request.constraint.grammar == "start: <[5,7-9]>*",  # type: ignore[union-attr]
+    ),
+    "seed": _param(77, "seed"),
+    "stream": (True, lambda a: a.text.startswith("data: {")),
+    "stream_options": (
+        {"include_usage": True},
+        lambda a: '"completion_tokens"' in a.text,
+        {"stream": True},
+    ),
+    "return_token_ids": (True, lambda a: len(a.choice["token_ids"]) > 2),
+    "return_tokens_as_token_ids": (
+        True,
+        lambda a: '"token_id:' in a.text,
+    ),
+    "skip_special_tokens": (False, lambda a: MARK in _text(a)),
+    "include_stop_str_in_output": (
+        True,
+        lambda a: _text(a).endswith("l"),
+        {"stop": "l"},
+    ),
+    "detokenize": (False, lambda a: _text(a) == ""),
+    "truncate_prompt_tokens": (2, lambda a: len(a.request.prompt) == 2),
+    "priority": _refused(3, "--allow-priority"),
+    "drafts": _param(2, "drafts"),
+    "prompt_logprobs": (1, lambda a: a.request.constraint is not None and a.params.logprobs == 1),
+    "response_format": _bound(FORM),
+    "guided_json": _bound(SCHEMA),
+    "guided_regex": _bound("a+"),
+    "guided_choice": _bound(["a", "b"]),
+    "guided_grammar": _bound('start: "a"'),
+    "structured_outputs": _bound({"regex": "a+"}),
+}
+TEXT: Mapping[str, Row] = {
+    **SHARED,
+    "prompt": ("bear", lambda a: a.prompt == "bear"),
+    "logprobs": (2, lambda a: len(a.choice["logprobs"]["top_logprobs"][0]) == 2),
+    "echo": (True, lambda a: a.choice["text"].startswith("a bear")),
+    "suffix": _refused("x", "suffix is not supported"),
+    "return_tokens_as_token_ids": (
+        True,
+        lambda a: a.choice["logprobs"]["tokens"][0].startswith("token_id:"),
+        {"logprobs": 0},
+    ),
+}
+CHAT: Mapping[str, Row] = {
+    **SHARED,
+    "messages": ([{"role": "user", "content": "bear"}], lambda a: "bear" in a.prompt),
+    "max_completion_tokens": _param(3, "max_tokens", max_tokens=9),
+    "logprobs": (True, lambda a: a.choice["logprobs"]["content"][0]["logprob"] == -0.5),
+    "top_logprobs": (
+        2,
+        lambda a: len(a.choice["logprobs"]["content"][0]["top_logprobs"]) == 2,
+        {"logprobs": True},
+    ),
+    "return_tokens_as_token_ids": (
+        True,
+        lambda a: a.choice["logprobs"]["content"][0]["token"].startswith("token_id:"),
+        {"logprobs": True},
+    ),
+    "tools": (TOOLS, lambda a: "weather" in a.prompt),
+    "tool_choice": ("none", lambda a: "weather" not in a.prompt, {"tools": TOOLS}),
+    "functions": (
+        [TOOL],
+        lambda a: (
+            a.choice["message"]["function_call"]["name"] == "weather"
+            and a.choice["finish_reason"] == "function_call"
+        ),
+    ),
+    "echo": _refused(True, "no message of yours"),
+    "function_call": ("none", lambda a: "weather" not in a.prompt, {"functions": [TOOL]}),
+    "parallel_tool_calls": (
+        False,
+        lambda a: len(a.choice["message"]["tool_calls"]) == 1,
+        {"tools": TOOLS},
+    ),
+    "chat_template_kwargs": ({"enable_thinking": False}, lambda a: not _thought_of(a)),
+    "enable_thinking": (False, lambda a: not _thought_of(a)),
+    "thinking": ({"type": "disabled"}, lambda a: not _thought_of(a)),
+    "reasoning": ({"enabled": False}, lambda a: not _thought_of(a)),
+    "reasoning_effort": ("none", lambda a: not _thought_of(a)),
+    "thinking_budget": (7, _budget),
+    "thinking_token_budget": (7, _budget),
+    "budget_tokens": (7, _budget),
+    "max_reasoning_tokens": (7, _budget),
+    "include_reasoning": (False, lambda a: "reasoning" not in a.choice["message"]),
+    "add_generation_prompt": (False, lambda a: "assistant" not in a.prompt),
+    "continue_final_message": (
+        True,
+        lambda a: a.prompt.endswith("bear"),
+        {"messages": [*USER, {"role": "assistant", "content": "bear"}]},
+    ),
+}
+RESPONSES: Mapping[str, Row] = {
+    "input": ("bear", lambda a: "bear" in a.prompt),
+    "model": SHARED["model"],
+    "instructions": ("bear", lambda a: "system\nbear" in a.prompt),
+    "previous_response_id": ("resp_1", lambda a: a.status == 404),
+    "store": (False, lambda a: a.answer["store"] is False),
+    "stream": (True, lambda a: a.text.startswith("event: response.created")),
+    "background": (True, lambda a: a.answer["background"] is True),
+    "max_output_tokens": _param(3, "max_tokens"),
+    **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
+    "priority": SHARED["priority"],
+    "drafts": SHARED["drafts"],
+    "stop": ("l", lambda a: a.answer["status"] == "completed"),
+    "top_logprobs": _param(2, "logprobs"),
+    "include": (["message.output_text.logprobs"], lambda a: a.params.logprobs == 0),
+    "tools": ([{"type": "function", **TOOL}], lambda a: "weather" in a.prompt),
+    "tool_choice": (
+        "none",
+        lambda a: "weather" not in a.prompt,
+        {"tools": [{"type": "function", **TOOL}]},
+    ),
+    "parallel_tool_calls": (
+        False,
+        lambda a: sum(item["type"] == "function_call" for item in a.answer["output"]) == 1,
+        {"tools": [{"type": "function", **TOOL}]},
+    ),
+    "reasoning": ({"effort": "none"}, lambda a: not _thought_of(a)),
+    "text": _bound({"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
+    "truncation": _refused("some", "truncation is 'some'"),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "conversation": _refused("c", "previous_response_id"),
+    "prompt": _refused({"id": "p"}, "instructions"),
+    "context_management": _refused([{}], "read whole"),
+    "moderation": _refused({}, "judges nothing"),
+    **{
+        name: ({"a": "b"} if name == "metadata" else "v", lambda a, n=name: _repeated(a, n))
+        for name in ("metadata", "user", "prompt_cache_key", "safety_identifier")
+    },
+    "service_tier": ("auto", lambda a: a.answer["service_tier"] == "default"),
+}
+ANTHROPIC_TOOLS = [{"name": "weather", "input_schema": SCHEMA}]
+COUNTED: Mapping[str, Row] = {
+    "messages": CHAT["messages"],
+    "system": ("bear", lambda a: "system\nbear" in a.prompt),
+    "tools": (ANTHROPIC_TOOLS, lambda a: "weather" in a.prompt),
+    "tool_choice": (
+        {"type": "none"},
+        lambda a: "weather" not in a.prompt,
+        {"tools": ANTHROPIC_TOOLS},
+    ),
+    "thinking": ({"type": "adaptive"}, _thought_of),
+    "chat_template_kwargs": ({"enable_thinking": True}, _thought_of),
+    "output_config": _bound({"format": {"type": "json_schema", "schema": SCHEMA}}),
+    "output_format": _bound({"type": "json_schema", "schema": SCHEMA}),
+    "mcp_servers": _refused([{}], "mcp_servers is not supported"),
+    "container": _refused("c", "container is not supported"),
+}
+MESSAGES: Mapping[str, Row] = {
+    **COUNTED,
+    "model": SHARED["model"],
+    "max_tokens": SHARED["max_tokens"],
+    "stop_sequences": (["l"], lambda a: a.answer["stop_sequence"] == "l"),
+    "stream": (True, lambda a: a.text.startswith("event: message_start")),
+    **{name: SHARED[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
+    "priority": SHARED["priority"],
+    "drafts": SHARED["drafts"],
+}
+APIS: Mapping[str, tuple[str, Mapping[str, Row], dict[str, Any]]] = {
+    "CompletionBody": ("/v1/completions", TEXT, {"prompt": "a bear", "max_tokens": 90}),
+    "ChatBody": ("/v1/chat/completions", CHAT, {"messages": USER}),
+    "ResponsesBody": ("/v1/responses", RESPONSES, {"input": "hi"}),
+    "MessagesBody": ("/v1/messages", MESSAGES, {"messages": USER}),
+}
+NEEDED = {("CompletionBody", "prompt"), ("ResponsesBody", "input")}
+NEEDED |= {("ChatBody", "messages"), ("MessagesBody", "messages")}
+CASES = [(api, name) for api, (_, rows, _) in APIS.items() for name in rows]
+# accepted and without a counterpart in the answer: they concern other servers' bookkeeping
+NO_EFFECT = {
+    "user": "u", "metadata": {"a": "b"}, "service_tier": "flex", "store": True,
+    "safety_identifier": "s", "prompt_cache_key": "k", "prediction": {"type": "content"},
+    "add_special_tokens": True, "modalities": ["text"], "verbosity": "medium",
+}  # fmt: skip
+
+
+def _repeated(asked: Asked, name: str) -> bool:
+    return bool(asked.answer[name])
+
+
+def _text(asked: Asked) -> str:
+    choice = asked.choice
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def _ask(path: str, body: dict[str, Any], text: str) -> Asked:
+    server = Asking(text, FinishReason.STOP)
+    response = server.post(path, body)
+    kind = response.headers["content-type"]
+    answer = response.json() if kind == "application/json" else None
+    requests = server.client.submitted
+    prompt = server.prompt if requests else ""
+    return Asked(response.status_code, answer, requests, prompt, response.text)
+
+
+def test_every_documented_field_has_a_row() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for api, (_, rows, _) in APIS.items():
+        assert set(schemas[api]["properties"]) == set(rows), api
+    assert set(schemas["CountBody"]["properties"]) == {*COUNTED, "model"}
+
+
+@pytest.mark.parametrize(("api", "name"), CASES, ids=[f"{a}-{n}" for a, n in CASES])
+def test_a_field_does_what_it_says(api: str, name: str) -> None:
+    path, rows, base = APIS[api]
+    value, effect, *more = rows[name]
+    fields = {**base, **(more[0] if more else {}), name: value}
+    called = name in ("parallel_tool_calls", "functions")
+    thought = api in ("ChatBody", "ResponsesBody") and name != "detokenize"
+    words = MARK if name == "skip_special_tokens" else "Hello"
+    text = (THOUGHT if thought else "") + (CALL + CALL if called else words)
+    asked = _ask(path, fields, text)
+    assert effect(asked), (asked.status, asked.text, asked.prompt)
+    null = _ask(path, {**base, name: None}, "Hello")
+    assert null.status == (400 if (api, name) in NEEDED else 200), "null is as good as absent"
+
+
+@pytest.mark.parametrize("api", ["CompletionBody", "ChatBody"])
+def test_what_concerns_no_answer_is_taken(api: str) -> None:
+    path, _, base = APIS[api]
+    plain, more = (_ask(path, {**base, "seed": 1, **f}, "Hello") for f in ({}, NO_EFFECT))
+    assert more.status == 200
+    assert more.requests == plain.requests and more.answer["choices"] == plain.answer["choices"]
+
+
+def test_the_document_describes_what_is_routed() -> None:
+    paths = {(r.method.lower(), r.path.replace(":path", "")) for r in ROUTES}
+    described = {(m, p) for p, rows in DOCUMENT["paths"].items() for m in rows}
+    assert described == paths
+    operations = [row for rows in DOCUMENT["paths"].values() for row in rows.values()]
+    assert len({row["operationId"] for row in operations}) == len(operations)
+    got = Asking("x").get("/openapi.json")
+    assert got.json() == DOCUMENT and got.status_code == 200
+    fields = DOCUMENT["components"]["schemas"]["ChatBody"]["properties"]
+    assert fields["top_p"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 1}
+    assert "mirostat" not in fields
+
+
+def test_tokenize_and_detokenize() -> None:
+    server = Asking("x")
+    ids = tokenizer().encode("a bear")
+    answer = server.post("/tokenize", {"prompt": "a bear", "model": "fake"}).json()
+    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 2048}
+    told = server.post("/tokenize", {"messages": USER, "tools": TOOLS}).json()["tokens"]
+    plain = server.post("/tokenize", {"messages": USER}).json()["tokens"]
+    off = {"messages": USER, "chat_template_kwargs": {"enable_thinking": False}}
+    assert len(told) > len(plain) < len(server.post("/tokenize", off).json()["tokens"])
+    back = server.post("/detokenize", {"tokens": ids, "model": "fake"}).json()
+    assert back == {"prompt": "a bear"}

@@ -1,0 +1,112 @@
+"""Masks of grammars: which ids, in which words, for how long."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.errors import InternalError, RequestError
+from spark_engine.runtime.structured import matcher
+from spark_engine.runtime.structured.matcher import Grammars
+from tests.runtime.structured.walks import VOCAB, grammars, tokenizer
+
+YES = 'start: "yes" | "yesterday"'
+
+
+def _ids(words: Any) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_a_mask_holds_the_tokens_that_go_on_and_no_others() -> None:
+    tokens, row = tokenizer(), np.full(-(-VOCAB // 32), 0xFFFFFFFF, np.uint32)
+    assert grammars()('start: "there" | "a"').fill(row)
+    begins = {b"a", *("there"[:n].encode() for n in range(1, 6))}
+    known = {i for i in range(len(tokens)) if tokens.token_bytes(i) in begins}
+    assert _ids(row) == known and len(known) > 2
+
+
+def test_an_end_is_allowed_where_the_answer_may_end() -> None:
+    follows, row = grammars()(YES), np.zeros(-(-VOCAB // 32), np.uint32)
+    ends = set(grammars().ends)
+    for token in tokenizer().encode("yes"):
+        follows.fill(row)
+        assert not _ids(row) & ends and not follows.accepting
+        follows.advance(token)
+    follows.fill(row)
+    assert ends < _ids(row) and follows.accepting and not follows.done
+    follows.advance(min(ends))
+    assert follows.done
+
+
+def test_done_comes_with_the_last_token() -> None:
+    follows = grammars()('start: "yes"')
+    for token in tokenizer().encode("yes"):
+        assert not follows.done
+        follows.advance(token)
+    assert follows.done and follows.accepting
+
+
+def test_a_token_that_is_not_allowed_is_our_bug() -> None:
+    follows = grammars()(YES)
+    with pytest.raises(InternalError, match="does not take token"):
+        follows.advance(tokenizer().encode("no")[0])
+
+
+def test_marks_and_ends_are_no_text() -> None:
+    row = np.zeros(-(-VOCAB // 32), np.uint32)
+    grammars()("start: /(?s:.+)/").fill(row)
+    assert not _ids(row) & {*tokenizer().special, *tokenizer().marks, *grammars().ends}
+    assert len(_ids(row)) > 3000
+
+
+def test_sequences_of_one_grammar_do_not_share_a_place() -> None:
+    one, two = grammars()(YES), grammars()(YES)
+    for token in tokenizer().encode("yes"):
+        one.advance(token)
+    assert one.accepting and not two.accepting
+
+
+def test_what_is_no_grammar_is_a_request_error() -> None:
+    for text, words in (
+        ("start: /(a/", "unclosed group"),
+        ('start: "a" b', "unknown name"),
+        ("x" * (matcher.MOST_TEXT + 1), "at most 262144 are compiled"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            grammars()(text)
+    assert grammars().error_of("start: /(a/") and grammars().error_of(YES) == ""
+
+
+def test_grammars_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    real = matcher._compile
+
+    def compiled(tokens: Any, grammar: str) -> Any:
+        made.append(grammar)
+        return real(tokens, grammar)
+
+    monkeypatch.setattr(matcher, "_compile", compiled)
+    monkeypatch.setattr(matcher, "KEPT", 2)
+    own = Grammars(tokenizer, VOCAB, grammars().ends)
+    for word in "abacab":
+        own(f'start: "{word}"')
+    assert [text[8] for text in made] == ["a", "b", "c", "b"]
+
+
+def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(20))
+    monkeypatch.setattr(matcher, "MOST_S", 0.05)
+    own = Grammars(tokenizer, VOCAB, grammars().ends)
+    for _ in range(matcher.AT_ONCE + 1):  # the last does not even begin
+        with pytest.raises(RequestError, match="within 0.05 s"):
+            own(YES)
+    held.set()
+
+
+def test_an_engine_without_an_end_has_no_forms() -> None:
+    with pytest.raises(RequestError, match="no end token"):
+        Grammars(tokenizer, VOCAB, ())(YES)

@@ -1,0 +1,195 @@
+"""Calls that follow a tool's grammar are what the reply parser reads, of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from spark_engine.errors import RequestError
+from spark_engine.runtime.structured.constraints import constraint_for
+from spark_engine.runtime.structured.fields import StructuredFields
+from spark_engine.runtime.structured.matcher import Grammars
+from spark_engine.runtime.text.reply_formats import Formats
+from spark_engine.runtime.text.reply_parser import ReplyParser
+from spark_engine.runtime.text.reply_parts import Delta, Kind
+from spark_engine.runtime.text.tokenizer import Detokenizer
+from tests.runtime.structured.schemas import draw_parameters
+from tests.runtime.structured.walks import grammars, small, spec, text, tokenizer, walk
+
+XML, HERMES = Formats(tools="qwen3_coder"), Formats(tools="hermes")
+Call = tuple[str, dict[str, Any]]
+
+
+def _tool(name: str, parameters: Any = None, strict: bool = True) -> dict[str, Any]:
+    function = {"name": name, "strict": strict}
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def _read(ids: list[int], tools: list[dict[str, Any]], formats: Formats) -> tuple[str, list[Call]]:
+    """(content, calls) as the reply parser sees them."""
+    tokens = tokenizer()
+    parser = ReplyParser(False, tools, formats, tokens.marks.values(), True, True)
+    deltas: list[Delta] = []
+    at, decoder = 0, Detokenizer(tokens, skip_special=False)
+    for i in ids:
+        piece = decoder.push([i])
+        deltas += parser.push(piece, [at] if i in tokens.marks else [])
+        at += len(piece)
+    deltas += parser.flush()
+    content = "".join(d.text for d in deltas if d.kind is Kind.CONTENT)
+    calls: list[tuple[str, str]] = []
+    for delta in deltas:
+        if delta.kind is Kind.CALL:
+            name, given = (delta.name, "") if delta.name else calls.pop()
+            calls.append((name, given + delta.text))
+    return content, [(name, json.loads(given)) for name, given in calls]
+
+
+@pytest.mark.parametrize("formats", [XML, HERMES], ids=["xml", "hermes"])
+@pytest.mark.parametrize("first", range(0, 60, 30))
+def test_arguments_are_of_their_schema(formats: Formats, first: int) -> None:
+    wholes = 0
+    for seed in range(first, first + 30):
+        parameters = draw_parameters(seed)
+        tools = [_tool("one", parameters), _tool("two")]
+        made = spec(tools, "required", formats, parallel=False)
+        assert made is not None
+        for way in range(2):
+            ids, whole = walk(made.grammar, seed * 2 + way)
+            if not whole:
+                continue
+            wholes += 1
+            content, calls = _read(ids, tools, formats)
+            assert content == "" and calls, text(ids)
+            for name, given in calls:
+                assert name in ("one", "two")
+                schema = parameters if name == "one" else {"maxProperties": 0}
+                Draft202012Validator(schema).validate(given)
+    assert wholes > 30
+
+
+def test_a_named_tool_is_called_once() -> None:
+    tools = [_tool("one"), _tool("two")]
+    named = {"type": "function", "function": {"name": "two"}}
+    for formats in (XML, HERMES):
+        made = spec(tools, named, formats)
+        assert made is not None
+        for seed in range(5):
+            assert _read(walk(made.grammar, seed)[0], tools, formats) == ("", [("two", {})])
+
+
+def test_calls_are_several_unless_they_may_not_be() -> None:
+    tools = [_tool("one")]
+
+    def counts(parallel: bool) -> set[int]:
+        made = spec(tools, "required", XML, parallel=parallel)
+        assert made is not None
+        walks = (walk(made.grammar, seed, 60) for seed in range(40))
+        return {len(_read(ids, tools, XML)[1]) for ids, whole in walks if whole}
+
+    assert counts(False) == {1} and max(counts(True)) > 1
+
+
+def test_auto_binds_calls_of_strict_tools_and_no_text() -> None:
+    rows = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    assert spec([_tool("one", rows, strict=False)], "auto") is None
+    made = spec([_tool("one", rows)], None)
+    assert made is not None
+    follows = grammars()(made.grammar)
+    call = "I look. <tool_call>\n<function=one>\n<parameter=n>\n2\n</parameter>\n</function>\n"
+    for token in tokenizer().encode(call):
+        follows.advance(token)
+    assert not follows.accepting and not follows.done
+    follows.advance(tokenizer().encode("</tool_call>")[0])
+    assert follows.accepting
+    free = grammars()(made.grammar)
+    for token in tokenizer().encode("I am not <b>sure</b>, {really}"):
+        free.advance(token)
+    assert free.accepting
+
+
+def test_auto_with_a_form_is_either() -> None:
+    made = spec([_tool("one")], "auto", guided_choice=["yes", "no"])
+    assert made is not None
+    texts = {text(walk(made.grammar, seed)[0])[:20] for seed in range(20)}
+    assert texts == {"yes", "no", "<tool_call>\n<function="[:20]}
+
+
+def test_raw_strings_keep_their_bounds() -> None:
+    rows: dict[str, Any] = {
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+        "any": {"type": "string", "pattern": "b"},
+        "short": {"type": "string", "minLength": 2, "maxLength": 4},
+        "unit": {"$ref": "#/$defs/unit"},
+        "free": {"type": "string"},
+    }
+    schema = {
+        "type": "object",
+        "properties": rows,
+        "required": [*rows],
+        "$defs": {"unit": {"enum": ["C", "F"]}},
+    }
+    tools = [_tool("one", schema)]
+    made = spec(tools, "required", XML, parallel=False)
+    assert made is not None
+    seen = 0
+    for seed in range(30):
+        ids, whole = walk(made.grammar, seed)
+        if whole:
+            seen += 1
+            [(_, given)] = _read(ids, tools, XML)[1]
+            check = Draft202012Validator.FORMAT_CHECKER
+            Draft202012Validator(schema, format_checker=check).validate(given)
+    assert seen > 5
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"properties": {"a": {"type": "string", "format": "x"}}}, "properties.a.format is 'x'"),
+        ({"properties": {"a": {"type": "string", "not": {}}}}, "properties.a.not is not supp"),
+        ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "must stand around"),
+        ({"properties": {"a": {"type": "string", "minLength": "3"}}}, "minLength is '3'"),
+        ({"properties": {"a<": {}}, "required": ["a<"]}, 'properties["a<"]: a parameter'),
+        ({"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}, "refers to '#'"),
+        ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "a.uniqueItems cannot"),
+        ({"properties": {}, "minProperties": 1}, "parameters.minProperties is not supported"),
+        ({"properties": 3}, "must be an object"),
+        (3, "tools[0].function.parameters is 3"),
+    ],
+)
+def test_what_a_strict_tool_cannot_hold_is_named(parameters: Any, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        spec([_tool("one", parameters)], "required")
+    assert words in str(caught.value) and caught.value.param == "tools"
+    assert "tools[0].function.parameters" in str(caught.value)
+
+
+def test_a_lenient_tool_leaves_out_what_it_cannot_hold() -> None:
+    rows = {"a": {"type": "string", "not": {}, "format": "x"}, "b": {"uniqueItems": True}}
+    for formats in (XML, HERMES):
+        made = spec([_tool("one", {"properties": rows}, strict=False)], "required", formats)
+        assert made is not None
+
+
+def test_a_tokenizer_without_the_marks_writes_them_out(tmp_path: Path) -> None:
+    plain = small(tmp_path)
+    barred = Grammars(lambda: plain, 512, [plain.encode("<|im_end|>")[0]])
+    body, tools = StructuredFields(), [_tool("one")]
+    made = constraint_for(body, tools, "required", XML, plain, barred)
+    assert made is not None
+    marks = {plain.encode(mark)[0] for mark in ("<tool_call>", "</tool_call>")}
+    follows, row = barred(made.grammar), np.zeros(16, np.uint32)
+    for token in plain.encode("<tool_call>\n<function=one>\n</function>\n</tool_call>"):
+        follows.fill(row)
+        assert row[token // 32] >> np.uint32(token % 32) & np.uint32(1)
+        follows.advance(token)
+    assert follows.accepting and len(marks) == 2
