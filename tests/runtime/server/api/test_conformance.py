@@ -127,7 +127,7 @@ SHARED: Mapping[str, Row] = {
     "guided_grammar": _bound('start: "a"'),
     "structured_outputs": _bound({"regex": "a+"}),
     "guided_json_object": _bound(True),
-    "guided_whitespace_pattern": _bound("a*", guided_json=SCHEMA),
+    "guided_whitespace_pattern": _bound(" ", guided_json=SCHEMA),
 }
 TEXT: Mapping[str, Row] = {
     **SHARED,
