@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse fuzz newcomer served soak soak-server page clean
+.PHONY: run test lint types mutants abuse fuzz forms newcomer served soak soak-server page clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -52,7 +52,7 @@ mutants: $(VENV)/.test
 abuse: $(VENV)/.test
 	$(BIN)/python -m tests.soak.abuse
 
-# Every path of the server under what schemathesis makes of its OpenAPI document, a hundred times as
+# Every path of the server under what schemathesis makes of its OpenAPI document, two hundred times as
 # much as in `make test`: some minutes.
 fuzz: $(VENV)/.test
 	$(BIN)/pytest --timeout 3000 --hypothesis-profile fuzz tests/runtime/server/api/test_fuzz.py
@@ -66,6 +66,10 @@ served: $(VENV)/.test
 # quarter of an hour.
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
+
+# The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
+forms: $(VENV)/.test
+	$(BIN)/python -m tests.runtime.structured.embedded 200 3
 
 # A server of the embedded model under everything at once, faults included: MINUTES, 30 by default.
 MINUTES ?= 30

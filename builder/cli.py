@@ -7,30 +7,53 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from spark_engine.builder.build import build
-from spark_engine.builder.fetch import fetch, is_name
+from spark_engine.builder.emit import check_destination
+from spark_engine.builder.fetch import fetch, name_of
 from spark_engine.builder.plan.buckets import parse_rounds, parse_sizes
 from spark_engine.builder.plan.drafts import DTYPES, parse_drafts, parse_vocab
-from spark_engine.builder.plan.options import KV_DTYPES, STATE_DTYPES, TARGETS, Options, target_for
+from spark_engine.builder.plan.options import (
+    KV_DTYPES,
+    STATE_DTYPES,
+    TARGETS,
+    Options,
+    gpu_of,
+    target_for,
+)
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
 from spark_engine.kernel import CARDS
+from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _one_of(*words: str) -> Complete:
+    """Completes `auto` and these."""
+    return lambda context, parameter, start: [w for w in ("auto", *words) if w.startswith(start)]
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
-@click.option("--target", default="auto", help=f"auto, {', '.join(TARGETS)}.")
+@click.option(
+    "--target",
+    default="auto",
+    shell_complete=_one_of(*TARGETS),
+    help=f"auto, {', '.join(TARGETS)}.",
+)
 @click.option("--executor", default="auto", help="auto, ort, native, trt (--target rtx).")
 @click.option(
     "--card",
     default="auto",
+    shell_complete=_one_of(*CARDS),
     help=f"The GPU to fit: auto (the one here, else the target's first), {', '.join(CARDS)}.",
 )
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
@@ -44,8 +67,18 @@ from spark_engine.progress import Progress
     type=float,
     help="GiB for snapshots of the prefix cache, 0 for none; on a GPU, left free of KV pages.",
 )
-@click.option("--kv-dtype", default="auto", help=f"auto, {', '.join(KV_DTYPES)}.")
-@click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
+@click.option(
+    "--kv-dtype",
+    default="auto",
+    shell_complete=_one_of(*KV_DTYPES),
+    help=f"auto, {', '.join(KV_DTYPES)}.",
+)
+@click.option(
+    "--state-dtype",
+    default="auto",
+    shell_complete=_one_of(*STATE_DTYPES),
+    help=f"auto, {', '.join(STATE_DTYPES)}.",
+)
 @click.option(
     "--gdn-ring",
     type=int,
@@ -59,6 +92,7 @@ from spark_engine.progress import Progress
 @click.option(
     "--draft-dtype",
     default="auto",
+    shell_complete=_one_of(*DTYPES),
     help=f"How the draft head is stored: {', '.join(DTYPES)}; auto: nvfp4 where a GPU's model is.",
 )
 @click.option(
@@ -103,10 +137,11 @@ def main(
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
 
-    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION: it is fetched
-    first. The default output is engines/ and the checkpoint's name.
+    CHECKPOINT may also name a model on the hub, OWNER/NAME or OWNER/NAME@REVISION (or be its
+    address there): it is fetched first. The default output is engines/ and the checkpoint's name.
     """
-    name = checkpoint.name.partition("@")[0] if is_name(checkpoint) else checkpoint.resolve().name
+    hub = name_of(checkpoint)
+    name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name
     with command("spark-build"):
         sizes = {
@@ -121,8 +156,10 @@ def main(
         target = target_for(executor, target)
         options = Options(target, fuse=not no_fuse, **sizes, **wishes, **rest)  # type: ignore[arg-type]
         with Progress(sys.stderr) as shown:
-            if is_name(checkpoint):
-                checkpoint = fetch(str(checkpoint), shown)
+            if hub is not None:
+                gpu_of(options)  # what is wrong here need not wait for a download
+                check_destination(folder)
+                checkpoint = fetch(hub, shown, read_description)
             report = build(checkpoint, folder, options, shown.say, shown.advance, record)
         if as_json:
             click.echo(json.dumps(report_json(report), indent=1, sort_keys=True))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from spark_engine.errors import CapacityError, CheckpointError, OptionError, UserError
 from spark_engine.progress import Progress
@@ -21,8 +22,13 @@ GIB = 1 << 30
 CHUNK = 16 << 20  # bytes hashed at once
 EXTRA = "pip install 'spark-engine[hub]'"
 # What a build reads; weights in other formats and pictures stay where they are.
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+WEIGHTS = ".safetensors"
+NEEDED = (".json", WEIGHTS, ".jinja", ".txt")
+TOKEN = "give a token that may read it: `hf auth login`, or HF_TOKEN in the environment"
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+# As it is copied from a browser; a `Path` has made one slash of two.
+_ADDRESS = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/([^?#]+?)/?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -34,21 +40,35 @@ class _File:
     sha256: str | None
 
 
-def is_name(path: Path) -> bool:
-    """Whether `path` is no path here but may name a repository, as in `Qwen/Qwen3.6-27B@main`."""
-    return not path.exists() and not path.parent.exists() and bool(_NAME.fullmatch(str(path)))
+_Wanted: TypeAlias = tuple[str, str | None]  # repository and revision
 
 
-def fetch(name: str, shown: Progress) -> Path:
+def name_of(path: Path) -> str | None:
+    """The name on the hub, `OWNER/NAME` or `OWNER/NAME@REVISION`, that `path` may be.
+
+    None where something is there, or could be; the address of a page on the hub is a name too.
+    """
+    if path.exists():
+        return None
+    address = _ADDRESS.fullmatch(str(path))
+    if address is not None:
+        name, _, revision = address[1].partition("/tree/")
+        name = f"{name}@{revision}" if revision else name
+        return name if _NAME.fullmatch(name) else None
+    return str(path) if not path.parent.exists() and _NAME.fullmatch(str(path)) else None
+
+
+def fetch(name: str, shown: Progress, check: Callable[[Path], object]) -> Path:
     """The folder with the checkpoint `OWNER/NAME[@REVISION]`, fetched if it is not there yet.
 
-    Says the sizes first; every file that Git LFS keeps has the hub's SHA-256 afterwards. Raises
-    OptionError without the extra `hub`, CheckpointError when the hub cannot be reached, does not
-    know the name or gives other bytes than it says, CapacityError when the disk is too small.
+    Says the sizes first. `check` is given the folder when it holds all but the weights, and raises
+    where they are of no use. Every file that Git LFS keeps has the hub's SHA-256 afterwards. Where
+    the hub cannot be reached, what was fetched before is taken. Raises OptionError without the
+    extra `hub`, CheckpointError when there is neither, the hub does not know the name or gives
+    other bytes than it says, CapacityError when the disk is too small.
     """
     try:
         import huggingface_hub as hub
-        from huggingface_hub import constants
     except ImportError:
         raise OptionError(
             f"{name} is no folder here, and fetching it needs the extra `hub`: {EXTRA}; or "
@@ -59,29 +79,83 @@ def fetch(name: str, shown: Progress) -> Path:
         raise OptionError(f"{name!r} is no name on the hub: OWNER/NAME or OWNER/NAME@REVISION")
     repository, revision = match.group(1), match.group(2)
     try:
-        info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
-        files = _wanted(info)
-        want: dict[str, Any] = {
-            "repo_id": repository,
-            "revision": info.sha,
-            "allow_patterns": list(WANTED),
-        }
-        left = sum(row.file_size for row in _listed(hub, want) if row.will_download)
-        total = sum(f.size for f in files)
-        shown.say(
-            f"{repository} at {str(info.sha)[:12]}: {len(files)} files, {total / GIB:.2f} GiB, "
-            f"{left / GIB:.2f} GiB of them to fetch into {constants.HF_HUB_CACHE}"
-        )
-        _check_room(name, left, Path(constants.HF_HUB_CACHE))
-        folder = Path(hub.snapshot_download(**want))
+        folder, files = _download(hub, name, (repository, revision), shown, check)
     except UserError:
         raise
+    except hub.errors.GatedRepoError:
+        raise CheckpointError(
+            f"{repository} is gated: accept its terms on https://huggingface.co/{repository}, then "
+            f"{TOKEN}"
+        ) from None
+    except hub.errors.RepositoryNotFoundError:
+        words = f"the hub knows no {repository}: look at the spelling, or, if it is private, "
+        raise CheckpointError(words + TOKEN) from None
+    except hub.errors.RevisionNotFoundError:
+        raise CheckpointError(
+            f"{repository} has no revision {revision}: its page lists branches, tags and commits"
+        ) from None
     except Exception as error:  # its network library, and with it their base, differs by version
+        folder, files = _fetched_before(hub, name, (repository, revision), shown, error)
+    _verify(name, folder, files, shown)
+    return folder
+
+
+def _download(
+    hub: Any, name: str, wanted: _Wanted, shown: Progress, check: Callable[[Path], object]
+) -> tuple[Path, tuple[_File, ...]]:
+    """The folder, and what it must hold. Raises what huggingface_hub does, and UserErrors."""
+    repository, revision = wanted
+    info = hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+    files = _needed(info)
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    want: dict[str, Any] = {"repo_id": repository, "revision": info.sha}
+    everything = {**want, "allow_patterns": [escape(f.path) for f in files]}
+    left = sum(
+        row.file_size for row in _quietly(hub, dry_run=True, **everything) if row.will_download
+    )
+    total = sum(f.size for f in files)
+    shown.say(
+        f"{repository} at {str(info.sha)[:12]}: {len(files)} files, {total / GIB:.2f} GiB, "
+        f"{left / GIB:.2f} GiB of them to fetch into {cache}"
+    )
+    small = [escape(f.path) for f in files if not f.path.endswith(WEIGHTS)]
+    check(Path(_quietly(hub, allow_patterns=small, **want)))
+    _check_room(name, left, cache)
+    return Path(hub.snapshot_download(**everything)), files
+
+
+def _fetched_before(
+    hub: Any, name: str, wanted: _Wanted, shown: Progress, error: Exception
+) -> tuple[Path, tuple[_File, ...]]:
+    """What the cache holds of it, under the names by which the hub's files are told apart."""
+    folder = _cached(hub, *wanted)
+    if folder is None:
         raise CheckpointError(
             f"{name} could not be fetched ({_reason(error)}): {by_hand(name)}"
         ) from error
-    _verify(name, folder, files, shown)
-    return folder
+    shown.say(f"the hub cannot be reached ({_reason(error)}): as it was fetched before, {folder}")
+    files = []
+    for path in sorted(folder.glob(f"*{WEIGHTS}")):
+        blob = path.resolve()  # the file's content lies under its SHA-256
+        known = blob.name if _SHA256.fullmatch(blob.name) else None
+        files.append(_File(path.name, blob.stat().st_size, known))
+    return folder, tuple(files)
+
+
+def _cached(hub: Any, repository: str, revision: str | None) -> Path | None:
+    """The folder of the revision, or of the last that was fetched; None where there is none."""
+    if not Path(hub.constants.HF_HUB_CACHE).is_dir():
+        return None
+    rows = [
+        row
+        for repo in hub.scan_cache_dir().repos
+        for row in repo.revisions
+        if (repo.repo_id, repo.repo_type) == (repository, "model")
+        and (revision is None or revision in row.refs or row.commit_hash.startswith(revision))
+        and any(file.file_name.endswith(WEIGHTS) for file in row.files)
+    ]
+    last = max(rows, key=lambda row: row.last_modified, default=None)
+    return None if last is None else Path(last.snapshot_path)
 
 
 def by_hand(name: str) -> str:
@@ -95,24 +169,29 @@ def by_hand(name: str) -> str:
     )
 
 
-def _wanted(info: Any) -> tuple[_File, ...]:
+def _needed(info: Any) -> tuple[_File, ...]:
+    """The files that a build reads: none lies in a folder of the repository."""
     files = []
     for row in info.siblings or ():
-        if any(fnmatch(row.rfilename, pattern) for pattern in WANTED):
+        if "/" not in row.rfilename and row.rfilename.endswith(NEEDED):
             files.append(_File(row.rfilename, row.size or 0, row.lfs.sha256 if row.lfs else None))
     if not any(f.path == "config.json" for f in files):
         raise CheckpointError(f"{info.id} on the hub holds no config.json: it is no checkpoint")
+    if not any(f.path.endswith(WEIGHTS) for f in files):
+        raise CheckpointError(
+            f"{info.id} on the hub holds no weights as *{WEIGHTS}, which alone are read: look for "
+            "the model's original repository"
+        )
     return tuple(files)
 
 
-def _listed(hub: Any, want: dict[str, Any]) -> list[Any]:
-    """What a download would do, file by file, without a bar of its own."""
+def _quietly(hub: Any, **want: Any) -> Any:
+    """`snapshot_download` without a bar of its own."""
     hub.utils.disable_progress_bars()
     try:
-        rows: list[Any] = hub.snapshot_download(**want, dry_run=True)
+        return hub.snapshot_download(**want)
     finally:
         hub.utils.enable_progress_bars()
-    return rows
 
 
 def _check_room(name: str, left: int, cache: Path) -> None:

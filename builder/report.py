@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from shlex import quote
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -40,6 +41,7 @@ def show_report(console: Console, report: Report, folder: str) -> None:
     """Prints the report of one build."""
     if not report.built:
         _say(console, f"{folder} is up to date: checkpoint, options and tools are unchanged")
+        _say(console, _next(folder))
         return
     console.print(render(report.manifest))
     for note in report.notes:
@@ -51,6 +53,12 @@ def show_report(console: Console, report: Report, folder: str) -> None:
         f"built {folder} in {total:.1f} s ({stages}); peak memory {size(report.peak_rss)}, "
         f"mapped files included, {size(report.peak_anonymous)} without",
     )
+    _say(console, _next(folder))
+
+
+def _next(folder: str) -> str:
+    name = quote(folder)
+    return f"run it: `spark-run {name}` for a chat, `spark-run {name} --serve` for a server"
 
 
 def _say(console: Console, line: str) -> None:

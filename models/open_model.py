@@ -19,10 +19,11 @@ from spark_engine.models.checkpoint.expected_tensors import (
     expected_tensors,
     usual,
 )
-from spark_engine.models.checkpoint.files import Checkpoint, open_checkpoint
+from spark_engine.models.checkpoint.files import CONFIGS, Checkpoint, open_checkpoint, read_json
 from spark_engine.models.checkpoint.layout import Layout
 from spark_engine.models.checkpoint.quant_table import quant_table
 from spark_engine.models.checkpoint.tensor_list import Kind, Row, of_kind
+from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.usual_tensors import usual_tensors
@@ -53,6 +54,15 @@ def open_model(path: Path | str) -> Model:
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
     return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
+
+
+def read_description(folder: Path) -> ModelConfig:
+    """What a folder says of its model, whose weights need not be there yet.
+
+    Raises CheckpointError as `open_model` does for that.
+    """
+    config, generation = (read_json(folder / name, name == CONFIGS[0]) for name in CONFIGS[:2])
+    return read_config(config, generation)
 
 
 def describe(config_json: Mapping[str, Any], hf_quant: Mapping[str, Any] | None = None) -> Model:

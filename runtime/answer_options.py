@@ -5,14 +5,34 @@ Rows of the table in `runtime/options.py`.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import click
 
+from spark_engine.errors import OptionError
 from spark_engine.runtime.option import CHATS, ONE, Group, Mode, Option
 from spark_engine.runtime.server.api.common import Body
 from spark_engine.runtime.server.conversation import ChatOptions
 from spark_engine.runtime.text.reply_formats import AUTO, REASONING, TOOLS
 
 CHATTING = frozenset(Mode) - {Mode.PROMPT, Mode.PROMPT_IDS}
+
+
+def _form(path: str | None) -> dict[str, Any] | None:
+    """A schema's file as the field of a request. Raises OptionError."""
+    if path is None:
+        return None
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"--json-schema {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"--json-schema {path} is not JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": {"name": Path(path).stem, "schema": schema}}
+
+
 ANSWER = (
     Option(
         "--no-thinking",
@@ -90,6 +110,16 @@ ANSWER = (
         needs=("--json", "which prints them"),
     ),
     Option("--json", Group.ANSWER, "Print one JSON object at the end.", bool, modes=ONE),
+    Option(
+        "--json-schema",
+        Group.ANSWER,
+        "The answer is JSON of the schema in this file.",
+        click.Path(dir_okay=False),
+        metavar="FILE",
+        modes=ONE,
+        fills=(Body, "response_format"),
+        turn=_form,
+    ),
 )
 CHAT = (
     Option(

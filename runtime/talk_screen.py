@@ -13,16 +13,10 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
+from spark_engine.runtime.printable import printable
+
 EVERY = 0.07  # seconds between two looks of the part that still grows
 FENCES = ("```", "~~~")
-# Control characters as pictures (those of C1 as a question mark); newlines and tabs stay.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-
-
-def printable(text: str) -> str:
-    """The text without anything that a terminal would obey."""
-    return text.translate(_PICTURES)
 
 
 def whole_blocks(text: str) -> int:

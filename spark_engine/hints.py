@@ -46,10 +46,10 @@ def no_engine(path: Path) -> str:
         )
     if path.exists():
         return f"{path} is a file: name an engine folder, which spark-build writes"
-    fetched = hub(path)
     return f"there is no engine folder {path}; " + (
-        f"{fetched} -o engines/{path.name}"
-        if fetched
+        f"if this names a model on Hugging Face, build it first: spark-build {path} -o "
+        f"engines/{path.name}, then name engines/{path.name}"
+        if hub(path)
         else f"build it with `spark-build CHECKPOINT -o {path}`"
     )
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("soak", max_examples=1000)  # `make soak`; 100 otherwise
-settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; a hundredth otherwise
+settings.register_profile("fuzz", max_examples=600)  # `make fuzz`; 3 otherwise
 
 
 @pytest.fixture(scope="session")

@@ -170,10 +170,11 @@ def test_hub_names_and_wrong_folders_are_told_apart(
     monkeypatch.chdir(tmp_path)
     name = Path("Qwen/Qwen3.6-27B")
     fetch = "hf download Qwen/Qwen3.6-27B --local-dir Qwen3.6-27B"
-    assert fetch in hints.no_engine(name) and fetch in hints.no_checkpoint(name)
+    assert fetch in hints.no_checkpoint(name)
+    assert "spark-build Qwen/Qwen3.6-27B -o engines/Qwen3.6-27B, then" in hints.no_engine(name)
     (tmp_path / "Qwen").mkdir()  # then it is a path with a typing error
     for path in (name, tmp_path / "none", Path("none")):
-        assert "hf download" not in hints.no_engine(path) + hints.no_checkpoint(path)
+        assert "Hugging Face" not in hints.no_engine(path) + hints.no_checkpoint(path)
         assert str(path) in hints.no_engine(path)
     (tmp_path / "config.json").touch()
     assert f"spark-build {tmp_path} -o engines/" in hints.no_engine(tmp_path)

@@ -28,6 +28,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
             thought, the grammar starts with the first token that is not forced.
         budget: most tokens of a thought, its mark among them; then `close` is forced. None: no
             limit.
+        calls: ids that begin a call. In a thought they end it, as models call without closing it;
+            where a grammar waits behind the thought they cannot come.
         forced: the first tokens, whatever is sampled. They count as the prompt does: no id among
             them ends the sequence, and `min_tokens` counts what comes behind; `max_tokens` counts
             them.
@@ -37,11 +39,13 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
     close: tuple[int, ...] = ()
     end_of_thought: int = -1
     budget: int | None = None
+    calls: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
 
     def check(self, vocab: int) -> None:
         """Raises RequestError when an id is none of `vocab`, or the thought's parts disagree."""
-        for name, ids in (("close", self.close), ("forced", self.forced)):
+        rows = (("close", self.close), ("calls", self.calls), ("forced", self.forced))
+        for name, ids in rows:
             wild = [i for i in ids if not 0 <= i < vocab]
             if wild:
                 raise RequestError(f"{name} has the id {wild[0]}; ids go from 0 to {vocab - 1}")

@@ -156,9 +156,9 @@ class Engine:
         stops = params.stop_ids(self.loaded.eos)
         seq = Sequence(request_id, request, limit, stops, seed, drafts)
         self.scheduler.add(seq)
-        self._masks.begin(seq)
         self._next_id = request_id + 1
         self._live[request_id] = seq
+        self._masks.begin(seq)
 
     def cancel(self, request_id: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Ends a request; its last event comes with the next `step`.

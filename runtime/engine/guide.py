@@ -55,7 +55,8 @@ class Answer:
 class Guide:
     """One sequence's. `drafts` are those of its rounds where nothing binds it.
 
-    `forbidden` ids must not end its thought where a grammar waits behind it. A mask has
+    `forbidden` ids, and those of calls, must not end its thought where a grammar waits behind it. A
+    mask has
     ceil(vocab / 32) words.
     """
 
@@ -68,7 +69,7 @@ class Guide:
         self.job: Future[Answer] | None = None  # the mask of the next token
         self.asked = 0.0  # when, in seconds
         self._vocab, self._words = vocab, -(-vocab // MASK_BITS)
-        self._forbidden = sorted(forbidden)
+        self._forbidden = sorted({*forbidden, *spec.calls})
         self._inner: Constraint | None = None
         self._work: Callable[[], Answer] = lambda: self._answer([])
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
@@ -102,7 +103,7 @@ class Guide:
         self.taken += 1
         self._thought += part is Part.THOUGHT
         self._closed += part is Part.CLOSE
-        if part is Part.THOUGHT and token == spec.end_of_thought:
+        if part is Part.THOUGHT and (token == spec.end_of_thought or token in spec.calls):
             self._part = Part.ANSWER
         elif part is Part.ANSWER and spec.grammar:
             self._told.append(token)

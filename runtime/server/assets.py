@@ -32,14 +32,14 @@ def read_info(folder: Path) -> EngineInfo:
     )
 
 
-def find_manifest(folder: Path) -> Manifest | None:
-    """The manifest, or None where the folder has none. Raises EngineError for a broken one."""
-    return read_manifest(folder) if (folder / MANIFEST).exists() else None
-
-
 def has_text(folder: Path) -> bool:
     """Whether an engine folder has a tokenizer."""
     return (folder / TOKENIZER / "tokenizer.json").exists()
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The manifest, or None where the folder has none. Raises EngineError for a broken one."""
+    return read_manifest(folder) if (folder / MANIFEST).exists() else None
 
 
 def read_text(folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:

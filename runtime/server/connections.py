@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 import termios
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -36,11 +37,19 @@ class Connections:
 
     Where there is no room for another, the one that has been silent for longest gives way, if
     its client owes us a request: one that was answered before only where there is no other. A
-    connection whose request is being answered never does.
+    connection whose request is being answered never does. `refused` is told the status of those
+    that are sent away before their request was whole.
     """
 
-    def __init__(self, most: int, read_s: float, write_s: float = WRITE_S) -> None:
+    def __init__(
+        self,
+        most: int,
+        read_s: float,
+        write_s: float = WRITE_S,
+        refused: Callable[[int], None] = lambda status: None,
+    ) -> None:
         self.most = most
+        self.refused = refused
         self.read_s = read_s
         self.write_s = write_s
         self.inside: set[Connection] = set()
@@ -178,6 +187,7 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
+        self._connections.refused(status)
         body = msgspec.json.encode(answer)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

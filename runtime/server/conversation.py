@@ -99,7 +99,8 @@ class Reader:
         prompt = template.prompt(job.messages, tools, thinking.options, ending, thoughts)
         parallel = job.parallel_tool_calls is not False
         form = self.form(job, prompt.thinking, tools, job.tool_choice, parallel)
-        constraint = thinking.bind(form, tokenizer, thoughts if prompt.thinking else None)
+        opened, calls = thoughts if prompt.thinking else None, self.formats.calls if tools else None
+        constraint = thinking.bind(form, tokenizer, opened, calls)
         parser = partial(self.parser, prompt.thinking, tools, prompt.fresh, parallel)
         return Reading(prompt.text, constraint, parser, thinking.shown, prompt.thinking)
 

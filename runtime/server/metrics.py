@@ -126,6 +126,10 @@ class Metrics:
         self._http.labels(method, path, str(status)).inc()
         self._http_times.labels(method, path).observe(seconds)
 
+    def turned_away(self, status: int) -> None:
+        """A connection was closed before its request was whole."""
+        self._http.labels("none", "none", str(status)).inc()
+
     def limited(self, key: str, kind: str) -> None:
         """A key met one of its limits."""
         self._limited.labels(key, kind).inc()
@@ -150,6 +154,8 @@ class Metrics:
         own, labels = self.registry, ["method", "handler"]
         text = "HTTP requests by route and status"
         self._http = Counter("http_requests", text, [*labels, "status"], registry=own)
+        for status in (408, 503):
+            self._http.labels("none", "none", str(status))
         text = "Seconds from a request's head to the end of its answer"
         self._http_times = Histogram(
             "http_request_duration_seconds", text, labels, buckets=WHOLE, registry=own

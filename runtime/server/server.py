@@ -184,7 +184,8 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
         )
         endpoints = Endpoints(service, options.max_body_mib << 20)
         endpoints.report = make_report(info, find_manifest(folder))
-        connections = Connections(_most_connections(options, descriptors), options.read_timeout_s)
+        room = _most_connections(options, descriptors)
+        connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)
         name = names[0] + spell_drafts(options.engine.drafts, info.limits) + spell_cache(info)
         async with listeners(options.access_log, options.traces, names[0]) as told:
             app = create_app(endpoints, keys, told, options.cors_origins, options.page)

@@ -60,7 +60,14 @@ class ReplyParser:
         self._in = ReplyText(tokens)
         self._deltas: list[Delta] = []
         self._calls: CallReader | None = None
+        self._closing: tuple[str, ...] = ()  # ends of what had ended already: dropped with tools
+        self._marks: tuple[str, ...] = ()  # in content
         if self._form is not None:
+            self._closing = () if self._thoughts is None else (self._thoughts.end,)
+            if self._form.end in tokens:
+                self._closing = (*self._closing, self._form.end)
+            begins = (self._form.start, FUNCTION) if self._form.xml else (self._form.start,)
+            self._marks = (*self._closing, *begins)
             types = parameter_types(tools)
             hand_on = self._deltas.append
             self._calls = CallReader(self._in, self._form, types, hand_on, not parallel)
@@ -139,17 +146,13 @@ class ReplyParser:
     def _content(self, last: bool) -> bool:
         if self._opening and not self._opened(last):
             return self._state is State.THOUGHT
-        closing = self._closing()
-        marks: tuple[str, ...] = closing
-        if self._form is not None:
-            marks = (*marks, self._form.start, *((FUNCTION,) if self._form.xml else ()))
-        hit = self._in.find(marks)
+        hit = self._in.find(self._marks)
         if hit is None:
-            self._say(Kind.CONTENT, self._in.take(self._in.certain(marks, last)))
+            self._say(Kind.CONTENT, self._in.take(self._in.certain(self._marks, last)))
             return False
         at, mark = hit
         text = self._in.take(at)
-        if mark in closing:
+        if mark in self._closing:
             self._say(Kind.CONTENT, text)
             self._in.take(len(mark))
             return True
@@ -158,13 +161,6 @@ class ReplyParser:
         self._gap = "" if self._leading else text[len(said) :]
         self._leading = True
         return self._begin_call(mark)
-
-    def _closing(self) -> tuple[str, ...]:
-        """Ends of what had ended already, which are dropped where tools are given."""
-        if self._form is None:
-            return ()
-        stray = (self._form.end,) if self._in.knows(self._form.end) else ()
-        return stray if self._thoughts is None else (self._thoughts.end, *stray)
 
     def _opened(self, last: bool) -> bool:
         """Drops the mark of a thought at the very start; False while one may still come, and when

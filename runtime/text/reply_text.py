@@ -25,10 +25,6 @@ class ReplyText:
         self._places.update(places)
         self.text += text
 
-    def knows(self, mark: str) -> bool:
-        """Whether a mark is a token."""
-        return mark in self._tokens
-
     def take(self, size: int) -> str:
         """The first characters, which are no longer here then."""
         taken, self.text = self.text[:size], self.text[size:]

@@ -24,7 +24,7 @@ import msgspec
 
 from spark_engine.errors import RequestError
 from spark_engine.runtime.engine.constraint import ConstraintSpec
-from spark_engine.runtime.text.reply_formats import Thoughts
+from spark_engine.runtime.text.reply_formats import Calls, Thoughts
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
 UNLIMITED = -1
@@ -97,10 +97,15 @@ class Thinking:
         return cls(enabled, None if unlimited else limit, options, said.shown)
 
     def bind(
-        self, spec: ConstraintSpec | None, tokenizer: Tokenizer, thoughts: Thoughts | None
+        self,
+        spec: ConstraintSpec | None,
+        tokenizer: Tokenizer,
+        thoughts: Thoughts | None,
+        calls: Calls | None = None,
     ) -> ConstraintSpec | None:
         """What binds an answer, with this budget. `spec` is what else does; `thoughts` are the
-        marks where the prompt ends inside an open thought, else None.
+        marks where the prompt ends inside an open thought, else None; `calls` those of calls that
+        may be made, which end a thought as well: no budget cuts a call in two.
 
         A grammar starts behind the thought. A thought that was switched off and is open all the
         same ends at once. Raises RequestError when there is no token to know a thought's end by.
@@ -113,9 +118,11 @@ class Thinking:
             words = f"this engine's tokenizer has no token {thoughts.end!r}: a thought can neither"
             raise RequestError(f"{words} be limited nor told from an answer in a given form")
         close = thoughts.close if budget else f"\n{thoughts.end}\n\n"
+        begin = None if calls is None else tokenizer.id_of(calls.start)
         return msgspec.structs.replace(
             spec or ConstraintSpec(),
             end_of_thought=end,
+            calls=() if begin is None else (begin,),
             close=() if budget is None else tuple(tokenizer.encode(close)),
             budget=budget,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub(ThreadingHTTPServer):
     """Serves the files of `folder` as repository `name`.
 
-    `cut` breaks off the first download of each file after so many bytes; `lie` changes a byte.
+    `cut` breaks off the first download of each file after so many bytes; `lie` changes a byte;
+    `gated` asks for a token.
     """
 
     daemon_threads = True
@@ -26,6 +28,7 @@ class Hub(ThreadingHTTPServer):
         self.folder, self.name = folder, name
         self.cut: int | None = None
         self.lie: str | None = None
+        self.gated = False
         self.ranges: list[tuple[str, int]] = []  # (file, first byte) of every download
         self.sent: dict[str, int] = {}
 
@@ -34,7 +37,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def files(self) -> list[Path]:
-        return sorted(p for p in self.folder.iterdir() if p.is_file())
+        return sorted(p for p in self.folder.rglob("*") if p.is_file())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -52,7 +55,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         hub, path = self.server, self.path.partition("?")[0]
+        asked = re.search(r"/revision/(.+)|/resolve/([^/]+)/", path)
+        if asked and (asked[1] or asked[2]) not in (COMMIT, "main"):
+            return self._refuse(404, "RevisionNotFound")
         if path.startswith(f"/api/models/{hub.name}"):
+            if hub.gated:
+                return self._refuse(403, "GatedRepo")
             if "/tree/" in path:
                 return self._json([self._row(p, "path") for p in hub.files()])
             return self._json(
@@ -63,15 +71,19 @@ class _Handler(BaseHTTPRequestHandler):
                 }
             )
         if path.startswith(f"/{hub.name}/resolve/"):
-            return self._file(hub.folder / path.rpartition("/")[2], body)
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
+            return self._file(hub.folder / path.partition("/resolve/")[2].partition("/")[2], body)
+        self._refuse(404, "RepoNotFound")
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def _row(self, path: Path, name: str) -> dict[str, object]:
         data = path.read_bytes()
-        row: dict[str, object] = {name: path.name, "size": len(data), "type": "file"}
+        place = path.relative_to(self.server.folder).as_posix()
+        row: dict[str, object] = {name: place, "size": len(data), "type": "file"}
         row |= {"blobId": hashlib.sha1(data).hexdigest(), "oid": hashlib.sha1(data).hexdigest()}
         if path.suffix == ".safetensors":
             digest = hashlib.sha256(data).hexdigest()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +15,16 @@ import pytest
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 
-from spark_engine.builder.fetch import by_hand, is_name  # noqa: E402
-from tests.builder.fake_hub import Hub, serving  # noqa: E402
+from huggingface_hub import constants  # noqa: E402
+
+from spark_engine.builder.fetch import by_hand, fetch, name_of  # noqa: E402
+from spark_engine.errors import CheckpointError, OptionError  # noqa: E402
+from spark_engine.models.open_model import read_description  # noqa: E402
+from spark_engine.progress import Progress  # noqa: E402
+from tests.builder.fake_hub import COMMIT, Hub, serving  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
 
-NAME = "Qwen/Small-1B"
+NAME, AWAY = "Qwen/Small-1B", "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -33,56 +41,159 @@ def hub(files: Path) -> Iterator[Hub]:
         yield made
 
 
-def build(hub: str, home: Path, name: str = NAME) -> subprocess.CompletedProcess[str]:
-    """spark-build of a name, in a process of its own: the endpoint is read at import."""
-    command = [sys.executable, "-m", "spark_engine.builder.cli", name, "-o", str(home / "engine")]
+def build(hub: str, home: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """spark-build of a name, in a process of its own."""
+    command = [sys.executable, "-m", "spark_engine.builder.cli", NAME, "-o", str(home / "engine")]
     command += ["--decode", "1", "--prefill", "64", "--max-context", "128", "--target", "cpu"]
     given = {"HF_ENDPOINT": hub, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
     environment = {**os.environ, **given, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
     return subprocess.run(
-        command, env=environment, cwd=home, text=True, capture_output=True, timeout=120
+        [*command, *more], env=environment, cwd=home, text=True, capture_output=True, timeout=120
     )
 
 
-def test_a_name_is_fetched_once_and_built(hub: Hub, tmp_path: Path) -> None:
+class Fetching:
+    """`fetch` in this process; `told` is what it said."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch, self.told = monkeypatch, ""
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setenv("NO_PROXY", "*")
+
+    def __call__(self, hub: str, name: str = NAME) -> Path:
+        self._patch.setattr(constants, "ENDPOINT", hub)
+        template = hub + "/{repo_id}/resolve/{revision}/{filename}"
+        self._patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        stream = io.StringIO()
+        try:
+            return fetch(name, Progress(stream), read_description)
+        finally:
+            self.told = stream.getvalue()
+
+
+@pytest.fixture
+def fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetching:
+    return Fetching(tmp_path, monkeypatch)
+
+
+def test_a_name_is_fetched_and_built(hub: Hub, tmp_path: Path) -> None:
+    wrong = build(hub.url, tmp_path, "--target", "sm90")
+    assert wrong.returncode == 2 and "did you mean sm_90a" in wrong.stderr and hub.ranges == []
     done = build(hub.url, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Qwen/Small-1B at 0123456789ab:" in done.stderr and "GiB of them to fetch" in done.stderr
-    assert (tmp_path / "engine" / "manifest.json").is_file()
-    assert "pytorch_model.bin" not in hub.sent and "dry-run" not in done.stderr
+    assert (tmp_path / "engine" / "manifest.json").is_file() and "dry-run" not in done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"run it: `spark-run {tmp_path}/engine` for")
+
+
+def test_what_is_here_is_not_fetched_again(hub: Hub, fetching: Fetching) -> None:
+    folder = fetching(hub.url)
+    assert next(folder.glob("*.safetensors")).is_file()
     before = len(hub.ranges)
-    again = build(hub.url, tmp_path)
-    assert again.returncode == 0 and len(hub.ranges) == before, "what is here is not fetched again"
-    assert ", 0.00 GiB of them to fetch" in again.stderr
+    assert fetching(hub.url) == folder and len(hub.ranges) == before
+    assert ", 0.00 GiB of them to fetch" in fetching.told
 
 
-def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, fetching: Fetching) -> None:
     hub.cut = 5000
-    done = build(hub.url, tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetching(hub.url)
     asked = [name for name, _ in hub.ranges if name.endswith(".safetensors")]
     assert len(asked) > len(set(asked)), "the first answer was cut, so there is a second"
 
 
-def test_other_bytes_than_the_hub_names_are_refused(hub: Hub, files: Path, tmp_path: Path) -> None:
+def test_other_bytes_than_the_hub_names_are_refused(
+    hub: Hub, files: Path, fetching: Fetching
+) -> None:
     hub.lie = next(p.name for p in files.glob("*.safetensors"))
-    done = build(hub.url, tmp_path)
-    assert done.returncode == 2 and "has not the bytes that the hub names" in done.stderr
-    assert not (tmp_path / "engine").exists()
+    with pytest.raises(CheckpointError, match="has not the bytes that the hub names"):
+        fetching(hub.url)
 
 
-def test_a_hub_that_cannot_be_reached_or_does_not_know_the_name(hub: Hub, tmp_path: Path) -> None:
-    unknown = build(hub.url, tmp_path, "Qwen/Nobody")
-    away = build("http://127.0.0.1:9", tmp_path)
-    for done, name in ((unknown, "Nobody"), (away, "Small-1B")):
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert f"hf download Qwen/{name} --local-dir {name}" in done.stderr.splitlines()[-1]
+def test_what_the_hub_refuses_is_said_with_what_to_do(hub: Hub, fetching: Fetching) -> None:
+    for url, name, words in (
+        (AWAY, NAME, r"\(ConnectError.*run `hf download Qwen/Small-1B --local-dir Small-1B`"),
+        (hub.url, "Qwen/Nobody", "knows no Qwen/Nobody: look at the spelling, or, .* HF_TOKEN"),
+        (hub.url, f"{NAME}@v9", "Qwen/Small-1B has no revision v9"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            fetching(url, name)
+    hub.gated = True
+    with pytest.raises(CheckpointError, match="is gated: accept its terms on .*Small-1B, then"):
+        fetching(hub.url)
+    assert hub.ranges == []
+
+
+def test_what_was_fetched_is_there_without_the_hub(hub: Hub, fetching: Fetching) -> None:
+    folder = fetching(hub.url)
+    assert fetching(AWAY) == folder and "as it was fetched before" in fetching.told
+    assert fetching(AWAY, f"{NAME}@{COMMIT[:8]}") == folder
+    for other in (f"{NAME}@v9", "Qwen/Other"):
+        with pytest.raises(CheckpointError, match="could not be fetched"):
+            fetching(AWAY, other)
+    weights = next(folder.glob("*.safetensors")).resolve()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match="has not the bytes that the hub names"):
+        fetching(AWAY)
+
+
+def test_what_cannot_be_built_is_told_before_the_weights_come(
+    hub: Hub, files: Path, tmp_path: Path, fetching: Fetching
+) -> None:
+    hub.folder = tmp_path / "other"
+    shutil.copytree(files, hub.folder)
+    config = json.loads((hub.folder / "config.json").read_text())
+    (hub.folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    with pytest.raises(CheckpointError, match="llama"):
+        fetching(hub.url)
+    (hub.folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="holds no config.json"):
+        fetching(hub.url)
+    assert not [name for name, _ in hub.ranges if name.endswith(".safetensors")]
+    for path in hub.folder.glob("*.safetensors"):
+        path.unlink()
+    (hub.folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"no weights as \*.safetensors"):
+        fetching(hub.url)
+
+
+def test_only_what_a_build_reads_is_fetched(
+    hub: Hub, files: Path, tmp_path: Path, fetching: Fetching
+) -> None:
+    hub.folder = tmp_path / "other"
+    shutil.copytree(files, hub.folder)
+    (hub.folder / "original").mkdir()
+    (hub.folder / "original" / "all.safetensors").write_bytes(b"the same again")
+    fetching(hub.url)
+    assert "config.json" in hub.sent
+    assert "all.safetensors" not in hub.sent and "pytorch_model.bin" not in hub.sent
 
 
 def test_what_may_be_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    assert is_name(Path("Qwen/Qwen3.6-27B")) and is_name(Path("Qwen/Qwen3.6-27B@main"))
-    assert not is_name(Path("models/Qwen3.6-27B")), "a folder here stands before a name"
-    assert not is_name(Path("Qwen3.6-27B")) and not is_name(Path("/abs/model"))
+    for text, name in (
+        ("Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
+        ("Qwen/Qwen3.6-27B@main", "Qwen/Qwen3.6-27B@main"),
+        ("https://huggingface.co/Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
+        ("https://huggingface.co/Qwen/Qwen3.6-27B/tree/v1/", "Qwen/Qwen3.6-27B@v1"),
+        ("hf.co/Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
+        ("https://huggingface.co/Qwen", None),
+        ("https://example.org/Qwen/Qwen3.6-27B", None),
+        ("models/Qwen3.6-27B", None),  # a folder here stands before a name
+        ("Qwen3.6-27B", None),
+        ("/abs/model", None),
+    ):
+        assert name_of(Path(text)) == name, text
+    (tmp_path / "Qwen" / "Qwen3.6-27B").mkdir(parents=True)
+    assert name_of(Path("Qwen/Qwen3.6-27B")) is None
     assert "--revision v1" in by_hand("a/b@v1")
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(OptionError, match=r"spark-engine\[hub\].*hf download Qwen/Small-1B"):
+        fetch(NAME, Progress(None), Path)

@@ -20,7 +20,7 @@ import openai
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_engine.errors import EngineError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.manifest import FORMAT
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
@@ -177,6 +177,18 @@ def test_what_is_piped_in_is_a_message(engine: Path) -> None:
         assert done.exit_code == 2 and "standard input is empty" in done.stderr
 
 
+def test_who_chats_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for stdin, stdout in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(sys.stdin, "isatty", lambda stdin=stdin: stdin)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda stdout=stdout: stdout)
+        said[stdin, stdout] = cli._unasked()
+    assert said == {(True, True): "talk", (False, True): "chat", (False, False): "chat"}
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    with pytest.raises(OptionError, match="no terminal to chat on"):
+        cli._unasked()
+
+
 def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     show = cli._Show()
     for kind, text in (
@@ -190,6 +202,16 @@ def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     assert seen.out == "3 + 4 = 7." and seen.err == "thought: So 7.\nanswer: "
     cli._Show()([Delta(Kind.CONTENT, "7")])
     assert capsys.readouterr() == ("7", "")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_obeys_no_answer_and_a_file_gets_it_as_it_is(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    cli._Show()([Delta(Kind.CONTENT, "a\x1b]0;title\x07\tb\n")])
+    seen = capsys.readouterr().out
+    assert seen == ("a␛]0;title␇\tb\n" if terminal else "a\x1b]0;title\x07\tb\n")
 
 
 def test_loading_says_what_it_does(engine: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -17,10 +18,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from spark_engine.builder.build import build
+from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.pacing import LATENCY, THROUGHPUT
-from spark_engine.runtime.engine.request import Event, FinishReason
+from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from tests.runtime.engine import automaton
 from tests.runtime.real import (
     OPTIONS,
     VOCAB,
@@ -207,6 +210,56 @@ DRAFTS = 3
 UNDRAFTED = EngineOptions(drafts=0)
 
 
+def bound(seed: int) -> list[Request]:
+    """Ten requests, most of which something binds."""
+    rng = random.Random(seed)
+    made = [random_request(rng, 100, 24) for _ in range(10)]
+    grammars = ["", "1,0", "3,7", "5,11", "6,12", "4,15"]
+    for i in range(7):
+        thinks = rng.random() < 0.5
+        spec = ConstraintSpec(
+            grammar=rng.choice(grammars),
+            end_of_thought=automaton.MARK if thinks else -1,
+            close=automaton.CLOSE if thinks else (),
+            budget=rng.choice((None, 0, 3, 9)) if thinks else None,
+            forced=rng.choice(((), (), (500, 3, 3))),
+        )
+        made[i] = replace(made[i], constraint=spec)
+    return rng.sample(made, len(made))
+
+
+GRAMMARS = partial(automaton.Automaton, vocab=VOCAB)
+
+
+def check_bound(loaded: Loaded, depth: int, seed: int) -> None:
+    """Bound requests among others equal their solo runs, and keep to what binds them."""
+    requests = bound(seed)
+    options = EngineOptions(depth=depth, grammars=GRAMMARS, cache_bytes=0)
+    engine = Engine(loaded, options)
+    together = play(engine, requests, random.Random(seed))
+    alone = run_solo(loaded, requests, EngineOptions(grammars=GRAMMARS, drafts=0))
+    compare(together, alone, exact=not quantised(loaded))
+    for request, events in zip(requests, together, strict=True):
+        if request.constraint is not None:
+            tokens = [e.token for e in events if e.token is not None]
+            automaton.follows(request.constraint, tokens, VOCAB)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_bound_requests_equal_their_solo_runs(loaded: Loaded, depth: int) -> None:
+    check_bound(loaded, depth, seed=depth)
+
+
+def test_forced_tokens_have_the_probabilities_of_sampled_ones(loaded: Loaded) -> None:
+    """A text that was sampled, forced in another request, has the same log-probabilities."""
+    params = SamplingParams(temperature=0.8, max_tokens=20, ignore_eos=True, seed=5, logprobs=3)
+    said = run_solo(loaded, [Request((7, 8), params)])[0]
+    text = tuple(token for token, *_ in said)
+    other = replace(params, temperature=0.0, seed=6, repetition=1.3)
+    (scored,) = run_solo(loaded, [Request((7, 8), other, constraint=ConstraintSpec(forced=text))])
+    assert scored == said
+
+
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0])
 def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     verify = tuple((8, k + 1) for k in range(DRAFTS))
@@ -266,6 +319,10 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     requests = [replace(r, priority=rng.choice((0, 0, 1, 2))) for r in requests]
     solo = run_solo(drafting, requests, UNDRAFTED)
     compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
+
+
+def test_bound_requests_equal_their_solo_runs_beside_rounds_of_drafts(drafting: Loaded) -> None:
+    check_bound(drafting, depth=1, seed=3)
 
 
 def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:

@@ -34,7 +34,7 @@ START_S = 300  # the first start builds the embedded engine
 OPTIONS = ("--watchdog-s", "15", "--read-timeout", "10", "--request-timeout", "90")
 MORE = ("--drain-timeout", "20", "--max-queue", "40", "--restarts", "20")
 EXCUSED_S = 60  # after a fault
-QUIET_S = 100  # for what runs to end
+QUIET_S = 240  # for what runs to end
 
 
 class Soak:
@@ -152,8 +152,9 @@ class Soak:
         self.begin = time.monotonic()
         tasks = [asyncio.create_task(self.visitors.live(i)) for i in range(CLIENTS)]
         events = [(0.05 + 0.07 * i, self.look) for i in range(14)]
-        events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.17, 0.62)]
-        events += [(0.32, lambda: self.strike(signal.SIGSTOP)), (0.48, self._restart)]
+        # then more than half of the time without a fault, in which memory must have settled
+        events += [(f, lambda: self.strike(signal.SIGKILL)) for f in (0.09, 0.3)]
+        events += [(0.2, lambda: self.strike(signal.SIGSTOP)), (0.4, self._restart)]
         for share, act in sorted(events, key=lambda e: e[0]):
             await asyncio.sleep(max(0.0, self.begin + share * self.end_s - time.monotonic()))
             await act()

@@ -10,6 +10,7 @@ import math
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -86,6 +87,21 @@ def check_range(name: str, value: Any, low: float | None, high: float | None) ->
     if not (finite and above and below):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
         raise BadField(f"{name} is {short(value)}; it must be {span}", name)
+
+
+def check_type(body: msgspec.Struct, name: str) -> None:
+    """Raises BadField where a field that was set holds what its type does not allow."""
+    value = getattr(body, name)
+    try:
+        msgspec.convert(value, _types(type(body))[name])
+    except msgspec.ValidationError as error:
+        words = str(error).replace("`", "")
+        raise BadField(f"{name} is {short(value)}; it is not right: {words}", name) from None
+
+
+@cache
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {row.name: row.type for row in msgspec.structs.fields(kind)}
 
 
 def is_id(value: Any) -> bool:

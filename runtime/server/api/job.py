@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from spark_engine.runtime.server.api.common import Body, either, limit_of
-from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.api.fields import BadField, check_type
+
+# fields that other APIs fill with what their clients sent
+TRANSLATED = ("tool_choice", "response_format", "reasoning_effort", "thinking")
 
 
 class ChatJob(Body, kw_only=True):
@@ -51,6 +54,8 @@ class ChatJob(Body, kw_only=True):
 
     def check_own(self) -> None:
         """Messages, tools and what belongs together. Raises BadField."""
+        for name in TRANSLATED:
+            check_type(self, name)
         if not self.messages:
             raise BadField("messages is empty; at least one message is needed", "messages")
         if self.top_logprobs is not None and not self.logprobs:

@@ -18,6 +18,7 @@ from spark_engine.runtime.server.api.messages_answer import MessagesReply
 from spark_engine.runtime.server.service import Service
 
 BILLING = "x-anthropic-billing-header:"  # a line for Anthropic's own servers, new in each request
+THOUGHTS = "clear_thinking"  # of context_management
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # the names under which fields of a `ChatJob` were sent, for errors
 NAMES = {
@@ -40,6 +41,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
     container: Any = None
 
@@ -86,6 +88,11 @@ def job_of(body: CountBody) -> ChatJob:
     for name in ("mcp_servers", "container"):
         if getattr(body, name):
             raise BadField(f"{name} is not supported: this server calls no tools itself", name)
+    for i, edit in enumerate((body.context_management or {}).get("edits") or []):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not str(kind).startswith(THOUGHTS):  # old thoughts are the template's business
+            words = f"context_management.edits[{i}] is {short(edit)}; what is sent is read whole"
+            raise BadField(words, "context_management")
     messages = _system(body.system)
     for i, message in enumerate(body.messages):
         messages += _message(f"messages[{i}]", message)
@@ -221,7 +228,7 @@ def _choose(job: ChatJob, choice: Mapping[str, Any] | None) -> None:
     if kind == "tool":
         name = _string("tool_choice", choice, "name", "tool_choice")
         job.tool_choice = {"type": "function", "function": {"name": name}}
-    elif kind in CHOICES:
+    elif isinstance(kind, str) and kind in CHOICES:
         job.tool_choice = CHOICES[kind]
     else:
         known = "'auto', 'any', 'tool' or 'none'"

@@ -133,7 +133,7 @@ def _items(body: ResponsesBody, before: list[Json]) -> list[Json]:
     """What was said so far: the conversation that is gone on from, and the body's own items."""
     if isinstance(body.input, str):
         return [*before, {"type": "message", "role": "user", "content": body.input}]
-    known = {item["id"]: item for item in before if "id" in item}
+    known = [item["id"] for item in before if "id" in item]
     own = []
     for i, item in enumerate(body.input or []):
         if item.get("type") == "item_reference":
@@ -241,7 +241,10 @@ def _offer(job: ChatJob, body: ResponsesBody) -> None:
         kind = choice.get("type")
         if kind == "allowed_tools":
             rows = choice.get("tools")
-            names = {row.get("name") for row in rows or () if isinstance(row, dict)}
+            if not isinstance(rows, list):
+                words = f"tool_choice.tools is {short(rows)}; it must be a list of tools"
+                raise BadField(words, "tool_choice")
+            names = [row.get("name") for row in rows if isinstance(row, dict)]
             tools = [tool for tool in tools if tool["function"]["name"] in names]
             choice = choice.get("mode", "auto")
         elif kind == "function":

@@ -82,12 +82,12 @@ def _models(endpoints: Endpoints) -> Response:
     return json_response(models.models(endpoints.service))
 
 
-def _report(endpoints: Endpoints) -> Response:
-    return json_response(endpoints.report)
-
-
 def _document(_: Endpoints) -> Response:
     return json_response(document(ROUTES))
+
+
+def _report(endpoints: Endpoints) -> Response:
+    return json_response(endpoints.report)
 
 
 def _version(_: Endpoints) -> Response:
@@ -133,7 +133,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
     Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
-    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
+    Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),
 )

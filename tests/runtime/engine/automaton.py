@@ -25,7 +25,8 @@ MARK, CLOSE = 13, (4, 13, 5)  # the end of a thought, and what closes one that i
 class Automaton:
     """One sequence's walk. `allowed` are the ids of each state, None for all."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, vocab: int = VOCAB) -> None:
+        self.vocab = vocab
         states, seed = map(int, text.split(","))
         rng = random.Random(seed)
         shares = [rng.choice((0.0, 0.03, 0.3, 1.0)) for _ in range(states)]
@@ -35,15 +36,16 @@ class Automaton:
         self.at = 0
 
     def _some(self, rng: random.Random, share: float) -> frozenset[int]:
-        some = {i for i in range(VOCAB) if rng.random() < share}
-        return frozenset(some | {rng.randrange(VOCAB)})
+        some = {i for i in range(self.vocab) if rng.random() < share}
+        return frozenset(some | {rng.randrange(self.vocab)})
 
     def fill(self, row: Words) -> bool:
         ids = self.allowed[self.at]
         if ids is None:
             return False
-        row[:] = 0xFFFFFFFF << VOCAB % 32 & 0xFFFFFFFF  # ids that are not there
-        row[:-1] = 0
+        row[:] = 0
+        if self.vocab % 32:  # bits of ids that are not there
+            row[-1] = 0xFFFFFFFF << self.vocab % 32 & 0xFFFFFFFF
         for i in ids:
             row[i // 32] |= np.uint32(1 << i % 32)
         return True
@@ -59,7 +61,7 @@ class Automaton:
         return self.at == self.end
 
 
-def follows(spec: ConstraintSpec, tokens: list[int]) -> None:
+def follows(spec: ConstraintSpec, tokens: list[int], vocab: int = VOCAB) -> None:
     """Asserts that the tokens keep to what binds them, found by another way than the engine's."""
     forced = spec.forced[: len(tokens)]
     assert tuple(tokens[: len(forced)]) == forced
@@ -72,7 +74,7 @@ def follows(spec: ConstraintSpec, tokens: list[int]) -> None:
             thought = min(len(rest), spec.budget + len(CLOSE))
         rest = rest[thought:]
     if spec.grammar:
-        walk = Automaton(spec.grammar)
+        walk = Automaton(spec.grammar, vocab)
         for token in rest:
             walk.advance(token)  # raises where it is not allowed
 

@@ -151,3 +151,23 @@ def test_what_cannot_be_meant_is_named(settings: dict[str, object], words: str) 
     with pytest.raises(RequestError, match=words):
         ConstraintSpec(**settings).check(VOCAB)  # type: ignore[arg-type]
     ConstraintSpec(budget=5, end_of_thought=1, close=(1,), forced=(0, 69)).check(VOCAB)
+
+
+def test_a_call_in_an_open_thought_ends_it() -> None:
+    """So that no budget cuts the call in two."""
+    one = guide(end_of_thought=MARK, close=CLOSE, budget=4, calls=(50,))
+    assert walk(one, 7, 50) is Part.ANSWER
+    assert walk(one, *range(10, 20)) is Part.ANSWER and one.mask(12) is None
+    assert one.need(12) is Need.NOTHING
+    late = guide(end_of_thought=MARK, close=CLOSE, budget=2, calls=(50,))
+    assert walk(late, 7, 8) is Part.CLOSE
+
+
+def test_no_call_comes_in_a_thought_that_a_grammar_waits_behind() -> None:
+    one = guide(end_of_thought=MARK, grammar="g", calls=(50,))
+    assert ids_of(one.mask(0)) == set(range(96)) - {STOP, 50}
+
+
+def test_an_id_of_a_call_must_be_one() -> None:
+    with pytest.raises(RequestError, match="calls has the id 70"):
+        ConstraintSpec(calls=(VOCAB,)).check(VOCAB)

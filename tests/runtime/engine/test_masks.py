@@ -48,9 +48,13 @@ class Only:
 
 
 def engine(
-    grammars: Grammars | None = None, depth: int = 1, drafts: int = 0, **options: Any
+    grammars: Grammars | None = None,
+    depth: int = 1,
+    drafts: int = 0,
+    pages: int = 60,
+    **options: Any,
 ) -> Engine:
-    limits = Limits(4, 340, 60, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, drafts=drafts)
+    limits = Limits(4, 340, pages, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, drafts=drafts)
     loaded = build_fake(limits, (1, 2, 4), (1, 2))
     return Engine(loaded, EngineOptions(depth=depth, grammars=grammars, **options))
 
@@ -129,6 +133,18 @@ def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> N
     assert not {*tokens(events)[5:7]} & {11, *EOS}
     assert all(e.logprob is not None and len(e.top) == 2 for e in events)
     assert not [name for name in calls if "to_sample" in name]
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 30])
+def test_a_swapped_sequence_gets_its_mask_again(swap_bytes: int) -> None:
+    """Three of a hundred tokens over pages for one and a half; also where they are recomputed."""
+    one = engine(lambda text: Only(int(text)), pages=10, swap_bytes=swap_bytes)
+    long = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
+    for token in (17, 60, 33):
+        one.submit(request(long, grammar=str(token)))
+    events = run(one)
+    assert [tokens(events[i]) for i in range(3)] == [[17] * 100, [60] * 100, [33] * 100]
+    assert one.scheduler.preemptions["swap" if swap_bytes else "recompute"]
 
 
 def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:

@@ -17,7 +17,7 @@ from spark_engine.runtime.server.supervisor import Supervision
 from spark_engine.runtime.text.tokenizer import Tokenizer
 from tests.runtime import fake_engine, small_tokenizer
 
-STALL_S = 0.6
+STALL_S = 1.0
 
 
 async def _until(ok: Callable[[], bool], seconds: float) -> bool:

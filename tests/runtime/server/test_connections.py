@@ -49,7 +49,9 @@ class Server:
     """A server in this event loop, for as long as `use` runs."""
 
     def __init__(self, most: int) -> None:
-        self.connections = Connections(most, READ_S, write_s=READ_S)
+        self.refused: list[int] = []
+        told = self.refused.append
+        self.connections = Connections(most, READ_S, write_s=READ_S, refused=told)
         self.port = 0
         self._streams: list[Streams] = []
 
@@ -114,7 +116,7 @@ def test_half_a_request_is_closed_in_time(data: bytes, part: str) -> None:
         reader, _ = await server.open(data)
         head, _, body = (await _end(reader)).partition(b"\r\n\r\n")
         assert READ_S * 0.9 < time.monotonic() - start < READ_S + 1
-        assert head.startswith(b"HTTP/1.1 408 ")
+        assert head.startswith(b"HTTP/1.1 408 ") and server.refused == [408]
         assert f"request's {part} did not come" in json.loads(body)["error"]["message"]
         assert not server.connections.inside and not server.connections.waiting
 
@@ -240,6 +242,7 @@ def test_what_is_being_answered_never_gives_way() -> None:
         reader, _ = await server.open(GET)
         refused = await _end(reader)
         assert refused.startswith(b"HTTP/1.1 503 ") and b"all 4 connections" in refused
+        assert server.refused == [503]
         for reader, _ in busy:
             assert b"200 OK" in await answer(reader)
         assert b"200 OK" in await server.ask()

@@ -106,6 +106,14 @@ def test_a_budget_travels_with_the_request(tokenizer: Tokenizer) -> None:
     assert _asked(tokenizer, chat, enable_thinking=False)[1] is None
 
 
+def test_the_engine_is_told_what_begins_a_call(tokenizer: Tokenizer) -> None:
+    """A call in an open thought ends it: no budget may cut the call in two."""
+    begin = tokenizer.id_of("<tool_call>")
+    assert _asked(tokenizer, thinking_budget=7, tools=[TOOL])[1].calls == (begin,)
+    assert _asked(tokenizer, thinking_budget=7)[1].calls == ()
+    assert _asked(tokenizer, thinking_budget=7, tools=[TOOL], tool_choice="none")[1].calls == ()
+
+
 def test_what_contradicts_is_refused_with_the_field(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="contradict") as caught:
         _asked(tokenizer, enable_thinking=True, reasoning_effort="none")

@@ -88,10 +88,12 @@ def test_requests_a_minute(ring: Keyring, clock: Clock) -> None:
     assert ann.open == 0, "what was refused is not under way"
     clock.now += 1
     ann.enter()
+    ann.leave()
     clock.now += 1000
     for _ in range(2):  # no more than a minute's are saved up
         ann.enter()
-    with pytest.raises(LimitReached):
+        ann.leave()
+    with pytest.raises(LimitReached, match="2 requests a minute"):
         ann.enter()
 
 

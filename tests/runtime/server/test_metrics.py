@@ -57,6 +57,9 @@ def test_every_series_is_there_at_zero() -> None:
     assert found["vllm:time_per_output_token_seconds_count{}"] == 0
     assert "spark:time_per_output_token_seconds_count{}" not in found
     assert found["vllm:gpu_cache_usage_perc{}"] == found["vllm:num_requests_swapped{}"] == 0
+    metrics.turned_away(408)
+    turned = "http_requests_total{handler=none,method=none,status=408}"
+    assert found[turned] == 0 and samples(metrics)[turned] == 1
     key = "http_requests_total{handler=/v1/completions,method=POST,status=%d}"
     assert [found[key % status] for status in (200, 400, 429, 503)] == [0] * 4
     assert found["spark:key_limited_total{key=ann,limit=requests}"] == 0

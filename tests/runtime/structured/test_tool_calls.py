@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from spark_engine.errors import RequestError
+from spark_engine.errors import InternalError, RequestError
 from spark_engine.runtime.structured.constraints import constraint_for
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.matcher import Grammars
@@ -149,6 +149,27 @@ def test_raw_strings_keep_their_bounds() -> None:
             check = Draft202012Validator.FORMAT_CHECKER
             Draft202012Validator(schema, format_checker=check).validate(given)
     assert seen > 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes", "refuses"),
+    [("b", "abc", "ac"), ("^b", "bc", "ab"), ("b$", "ab", "bc"), ("^(a|b)$", "b", "ab")],
+)
+def test_what_a_pattern_finds_may_stand_anywhere(pattern: str, takes: str, refuses: str) -> None:
+    rows = {"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    made = spec([_tool("one", rows)], "required")
+    assert made is not None
+    call = "<tool_call>\n<function=one>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+
+    def follow(value: str) -> None:
+        follows = grammars()(made.grammar)
+        for token in tokenizer().encode(call.format(value)):
+            follows.advance(token)
+        assert follows.accepting
+
+    follow(takes)
+    with pytest.raises(InternalError):
+        follow(refuses)
 
 
 @pytest.mark.parametrize(

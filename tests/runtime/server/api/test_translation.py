@@ -1,0 +1,61 @@
+"""Whatever stands in a body of the translated APIs, it is taken or refused with words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_engine.errors import RequestError
+from spark_engine.runtime.server.api.common import check
+from spark_engine.runtime.server.api.fields import decode
+from spark_engine.runtime.server.api.messages import MessagesBody
+from spark_engine.runtime.server.api.messages import job_of as message_job
+from spark_engine.runtime.server.api.responses import ResponsesBody, _items
+from spark_engine.runtime.server.api.responses import job_of as response_job
+from spark_engine.runtime.text.messages import normalise
+
+WORDS = [
+    *("type", "role", "content", "text", "name", "id", "input", "tool_use_id", "thinking"),
+    *("call_id", "arguments", "output", "summary", "encrypted_content", "format", "schema"),
+    *("effort", "mode", "tools", "parameters", "input_schema", "verbosity", "edits", "strict"),
+    *("user", "assistant", "system", "tool_use", "tool_result", "message", "function"),
+    *("function_call", "function_call_output", "reasoning", "item_reference", "allowed_tools"),
+    *("json_schema", "auto", "any", "tool", "enabled", "custom", "document", "source", "data"),
+]
+LEAF = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 9), st.just(0.5), st.sampled_from(["", "x", *WORDS])
+)
+JSON = st.recursive(
+    LEAF,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    ),
+    max_leaves=8,
+)
+BODIES = {MessagesBody: "messages", ResponsesBody: "input"}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_is_taken_or_refused(kind: Any, data: Any) -> None:
+    needed, names = BODIES[kind], st.sampled_from(kind.__struct_fields__)
+    body = data.draw(st.dictionaries(names, JSON, max_size=3))
+    items = st.lists(st.dictionaries(st.sampled_from(WORDS), JSON, max_size=4), max_size=3)
+    body[needed] = data.draw(st.one_of(items, JSON))
+    try:
+        given = decode(json.dumps(body).encode(), kind)
+        made = message_job(given) if kind is MessagesBody else _response(given)
+        check(made)
+        normalise(made.messages)
+    except RequestError as error:
+        assert str(error)
+
+
+def _response(body: ResponsesBody) -> Any:
+    return response_job(body, _items(body, [{"type": "message", "role": "user", "content": "x"}]))
