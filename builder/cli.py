@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -31,15 +32,28 @@ from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
 
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _one_of(*words: str) -> Complete:
+    """Completes `auto` and these."""
+    return lambda context, parameter, start: [w for w in ("auto", *words) if w.startswith(start)]
+
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Engine folder to write.")
-@click.option("--target", default="auto", help=f"auto, {', '.join(TARGETS)}.")
+@click.option(
+    "--target",
+    default="auto",
+    shell_complete=_one_of(*TARGETS),
+    help=f"auto, {', '.join(TARGETS)}.",
+)
 @click.option("--executor", default="auto", help="auto, ort, native, trt (--target rtx).")
 @click.option(
     "--card",
     default="auto",
+    shell_complete=_one_of(*CARDS),
     help=f"The GPU to fit: auto (the one here, else the target's first), {', '.join(CARDS)}.",
 )
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
@@ -53,8 +67,18 @@ from spark_engine.progress import Progress
     type=float,
     help="GiB for snapshots of the prefix cache, 0 for none; on a GPU, left free of KV pages.",
 )
-@click.option("--kv-dtype", default="auto", help=f"auto, {', '.join(KV_DTYPES)}.")
-@click.option("--state-dtype", default="auto", help=f"auto, {', '.join(STATE_DTYPES)}.")
+@click.option(
+    "--kv-dtype",
+    default="auto",
+    shell_complete=_one_of(*KV_DTYPES),
+    help=f"auto, {', '.join(KV_DTYPES)}.",
+)
+@click.option(
+    "--state-dtype",
+    default="auto",
+    shell_complete=_one_of(*STATE_DTYPES),
+    help=f"auto, {', '.join(STATE_DTYPES)}.",
+)
 @click.option(
     "--gdn-ring",
     type=int,
@@ -68,6 +92,7 @@ from spark_engine.progress import Progress
 @click.option(
     "--draft-dtype",
     default="auto",
+    shell_complete=_one_of(*DTYPES),
     help=f"How the draft head is stored: {', '.join(DTYPES)}; auto: nvfp4 where a GPU's model is.",
 )
 @click.option(

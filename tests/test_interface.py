@@ -36,7 +36,12 @@ def test_fp8_pages_are_codes() -> None:
 def test_columns_of_the_sampling_tables_are_those_of_the_page() -> None:
     """docs/graph.md; `fill` writes them and the sampler reads them by number."""
     first = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-    assert SAMPLING_F == (*first, "", "") and SAMPLING_I == ("top_k", "seed_low", "seed_high", "")
+    assert SAMPLING_F == (*first, "", "") and SAMPLING_I == (
+        "top_k",
+        "seed_low",
+        "seed_high",
+        "masked",
+    )
 
 
 def test_what_is_not_bound_stays_a_name_and_is_no_number() -> None:

@@ -258,7 +258,8 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         if body.allowed_token_ids is not None:
-            bound = allow_only(body.allowed_token_ids, len(self.need_tokenizer()), bound)
+            known, most = len(self.need_tokenizer()), params.max_tokens or 0
+            bound = allow_only(body.allowed_token_ids, known, eos, most, bound)
         marks = self._turns.marks(prompt)
         forced = prompt[1:] if body.scores_prompt() else ()
         if body.scores_prompt():

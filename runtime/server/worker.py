@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from spark_engine.engine_file import TOKENIZER
-from spark_engine.errors import CapacityError, UserError
+from spark_engine.errors import CapacityError, RequestError, UserError
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Event, Request
@@ -122,7 +122,7 @@ class Worker:
         if isinstance(command, Submit):
             try:
                 self._engine.add(command.id, command.request)
-            except CapacityError as error:
+            except (CapacityError, RequestError) as error:
                 self._send(Refused(command.id, str(error)))
         elif isinstance(command, Cancel):
             self._engine.cancel(command.id)

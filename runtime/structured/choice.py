@@ -45,11 +45,14 @@ class Choice:
     def _of_mapping(cls, known: list[Tool], choice: Mapping[str, Any]) -> Choice:
         if choice.get("type") == "allowed_tools":
             inner = choice.get("allowed_tools", choice)  # nested in chat, flat in responses
+            rows = inner.get("tools") if isinstance(inner, Mapping) else None
+            if not isinstance(rows, list) or not rows:
+                raise RequestError("tool_choice allows no tools; name one at least", _PARAM)
             mode = inner.get("mode", AUTO)
             if mode not in (AUTO, REQUIRED):
                 words = f"tool_choice.mode is {mode!r}; it must be 'auto' or 'required'"
                 raise RequestError(words, _PARAM)
-            names = [_name(tool) for tool in inner.get("tools", [])]
+            names = [_name(tool) for tool in rows]
             return cls(mode, tuple(_named(known, name) for name in names))
         return cls(REQUIRED, (_named(known, _name(choice)),), single=True)
 

@@ -94,8 +94,10 @@ def form_of(body: StructuredFields) -> Form | None:
 
 def _response_format(body: StructuredFields) -> list[Form]:
     given, place = body.response_format, "response_format"
-    kind = "text" if given is None else given.get("type")
-    if given is None or kind == "text":
+    if given is None:
+        return []
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
         return []
     style = Style(body.guided_whitespace_pattern or BLANK)
     if kind == "json_object":

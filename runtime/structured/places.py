@@ -19,7 +19,7 @@ from spark_engine.errors import RequestError
 DEEPEST = 64  # of mappings and lists in a schema; the compiler's own limit is near 128
 MOST_TEXT = 128 << 10  # characters of a schema's JSON
 MULTIPLES = 20_000  # all `multipleOf` of a schema together: each takes so many states
-TRIALS, TRIALS_S = 400, 1.0  # parts that are compiled to find a place, and the time for it
+TRIALS, TRIALS_S = 400, 0.5  # parts that are compiled to find a place, and the time for it
 _MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _ONE = (

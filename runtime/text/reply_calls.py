@@ -30,7 +30,7 @@ from spark_engine.runtime.text.reply_formats import (
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.reply_text import ReplyText
 from spark_engine.runtime.text.reply_values import sure_of_value, value_end
-from spark_engine.runtime.text.tool_schema import Types, value_of
+from spark_engine.runtime.text.tool_schema import Types, to_json, value_of
 
 
 class State(enum.Enum):
@@ -226,7 +226,7 @@ class CallReader:
             self._say(text)
             self._emit(Delta(Kind.CALL, '"'))
         else:
-            self._emit(Delta(Kind.CALL, _json(value_of(text, self._types_of(self._key)))))
+            self._emit(Delta(Kind.CALL, to_json(value_of(text, self._types_of(self._key)))))
         return self._enter(State.BODY)
 
     def _say(self, text: str) -> None:
@@ -243,13 +243,13 @@ class CallReader:
         for at in _places(text, END_FUNCTION, most):
             if (made := _object(text[:at])) is not None:
                 self._in.take(at + len(END_FUNCTION))
-                self._close(_json(made)[1:])
+                self._close(made[1:])
                 return True
         if end is None and not last:
             return False
         if end is not None and (made := _object(text[:most])) is not None:
             self._in.take(most)
-            self._close(_json(made)[1:])
+            self._close(made[1:])
             return True
         given = self._in.take(most).strip().removesuffix(END_FUNCTION)
         if given[1:]:
@@ -283,19 +283,21 @@ def _calls_in(text: str) -> list[tuple[str, str]] | None:
             given = json.loads(given) if isinstance(given, str) else given
             if not isinstance(name, str) or not isinstance(given, dict):
                 return None
-            found.append((name, _json(given)))
+            name.encode()
+            found.append((name, to_json(given)))
             at += len(text[at:]) - len(text[at:].lstrip())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return found
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _object(text: str) -> str | None:
+    """An object as JSON; None where the text is none."""
     try:
         made = json.loads(text)
+        return to_json(made) if isinstance(made, dict) else None
     except (ValueError, RecursionError):
         return None
-    return made if isinstance(made, dict) else None
 
 
 def _places(text: str, mark: str, before: int) -> Iterator[int]:

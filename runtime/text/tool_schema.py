@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
 Types: TypeAlias = Mapping[str, Mapping[str, frozenset[str]]]  # of each function's parameters
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CHAIN = 32  # references, one to the next
 _NAMES = (
     *((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")),
@@ -19,10 +21,18 @@ def value_of(text: str, types: frozenset[str]) -> Any:
     """Strings stand raw, everything else as JSON. What does not parse stays a string."""
     try:
         value = json.loads(text)
-    except ValueError:
+        to_json(value)
+    except (ValueError, RecursionError):
         value = {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
     # "12" is a string where a string is asked for, and null where null is allowed
     return text if "string" in types and value is not None and not isinstance(value, str) else value
+
+
+def to_json(value: Any) -> str:
+    """JSON that every client reads, and that UTF-8 can hold: half a surrogate pair, which JSON may
+    spell, is escaped again. Raises ValueError for a number that JSON has no word for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 def parameter_types(tools: Sequence[Mapping[str, Any]]) -> Types:

@@ -20,7 +20,7 @@ import openai
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_engine.errors import EngineError
+from spark_engine.errors import EngineError, OptionError
 from spark_engine.manifest import FORMAT
 from spark_engine.runtime import cli, embedded
 from spark_engine.runtime.cli import main
@@ -175,6 +175,18 @@ def test_what_is_piped_in_is_a_message(engine: Path) -> None:
     for blank in ("", " \n\n"):
         done = CliRunner().invoke(main, words, input=blank)
         assert done.exit_code == 2 and "standard input is empty" in done.stderr
+
+
+def test_who_chats_needs_a_terminal_to_type_and_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for stdin, stdout in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(sys.stdin, "isatty", lambda stdin=stdin: stdin)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda stdout=stdout: stdout)
+        said[stdin, stdout] = cli._unasked()
+    assert said == {(True, True): "talk", (False, True): "chat", (False, False): "chat"}
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    with pytest.raises(OptionError, match="no terminal to chat on"):
+        cli._unasked()
 
 
 def test_thought_and_answer_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:

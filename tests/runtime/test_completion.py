@@ -10,6 +10,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
+from spark_engine.builder.cli import main as build
 from spark_engine.runtime import completion
 from spark_engine.runtime.cli import main
 from spark_engine.runtime.options import OPTIONS
@@ -44,3 +45,13 @@ def test_options_and_choices_are_answered() -> None:
     assert paces == {"latency", "balanced", "throughput"}
     (path,) = asked.get_completions([], "eng")
     assert path.type == "file"
+
+
+def test_targets_and_cards_are_answered() -> None:
+    asked = BashComplete(build, {}, "spark-build", completion.variable("spark-build"))
+    for option, start, words in (
+        ("--target", "sm_9", {"sm_90a"}),
+        ("--card", "h", {"h100", "h200"}),
+        ("--state-dtype", "au", {"auto"}),
+    ):
+        assert {item.value for item in asked.get_completions([option], start)} == words

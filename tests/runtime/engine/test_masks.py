@@ -147,6 +147,15 @@ def test_a_swapped_sequence_gets_its_mask_again(swap_bytes: int) -> None:
     assert one.scheduler.preemptions["swap" if swap_bytes else "recompute"]
 
 
+def test_forced_tokens_beyond_the_context_are_refused() -> None:
+    one = engine()
+    with pytest.raises(RequestError, match="forced is 337 tokens; it must be at most 336, what"):
+        one.submit(request(forced=(1,) * 337))
+    one.submit(request(SamplingParams(), forced=(1,) * 336))
+    (events,) = run(one).values()
+    assert len(events) == 336 and events[-1].finish is FinishReason.LENGTH
+
+
 def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:
     one = engine()
     one.submit(request(forced=(4, 5)))

@@ -31,7 +31,7 @@ from tests.runtime.structured.schemas import draw
 
 QUESTIONS = ("Who is Tom?", "What did the bear see?", "Answer in JSON, please.")
 OPTIONS = Options(decode=(16, 32), prefill=(256,), max_context=1024, max_seqs=32, kv_tokens=32768)
-MOST = 160  # tokens of an answer
+MOST = 120  # tokens of an answer
 
 
 class NotOfSchema(Exception):

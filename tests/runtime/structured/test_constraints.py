@@ -158,6 +158,16 @@ def test_white_space_is_as_wanted() -> None:
         ({"choice": "some", "tools": [TOOL]}, "tool_choice", "tool_choice is 'some'"),
         ({"choice": {"type": "x"}, "tools": [TOOL]}, "tool_choice", "tool_choice holds"),
         (
+            {"choice": {"type": "allowed_tools", "allowed_tools": 3}, "tools": [TOOL]},
+            "tool_choice",
+            "allows no tools",
+        ),
+        (
+            {"choice": {"type": "allowed_tools", "tools": [], "mode": "x"}, "tools": [TOOL]},
+            "tool_choice",
+            "allows no tools",
+        ),
+        (
             {"choice": {"type": "function", "function": {"name": "two"}}, "tools": [TOOL]},
             "tool_choice",
             "names 'two'; the tools are: one",

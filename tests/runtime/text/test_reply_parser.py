@@ -234,6 +234,24 @@ def test_values_that_are_not_json_stay_strings() -> None:
     assert calls == [("weather", {"city": "Pa\nris", "days": "three", "hours": None})]
 
 
+@pytest.mark.parametrize("text", ["NaN", "[1, Infinity]", "1e999", "-Infinity"])
+def test_numbers_that_json_has_no_word_for_stay_text(text: str) -> None:
+    call = ONE.replace("\n3\n", f"\n{text}\n")
+    assert parts([call], False, True)[2][0][1]["days"] == text  # type: ignore[index]
+    given = f'<tool_call>{{"name": "weather", "arguments": {{"days": {text}}}}}</tool_call>'
+    assert parts([given], False, True, "hermes") == ("", given, [])
+
+
+def test_half_a_surrogate_pair_is_escaped_again() -> None:
+    """JSON may spell what UTF-8 cannot hold."""
+    text = ONE.replace("[1, 2]", '["\\ud83d", "é"]')
+    deltas = ReplyParser(False, TOOLS).push(text)
+    "".join(d.text for d in deltas).encode()
+    assert parts([text], False, True)[2][0][1]["hours"] == ["\ud83d", "é"]  # type: ignore[index]
+    named = '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'
+    assert parts([named], False, True, "hermes") == ("", named, [])
+
+
 @pytest.mark.parametrize("text", ["42", "true", "[1]", "null"])
 def test_a_parameter_without_a_schema_stays_text(text: str) -> None:
     call = (
