@@ -55,8 +55,8 @@ class Answer:
 class Guide:
     """One sequence's. `drafts` are those of its rounds where nothing binds it.
 
-    `forbidden` ids, and those of calls, must not end its thought where a grammar waits behind it. A
-    mask has ceil(vocab / 32) words.
+    `forbidden` ids, and those of calls, must not end its thought where a grammar waits behind it,
+    but for its own mark. A mask has ceil(vocab / 32) words.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Guide:
         self.job: Future[Answer] | None = None  # the mask of the next token
         self.asked = 0.0  # when, in seconds
         self._vocab, self._words = vocab, -(-vocab // MASK_BITS)
-        self._forbidden = sorted({*forbidden, *spec.calls})
+        self._forbidden = sorted({*forbidden, *spec.calls} - {spec.end_of_thought})
         self._inner: Constraint | None = None
         self._work: Callable[[], Answer] = lambda: self._answer([])
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_engine.errors import InternalError, RequestError
+from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.structured import matcher
 from spark_engine.runtime.structured.matcher import Grammars
 from tests.runtime.structured.walks import VOCAB, grammars, tokenizer
@@ -106,7 +106,7 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(matcher.AT_ONCE):
         with pytest.raises(RequestError, match="within 0.05 s: make it simpler"):
             own(YES)
-    with pytest.raises(RequestError, match="2 other grammars .* within 0.05 s: try again later"):
+    with pytest.raises(CapacityError, match="2 other grammars .* within 0.05 s: try again later"):
         own(YES)  # it does not even begin
     held.set()
 
