@@ -166,9 +166,11 @@ class Service:
         """The time that a request which begins now may take."""
         return Deadline(self._timeout_s, self._queue_s)
 
-    async def checked(self, data: bytes, check: Callable[[], T], deadline: Deadline) -> T:
-        """What `check` makes of the body `data`."""
-        if len(data) < LARGE:
+    async def checked(
+        self, data: bytes, check: Callable[[], T], deadline: Deadline, more: int = 0
+    ) -> T:
+        """What `check` makes of the body `data`, and of so many bytes `more`."""
+        if len(data) + more < LARGE:
             return check()
         return await self.read(check, deadline)
 
