@@ -81,7 +81,7 @@ def look(load: bool = True) -> Found:
     advice = []
     if int(cuda) < LEAST_DRIVER:
         advice.append(
-            f"the driver speaks CUDA {int(cuda) / 1000:g}: install NVIDIA's driver 580 or later "
+            f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
             "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
         )
     target, smi = present(), _smi()
@@ -116,6 +116,11 @@ def look(load: bool = True) -> Found:
     return Found(card, (*advice, *slow(card)))
 
 
+def release(version: int) -> str:
+    """13000 as 13.0."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def slow(card: Card) -> list[str]:
     """What a clock or a bandwidth that is too low means, and what mends it."""
     words = []
@@ -124,8 +129,8 @@ def slow(card: Card) -> list[str]:
         if card.room.shared:
             words.append(
                 f"{at}: this is the low-power state that a DGX Spark falls into, and a restart "
-                "does not end it. Shut it down, take its power adapter out of the wall socket for a "
-                "minute, use the adapter that came with it, start again, and run the doctor again"
+                "does not end it. Shut it down, take its power adapter out of the wall socket for "
+                "a minute, use the adapter that came with it, start it, and run the doctor again"
             )
         else:
             words.append(

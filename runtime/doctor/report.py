@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_engine.hints import extra
 from spark_engine.runtime.doctor.engines import Fit
-from spark_engine.runtime.doctor.gpu import Card, Found
+from spark_engine.runtime.doctor.gpu import Card, Found, release
 from spark_engine.runtime.doctor.machine import Host
 
 GB, GIB = 1e9, 1 << 30
@@ -116,7 +116,7 @@ def _gpu(card: Card | None) -> Iterator[str]:
         return
     kind = f"kernels for {card.target}" if card.target else "no kernels for it"
     driver = f"driver {card.driver}, " if card.driver else ""
-    yield f"GPU         {card.name}: {kind}; {driver}CUDA {card.cuda / 1000:g}"
+    yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
     room, shared = card.room, ", the host's as well" if card.room.shared else ""
     keeps = f", {_gib(room.kept)} kept for the host" if room.kept else ""
     yield f"its memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{keeps}{shared}"
