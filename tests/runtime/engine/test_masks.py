@@ -131,6 +131,7 @@ def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> N
     (events,) = run(one).values()
     assert tuple(tokens(events)[:5]) == forced
     assert not {*tokens(events)[5:7]} & {11, *EOS}
+    assert {*tokens(events)[5:]} != {forced[-1]}, "its mask is gone"
     assert all(e.logprob is not None and len(e.top) == 2 for e in events)
     assert not [name for name in calls if "to_sample" in name]
 
