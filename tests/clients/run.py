@@ -3,8 +3,8 @@
     python -m tests.clients.run [--url URL] [NAME ...]
 
 Each client gets an environment of its own under `.venv-clients/`, since their pins conflict; its
-script there prints a verdict for each feature. With names only those clients are tried, and the
-page is left as it is. The exit code is 1 where something failed.
+script there prints a verdict for each feature. With names only those clients are tried; the page
+has the latest verdicts of every client. The exit code is 1 where something failed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ VENVS = ROOT / ".venv-clients"
 PAGE = ROOT / "docs" / "clients.md"
 PACKAGES = HERE / "packages.toml"
 MARK = "<!-- from here: python -m tests.clients.run -->\n"
+LATEST = "verdicts.json"  # in a client's environment
 START_S, CLIENT_S = 300, 900
 CRASH = "the script's end"  # what failed where a script gave no verdicts
 Verdicts = dict[str, str]  # by feature: "" or what failed
@@ -160,9 +161,14 @@ def main() -> int:
             took = time.monotonic() - begin
             print(f"{name}: {len(found[name]) - len(wrong)} of {len(found[name])}, {took:.0f} s")
             print("".join(f"  {f}: {words}\n" for f, words in wrong.items()), end="", flush=True)
-    if not given.names:
-        head = PAGE.read_text().split(MARK)[0]
-        PAGE.write_text(head + MARK + table(found, packages))
+    for name, verdicts in found.items():
+        (VENVS / name / LATEST).write_text(json.dumps(verdicts))
+    latest = {
+        name: json.loads((VENVS / name / LATEST).read_text())
+        for name in packages
+        if (VENVS / name / LATEST).exists()
+    }
+    PAGE.write_text(PAGE.read_text().split(MARK)[0] + MARK + table(latest, packages))
     return int(any(words for verdicts in found.values() for words in verdicts.values()))
 
 
