@@ -156,9 +156,9 @@ class Request:
         if self.constraint is not None:
             self.constraint.check(limits.vocab)
             count, forced = len(self.prompt), len(self.constraint.forced)
-            room = capacity(limits) - count
-            wanted = f"at most {room}, what the prompt of {count} tokens leaves"
-            _require(forced <= room, "forced", f"{forced} tokens", wanted)
+            left = capacity(limits) - count
+            wanted = f"at most {left}, what the prompt of {count} tokens leaves"
+            _require(forced <= left, "forced", f"{forced} tokens", wanted)
 
 
 class Event(NamedTuple):

@@ -28,7 +28,7 @@ from spark_engine.runtime.server.api.common import (
     sampling,
     scored,
 )
-from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short
+from spark_engine.runtime.server.api.fields import BadField, UnknownModel, short, too_long
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.assets import grammars_of
 from spark_engine.runtime.server.client import Busy, EngineClient
@@ -248,8 +248,7 @@ class Service:
         self.check(job, 1)
         most = self.max_model_len
         if len(job.messages) > most:  # none is shorter than a token
-            words = f"there are {len(job.messages)} messages; this engine holds {most} tokens"
-            raise BadField(words, "messages", "context_length_exceeded")
+            raise too_long(f"{len(job.messages)} messages", most, "messages")
         return job
 
     def choices(

@@ -57,8 +57,8 @@ class Visitors:
         self._now: dict[int, str] = {}
 
     def excuse(self, seconds: float) -> None:
-        """For so long a fault may be what a visit ends with."""
-        self._excused = max(self._excused, time.monotonic() + seconds)
+        """For so long, from now on, a fault may be what a visit ends with."""
+        self._excused = time.monotonic() + seconds
 
     def pause(self) -> None:
         """No new visits."""

@@ -1,0 +1,280 @@
+"""The anthropic package, and the forms in which Claude Code sends its bodies."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import httpx2 as httpx
+from verdicts import KEY, MODEL, SUM, URL, WEATHER, Trial, holds, is_weather, same
+
+client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
+trial = Trial()
+ASK = [{"role": "user", "content": SUM}]
+TOOL = {"name": "weather", "description": "The weather.", "input_schema": WEATHER}
+PLAIN = {"model": MODEL, "max_tokens": 200, "messages": ASK}
+GREEDY = {"extra_body": {"temperature": 0}}  # the package has no such argument any more
+THINK = {"type": "enabled", "budget_tokens": 1024}
+# Claude Code asks so: a system prompt in blocks with marks for a cache, thoughts, several tools, a
+# reminder inside the user's turn, its own beta features as a query and a header.
+AGENT = {
+    "model": MODEL,
+    "max_tokens": 400,
+    "stream": True,
+    "metadata": {"user_id": "user_0_account__session_1"},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "medium"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0; cch=0a1b2;"},
+        {
+            "type": "text",
+            "text": "You are a coding agent.",
+            "cache_control": {"type": "ephemeral", "ttl": "1h"},
+        },
+    ],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>\nIt is today.\n</system-reminder>"},
+                {"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I look.", "signature": ""},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+                {"type": "tool_use", "id": "toolu_2", "name": "Read", "input": {"path": "a"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a  b"},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_2",
+                    "is_error": True,
+                    "content": [{"type": "text", "text": "there is no such file"}],
+                    "cache_control": {"type": "ephemeral"},
+                },
+                {"type": "text", "text": SUM},
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "name": name,
+            "description": f"{name}.",
+            "input_schema": {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "properties": {field: {"type": "string", "description": "What."}},
+                "required": [field],
+                "additionalProperties": False,
+            },
+        }
+        for name, field in (("Bash", "command"), ("Read", "path"))
+    ],
+}
+
+
+@trial("chat")
+def _() -> None:
+    answer = client.messages.create(**PLAIN, **GREEDY)
+    same([block.type for block in answer.content], ["text"])
+    same(answer.content[0].text, "3 + 4 = 7.")
+    same(answer.stop_reason, "end_turn")
+    holds(answer.usage.input_tokens > 0 and answer.usage.output_tokens > 0, answer.usage)
+
+
+@trial("models")
+def _() -> None:
+    same([row.id for row in client.models.list()], [MODEL])
+    same(client.models.retrieve(MODEL).id, MODEL)
+
+
+@trial("thinking")
+def _() -> None:
+    answer = client.messages.create(**{**PLAIN, "max_tokens": 2000}, thinking=THINK)
+    same([block.type for block in answer.content], ["thinking", "text"])
+    holds("So 7." in answer.content[0].thinking, answer.content)
+    said = [{"role": "assistant", "content": answer.content}]
+    more = [*ASK, *said, {"role": "user", "content": "What is 5 plus 4?"}]
+    again = client.messages.create(
+        model=MODEL, max_tokens=2000, messages=more, thinking={"type": "disabled"}
+    )
+    same([block.type for block in again.content], ["text"])
+
+
+@trial("streaming")
+def _() -> None:
+    with client.messages.stream(**PLAIN) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    holds(text and final.content[0].text == text, text)
+    holds(final.usage.output_tokens > 3, final.usage)
+    same(final.stop_reason, "end_turn")
+
+
+@trial("thinking, streaming")
+def _() -> None:
+    with client.messages.stream(**{**PLAIN, "max_tokens": 2000}, thinking=THINK) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_message()
+    holds({"thinking", "signature", "text", "message_stop"} <= kinds, kinds)
+    same([block.type for block in final.content], ["thinking", "text"])
+
+
+@trial("conversation")
+def _() -> None:
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": "3 + 4 = 7."},
+        {"role": "user", "content": [{"type": "text", "text": "What is 5 plus 4?"}]},
+    ]
+    answer = client.messages.create(
+        model=MODEL, max_tokens=50, system=system, messages=messages, **GREEDY
+    )
+    holds(answer.content[0].text, answer)
+    begun = [*ASK, {"role": "assistant", "content": "3 + 4 ="}]
+    answer = client.messages.create(model=MODEL, max_tokens=50, messages=begun, **GREEDY)
+    holds(answer.content[0].text.strip().startswith("7"), answer.content)
+
+
+@trial("choices and stops")
+def _() -> None:
+    answer = client.messages.create(stop_sequences=["="], **PLAIN, **GREEDY)
+    same((answer.stop_reason, answer.stop_sequence), ("stop_sequence", "="))
+    same(answer.content[0].text, "3 + 4 ")
+    answer = client.messages.create(**{**PLAIN, "max_tokens": 2})
+    same(answer.stop_reason, "max_tokens")
+
+
+@trial("structured")
+def _() -> None:
+    form = {"type": "json_schema", "schema": WEATHER}
+    answer = client.messages.create(**PLAIN, output_config={"format": form})
+    is_weather(answer.content[0].text)
+
+
+@trial("tools, required")
+def _() -> None:
+    answer = client.messages.create(tools=[TOOL], tool_choice={"type": "any"}, **PLAIN)
+    same(answer.stop_reason, "tool_use")
+    for block in answer.content:
+        same((block.type, block.name), ("tool_use", "weather"))
+        is_weather(block.input)
+
+
+@trial("tools, by name")
+def _() -> None:
+    other = {"name": "other", "input_schema": {"type": "object"}}
+    choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    answer = client.messages.create(tools=[other, TOOL], tool_choice=choice, **PLAIN)
+    [block] = answer.content
+    same(block.name, "weather")
+    is_weather(block.input)
+
+
+@trial("tools, streaming")
+def _() -> None:
+    with client.messages.stream(tools=[TOOL], tool_choice={"type": "any"}, **PLAIN) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_message()
+    holds("input_json" in kinds, kinds)
+    same(final.stop_reason, "tool_use")
+    is_weather(final.content[0].input)
+
+
+@trial("tool results")
+def _() -> None:
+    first = client.messages.create(tools=[TOOL], tool_choice={"type": "any"}, **PLAIN)
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": "mild"}
+        for block in first.content
+    ]
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": results},
+    ]
+    answer = client.messages.create(model=MODEL, max_tokens=50, messages=messages, tools=[TOOL])
+    holds(answer.content, answer)
+
+
+@trial("counting tokens")
+def _() -> None:
+    counted = client.messages.count_tokens(model=MODEL, messages=ASK, tools=[TOOL], system="Hi.")
+    answer = client.messages.create(**PLAIN, tools=[TOOL], system="Hi.")
+    usage = answer.usage
+    holds(counted.input_tokens > 50, counted)
+    same(counted.input_tokens, usage.input_tokens + (usage.cache_read_input_tokens or 0))
+
+
+@trial("errors")
+def _() -> None:
+    try:
+        client.messages.create(**PLAIN, extra_body={"temperature": -1})
+        raise AssertionError("a temperature of -1 was taken")
+    except anthropic.BadRequestError as error:
+        holds("temperature" in str(error), error)
+        same(error.body["type"], "error")
+        same(error.body["error"]["type"], "invalid_request_error")
+    try:
+        client.messages.create(**{**PLAIN, "model": "other"})
+        raise AssertionError("a model that is not served was taken")
+    except anthropic.NotFoundError as error:
+        same(error.body["error"]["type"], "not_found_error")
+
+
+@trial("the bodies of Claude Code")
+def _() -> None:
+    heads = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "authorization": f"Bearer {KEY}",
+        "user-agent": "claude-cli/2.1.0 (external, cli)",
+        "x-app": "cli",
+    }
+    url = f"{URL}/v1/messages?beta=true"
+    said = httpx.post(url, json=AGENT, headers=heads, timeout=120)
+    same(said.status_code, 200)
+    rows = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: ")]
+    same((rows[0]["type"], rows[-1]["type"]), ("message_start", "message_stop"))
+    holds({"content_block_start", "message_delta"} <= {row["type"] for row in rows}, rows[-3:])
+    counting = {key: AGENT[key] for key in ("model", "messages", "system", "tools", "thinking")}
+    path = f"{URL}/v1/messages/count_tokens?beta=true"
+    holds(httpx.post(path, json=counting, headers=heads).json()["input_tokens"] > 100)
+    title = {  # a side request: the title of the session, as JSON
+        "model": MODEL,
+        "max_tokens": 64,
+        "stream": True,
+        "temperature": 1,
+        "system": [{"type": "text", "text": "Name the topic."}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": SUM}]}],
+        "tools": [],
+        "output_config": {
+            "format": {
+                "type": "json_schema",
+                "schema": {
+                    "type": "object",
+                    "properties": {"topic": {"type": "string", "enum": ["sums", "stories"]}},
+                    "required": ["topic"],
+                    "additionalProperties": False,
+                },
+            }
+        },
+    }
+    said = httpx.post(url, json=title, headers=heads, timeout=120)
+    same(said.status_code, 200)
+    rows = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: ")]
+    text = "".join(row["delta"].get("text", "") for row in rows if "delta" in row)
+    holds(json.loads(text)["topic"] in ("sums", "stories"), text)
+
+
+trial.run()
