@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.api.fields import too_long
 from spark_engine.runtime.server.client import Busy
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -55,10 +55,8 @@ def encode_within(tokenizer: Tokenizer, text: str, most: int) -> list[int]:
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     longest = tokenizer.longest
     if size > most * longest * COMPOSED:
-        words = f"the prompt is {size} bytes; this engine holds {most} tokens, {longest} bytes each"
-        raise BadField(f"{words} at most", "prompt", "context_length_exceeded")
+        raise too_long(f"{size} bytes, at most {longest} to a token", most)
     head = most * HEAD
     if len(text) > 2 * head and len(tokenizer.encode(text[:head])) > most + SLACK:
-        words = f"the first {head} of {len(text)} characters of the prompt are over {most} tokens"
-        raise BadField(f"{words}, which this engine holds", "prompt", "context_length_exceeded")
+        raise too_long(f"the first {head} of {len(text)} characters are over {most} tokens", most)
     return tokenizer.encode(text)

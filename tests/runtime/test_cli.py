@@ -98,7 +98,7 @@ def test_chat_goes_through_the_template(engine: Path) -> None:
 
 
 WRONG = [
-    (("--prompt", "a" * 2000), "this engine holds 256"),
+    (("--prompt", "a" * 2000), "length is 256 tokens"),
     (("--prompt", ""), "prompt is empty"),
     (("--prompt-ids", "1,x"), "'1,x'"),
     (("--prompt-ids", "1,512"), "512"),

@@ -94,7 +94,7 @@ def test_the_same_is_answered_again_and_by_settings(session: Session) -> None:
 def test_a_mistake_is_said_and_the_chat_goes_on(session: Session) -> None:
     chat = _chat(session)
     shown = _talk(session, chat, "/nope", "b " * 2000, "hi")
-    assert "there is no /nope" in shown and "this engine holds 512" in shown
+    assert "there is no /nope" in shown and "context length is 512 tokens" in shown
     assert [m["content"] for m in chat.messages if m["role"] == "user"] == ["hi"]
     before = chat.settings
     shown = _talk(session, chat, "/set min-tokens 9999", "more")

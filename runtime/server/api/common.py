@@ -16,7 +16,7 @@ import msgspec
 
 from spark_engine.interface import MOST_DRAFTS, Limits
 from spark_engine.runtime.engine.request import MAX_LOGPROBS, SamplingParams, capacity
-from spark_engine.runtime.server.api.fields import BadField, check_range, short
+from spark_engine.runtime.server.api.fields import BadField, check_range, short, too_long
 from spark_engine.runtime.server.api.refused import Refused
 from spark_engine.runtime.server.ipc import EngineInfo
 
@@ -194,8 +194,7 @@ def room_after(prompt: Sequence[int], limits: Limits) -> int:
     if not prompt:
         raise BadField("prompt is empty; it must hold at least one token", "prompt")
     if len(prompt) >= most:
-        words = f"the prompt is {len(prompt)} tokens; this engine holds {most}, one of them new"
-        raise BadField(words, "prompt", "context_length_exceeded")
+        raise too_long(f"{len(prompt)} tokens > {most - 1} maximum", most)
     return most - len(prompt)
 
 

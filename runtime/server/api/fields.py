@@ -38,6 +38,15 @@ class UnknownModel(BadField):
     status = 404
 
 
+def too_long(said: str, most: int, param: str = "prompt") -> BadField:
+    """The error of a prompt without room. `said`: how long it is; `most`: tokens that there are.
+
+    Clients know by these words that they are to shorten the conversation, or to take another model.
+    """
+    words = f"prompt is too long: {said}; this model's maximum context length is {most} tokens"
+    return BadField(f"{words}, one of them new", param, "context_length_exceeded")
+
+
 T = TypeVar("T")
 
 

@@ -80,8 +80,10 @@ def test_how_many_tokens_come() -> None:
 
 def test_the_room_after_a_prompt() -> None:
     assert room_after([1] * 255, INFO.limits) == 1
-    with pytest.raises(BadField, match="256 tokens; this engine holds 256"):
+    with pytest.raises(BadField, match="prompt is too long: 256 tokens > 255 maximum") as caught:
         room_after([1] * 256, INFO.limits)
+    assert "this model's maximum context length is 256 tokens" in str(caught.value)
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_seeds_are_drawn_when_absent_and_folded_when_given() -> None:

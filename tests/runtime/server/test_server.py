@@ -468,7 +468,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "a", "truncate_prompt_tokens": 512}, 400, "truncate_prompt_tokens is 512"),
     (CHAT, {**GOOD, "modalities": ["text", "audio"]}, 400, "say ['text']"),
     (CHAT, {**GOOD, "functions": [{"name": "f"}], "tools": []}, 400, "functions and tools"),
-    (TEXT, {"prompt": "a b " * 600}, 400, "this engine holds 512"),
+    (TEXT, {"prompt": "a b " * 600}, 400, "context length is 512 tokens"),
     (TEXT, {"prompt": "\ud800"}, 400, "half of a character"),
     (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
     (TEXT, {"prompt": "a", "max_tokens": -2}, 400, "max_tokens is -2"),
