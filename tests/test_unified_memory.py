@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.builder.native import gpu_timer  # noqa: E402
 from spark_engine.builder.plan import budget  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import read_manifest  # noqa: E402
@@ -101,6 +104,20 @@ def test_what_is_built_for_a_spark_leaves_the_host_its_part(gib: float) -> None:
     assert plan + KEPT <= device.OURS * TOTAL
     snapshots = (device.OURS * TOTAL - KEPT - plan) // SHARED  # as a start takes them
     assert plan + KEPT + snapshots < device.OURS * TOTAL
+
+
+def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in the memory that they are timed in."""
+    bench = SimpleNamespace(
+        nbytes=600, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
+    )
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._functions = lambda *_: ([], [])
+    for integrated, timed in ((1, None), (0, 1.0)):
+        _spark(monkeypatch, 1000, INTEGRATED=integrated).free = 1000
+        timer._gpu = device.Gpu()
+        assert timer._measure(None, None, None) == timed
 
 
 def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def look(load: bool = True) -> Found:
             return Found(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
         return Found(None)
     from spark_engine.device import Gpu, name_and_driver, present
-    from spark_engine.runtime.doctor.probe import probe
+    from spark_engine.runtime.doctor.probe import NEEDS, probe
 
     try:
         name, cuda = name_and_driver()
@@ -92,9 +92,12 @@ def look(load: bool = True) -> Found:
         with closing(Gpu()) as gpu:
             mps = gpu.shared_by_mps
             room, mhz = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
-            told = probe(gpu) if load else None
+            tried = load and room.usable >= NEEDS
+            told = probe(gpu) if tried else None
     except SparkError as error:
         return Found(None, (*advice, f"{name} cannot be used: {error}"))
+    if load and not tried:
+        advice.append("too little memory is free to try its clock and bandwidth: stop programs")
     if mps:
         stop = "echo quit | nvidia-cuda-mps-control"
         advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")

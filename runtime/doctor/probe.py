@@ -21,6 +21,7 @@ SECONDS = 1.0  # of arithmetic, since a GPU needs some of it to leave its idle c
 ROUNDS = 1 << 17  # of one launch: some milliseconds
 THREADS, BLOCKS = 256, 4  # of a block; blocks for each multiprocessor
 COPY = 256 << 20  # bytes of a copy: more than any card's L2 cache
+NEEDS = 4 * COPY  # bytes that should be free for it
 COPIES, BATCHES = 8, 5  # copies of a measurement; measurements, of which the best counts
 # Chained multiplications and additions; the first thread tells cycles and nanoseconds.
 SPIN = """

@@ -146,6 +146,7 @@ def test_a_spark_without_room_says_what_the_host_keeps(
     code, found = _json(folder)
     assert code == 1 and "beside the 4.00 that this machine itself keeps" in found["advice"][-1]
     assert any("lie in swap" in words for words in found["advice"])
+    assert found["gpu"]["sm_mhz"] is None and "too little memory" in found["advice"][0]
 
 
 def test_nothing_is_run_where_nothing_should_be(spark: Use) -> None:
