@@ -22,6 +22,7 @@ from spark_engine.command import command
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
+from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
@@ -58,8 +59,28 @@ def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> 
         context.exit()
 
 
+class _Run(Grouped):
+    """`spark-run`, whose first word may be another command's name; ./doctor is a folder."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """That of `doctor` where it is named."""
+        if args[:1] == [doctor.name]:
+            return doctor.make_context(f"{info_name} {doctor.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that the context is of."""
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
 @click.command(
-    cls=Grouped,
+    cls=_Run,
     rows=OPTIONS,
     params=[
         click.Argument(["engine"], type=click.Path(path_type=Path), required=False),
@@ -90,7 +111,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
     """Runs the engine folder ENGINE, or the embedded model where none is named.
 
     Without --prompt, --prompt-ids, --chat or --serve it chats on a terminal, and elsewhere answers
-    the message on standard input.
+    the message on standard input. `spark-run doctor` says what this machine is, which engines it
+    can serve, and what to do where it cannot.
     """
     with command(NAME):
         if print_config:

@@ -70,7 +70,7 @@ def _value(path: Path, text: str, row: Option, value: Any) -> Any:
     if row.many:
         if not isinstance(value, list):
             example = f'{row.key} = ["one", "two"]'
-            raise OptionError(f"{where}: {row.key} is {value!r}; give a list, {example}")
+            raise OptionError(f"{where}: {row.key} is {_shown(row, value)}; give a list, {example}")
         return tuple(_single(where, row, one) for one in value)
     return _single(where, row, value)
 
@@ -79,12 +79,17 @@ def _single(where: str, row: Option, value: Any) -> Any:
     wanted = row.plain
     whole = wanted is float and type(value) is int  # 30 is as good as 30.0
     if type(value) is not wanted and not whole:
-        raise OptionError(f"{where}: {row.key} is {value!r}; it must be {_WORDS[wanted]}")
+        words = f"{row.key} is {_shown(row, value)}; it must be {_WORDS[wanted]}"
+        raise OptionError(f"{where}: {words}")
     try:
         kind = click.types.convert_type(row.kind)
         return kind.convert(value, None, None)
     except click.BadParameter as error:
         raise OptionError(f"{where}: {row.key}: {error.message}") from None
+
+
+def _shown(row: Option, value: Any) -> str:
+    return "not shown" if row.secret else repr(value)
 
 
 def _place(path: Path, text: str, key: str) -> str:

@@ -144,14 +144,14 @@ SERVER = (
         "--request-timeout",
         Group.SERVER,
         "Seconds that one request may take.",
-        float,
+        _ABOVE_0,
         fills=(ServerOptions, "timeout_s"),
     ),
     Option(
         "--drain-timeout",
         Group.SERVER,
         "Seconds that requests get to end after SIGTERM.",
-        float,
+        click.FloatRange(0),
         fills=(ServerOptions, "drain_timeout_s"),
     ),
     Option(

@@ -122,6 +122,14 @@ class Gpu:
         return attribute(self._device, "MULTIPROCESSOR_COUNT")
 
     @property
+    def most_mhz(self) -> float | None:
+        """The highest clock of its multiprocessors; None where the driver tells none."""
+        try:
+            return attribute(self._device, "CLOCK_RATE") / 1000 or None
+        except ExecutorError:
+            return None
+
+    @property
     def l2_bytes(self) -> int:
         """The L2 cache."""
         return attribute(self._device, "L2_CACHE_SIZE")

@@ -59,7 +59,8 @@ FOLDERS = {
         "text": {"engine"},
         "structured": {"engine", "text"},
         "server": {"engine", "text", "structured"},
-        "": {"engine", "executors", "server", "text", "structured"},
+        "doctor": {"engine", "executors"},
+        "": {"engine", "executors", "server", "text", "structured", "doctor"},
     },
 }
 # Rooms at the bottom say what they may use; the others what they must not.

@@ -53,7 +53,7 @@ CUDA = (
         "runtime/executors/native.py",
         "runtime/executors/upload.py",
     ),
-    "spark_engine/device_resources.py",
+    *("spark_engine/device_resources.py", "runtime/doctor/probe.py"),
 )
 
 

@@ -28,7 +28,9 @@ from spark_engine.kernel import Plan, Pointer, Tactic, Target
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
 REPEATS, WARM = 7, 2
-SHARE = 0.8  # of the free memory that one measurement may take
+# Of the free memory that one measurement may take; half of that where the host has it too, which
+# holds the operands while they are made.
+SHARE = 0.8
 VERSION = Path("/proc/driver/nvidia/version")
 
 
@@ -87,7 +89,8 @@ class GpuTimer:
 
     def _measure(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         bench = _Bench(self._gpu, work, plan)
-        if bench.nbytes > SHARE * self._gpu.free_bytes:
+        share = SHARE / 2 if self._gpu.integrated else SHARE
+        if bench.nbytes > share * self._gpu.free_bytes:
             return None
         functions, modules = self._functions(tactic, plan)
         try:

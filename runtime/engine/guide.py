@@ -55,9 +55,8 @@ class Answer:
 class Guide:
     """One sequence's. `drafts` are those of its rounds where nothing binds it.
 
-    `forbidden` ids, and those of calls, must not end its thought where a grammar waits behind it. A
-    mask has
-    ceil(vocab / 32) words.
+    `forbidden` ids, and those of calls, must not end its thought where a grammar waits behind it,
+    but for its own mark. A mask has ceil(vocab / 32) words.
     """
 
     def __init__(
@@ -66,10 +65,11 @@ class Guide:
         self.spec, self.drafts = spec, drafts
         self.flagged = False  # its slot's mask counts in the tables
         self.slow = False  # its grammar takes longer than a step
+        self.made = False  # its grammar was; what is under way is a mask alone
         self.job: Future[Answer] | None = None  # the mask of the next token
         self.asked = 0.0  # when, in seconds
         self._vocab, self._words = vocab, -(-vocab // MASK_BITS)
-        self._forbidden = sorted({*forbidden, *spec.calls})
+        self._forbidden = sorted({*forbidden, *spec.calls} - {spec.end_of_thought})
         self._inner: Constraint | None = None
         self._work: Callable[[], Answer] = lambda: self._answer([])
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
@@ -167,7 +167,7 @@ class Guide:
 
     def ask(self, submit: Submit) -> None:
         """Submits the job of the next token's mask. The one before must have been read."""
-        told, self._told = self._told, []
+        told, self._told, self.made = self._told, [], True
         self._work = lambda: self._answer(told)
         self.again(submit)
 

@@ -191,7 +191,7 @@ def _load_native(
     manifest = folder.manifest
 
     def rows_in(room: Room) -> int:
-        check_capacity(manifest, 0, room.free)
+        check_capacity(manifest, 0, room.usable, room.kept)
         return device_rows(manifest, room, cache_bytes)
 
     engine = NativeEngine(folder, rows_in, mark, graphs)
@@ -229,8 +229,11 @@ def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | 
     return replace(loaded, costs=costs, cache_bytes=cache, invariant=manifest.invariant)
 
 
-def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -> None:
-    """Raises CapacityError, with the numbers, when the engine needs more than `available`."""
+def check_capacity(
+    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0
+) -> None:
+    """Raises CapacityError, with the numbers, when the engine needs more than the bytes that are
+    `available`, beside which `kept` are left to the host."""
     need = manifest.memory.total + swap_bytes
     if available is not None and need > available:
         m = manifest.memory
@@ -241,9 +244,10 @@ def check_capacity(manifest: Manifest, swap_bytes: int, available: int | None) -
         card = f", built for the card {manifest.card}," if manifest.card else ""
         less = " or snapshots (--cache-gib)" if m.snapshots else ""
         here = "for this card (--card), or " if manifest.card else ""
+        host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
-            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free: stop other "
+            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free{host}: stop other "
             f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs, "
             f"or with fewer buckets (--decode, --prefill){less}"
         )

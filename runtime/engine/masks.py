@@ -1,8 +1,9 @@
 """The ids that sequences may have next, brought to the tables in time.
 
-Grammars work in a few threads while the device computes what needs no mask. One that takes longer
-than SLOW runs only in steps that find its mask ready; one that takes longer than BOUND ends its
-request. So nobody else's step waits for it but the one in which that is found out.
+Grammars work in a few threads while the device computes what needs no mask; they are made in
+others, which may take long. One that takes longer than SLOW runs only in steps that find its mask
+ready; one that takes longer than BOUND ends its request. So nobody else's step waits for it but the
+one in which that is found out.
 
 Knows guides, threads and two tables; not who runs when.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ BOUND = 1.0  # seconds of a mask, after which the request ends; COMPILED: of mak
 COMPILED = 10.0
 SLOW = 0.01  # seconds of a mask, after which it is made between steps
 PAUSE = 0.002  # seconds that a step without work waits for a mask
-THREADS = 8
+THREADS = 8  # of masks, and as many of making grammars
 FLAG = SAMPLING_I.index("masked")
 ALLOW, FLAGS = ("allow",), ("sampling_i",)
 
@@ -46,8 +47,9 @@ class Masks:
 
     def __init__(self, memory: EngineMemory, vocab: int, grammars: Grammars | None) -> None:
         self._memory, self._vocab, self._grammars = memory, vocab, grammars
-        self._pool: ThreadPoolExecutor | None = None
-        self._under_way: list[Sequence] = []  # whose grammar is made, or whose mask is waited for
+        self._makers, self._fillers = _Threads("grammar"), _Threads("masks")
+        # By id those whose grammar is made, or whose mask nobody reads before it is there.
+        self._under_way: dict[int, Sequence] = {}
         self.bound, self.compiled, self.slow = BOUND, COMPILED, SLOW
 
     def begin(self, seq: Sequence) -> None:
@@ -57,8 +59,12 @@ class Masks:
             return
         seq.guide = Guide(spec, self._vocab, seq.stop_ids, seq.drafts)
         if spec.grammar and self._grammars is not None:
-            seq.guide.begin(self._submit, self._grammars)
-            self._under_way.append(seq)
+            seq.guide.begin(self._make, self._grammars)
+            self._under_way[seq.id] = seq
+
+    def watch(self, seqs: Iterable[Sequence]) -> None:
+        """They have lost their slots, and come back when their masks are there."""
+        self._under_way |= {s.id: s for s in seqs if s.guide is not None and not s.guide.ready}
 
     def poll(self, idle: bool) -> Ended:
         """Looks after what is under way; who failed, or took too long. With `idle` it waits a
@@ -66,24 +72,24 @@ class Masks:
         ended = Ended()
         if not self._under_way:
             return ended
-        jobs = [seq.guide.job for seq in self._under_way if seq.guide and seq.guide.job]
+        jobs = [seq.guide.job for seq in self._under_way.values() if seq.guide and seq.guide.job]
         if idle and jobs and not any(job.done() for job in jobs):
             wait(jobs, PAUSE, FIRST_COMPLETED)
-        still, now = [], time.monotonic()
-        for seq in self._under_way:
+        late, now = [], time.monotonic()
+        for seq in [*self._under_way.values()]:
             guide = seq.guide
-            if seq.status is Status.FINISHED or guide is None:
-                continue
-            if guide.ready:
+            if seq.status is Status.FINISHED or guide is None or guide.ready:
                 seq.paused = False  # what its job says, or raises, is read with its mask
-                continue
-            bound = self.bound if seq.paused else self.compiled
-            if now - guide.asked > bound and not self._retry(guide):
-                ended.failed.append((seq, _too_long(bound)))
-            else:
-                still.append(seq)
-        self._under_way = still
+                del self._under_way[seq.id]
+            elif now - guide.asked > self._most(guide):
+                late.append((seq, guide))
+        for seq, guide in self._beyond_help(late):
+            del self._under_way[seq.id]
+            ended.failed.append((seq, _too_long(self._most(guide))))
         return ended
+
+    def _most(self, guide: Guide) -> float:
+        return self.bound if guide.made else self.compiled
 
     def advance(self, seq: Sequence, token: int) -> str:
         """A token of a guided sequence was read, and it goes on: its next mask is asked for. What
@@ -96,9 +102,9 @@ class Masks:
         except InternalError as error:
             return str(error)
         if guide.untold:  # what the job of its beginning says holds until then
-            guide.ask(self._submit)
+            guide.ask(self._fill)
             if seq.paused:
-                self._under_way.append(seq)
+                self._under_way[seq.id] = seq
         return ""
 
     def waits(self, batch: Batch) -> bool:
@@ -108,18 +114,32 @@ class Masks:
 
     def write(self, batch: Batch, ended: Ended) -> None:
         """Writes the masks of a batch's tokens, all tokens before them having been read. A row of
-        one that ends has any mask."""
-        deadline = time.monotonic() + self.bound
-        for seq, index in batch.bound:
+        one that ends has any mask. Takes at most twice the bound."""
+        late = self._write_ready(batch.bound, ended)
+        if not late:
+            return
+        guides = [(seq, seq.guide) for seq, _ in late if seq.guide is not None]
+        lost = {seq.id: seq for seq, _ in self._beyond_help(guides)}
+        again = self._write_ready([row for row in late if row[0].id not in lost], ended)
+        for seq in (*lost.values(), *(seq for seq, _ in again)):
+            ended.failed.append((seq, _too_long(self.bound)))
+
+    def _write_ready(
+        self, rows: Iterable[tuple[Sequence, int]], ended: Ended
+    ) -> list[tuple[Sequence, int]]:
+        """Writes masks that are there within the bound; returns the rows of the others."""
+        deadline, late = time.monotonic() + self.bound, []
+        for seq, index in rows:
             guide = seq.guide
             if guide is None or seq.status is Status.FINISHED:
                 continue
             try:
                 self._write(seq, guide, index, deadline, ended)
             except TimeoutError:
-                ended.failed.append((seq, _too_long(self.bound)))
+                late.append((seq, index))
             except Exception as error:  # a grammar's: whatever it is, it is that request's
                 ended.failed.append((seq, f"the grammar failed: {error}"))
+        return late
 
     def _write(
         self, seq: Sequence, guide: Guide, index: int, deadline: float, ended: Ended
@@ -144,44 +164,58 @@ class Masks:
             self._memory.mark(slot, FLAGS)
 
     def _read(self, guide: Guide, deadline: float) -> Answer:
-        """What the grammar says of the next token. Raises TimeoutError if it says nothing."""
+        """What the grammar says of the next token. Raises TimeoutError if it says nothing yet."""
         if guide.job is None:
             raise InternalError("nobody asked the grammar")
-        try:
-            return guide.job.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            if not self._retry(guide):
-                raise
-        try:
-            return guide.job.result(self.bound)
-        except TimeoutError:
-            self._abandon()
-            raise
+        error = guide.job.exception(max(0.0, deadline - time.monotonic()))
+        if error is not None:  # a panic of a library is no Exception, and no more than that
+            raise InternalError(str(error)) from error
+        return guide.job.result()
 
-    def _retry(self, guide: Guide) -> bool:
-        """Gives a job that took too long other threads, if it was never begun, since it stood
-        behind others that take too long; False: it is one of those."""
-        self._abandon()
-        begun = guide.job is None or not guide.job.cancel()
-        if not begun:
-            guide.again(self._submit)
-        return not begun
+    def _beyond_help(self, late: list[tuple[Sequence, Guide]]) -> list[tuple[Sequence, Guide]]:
+        """Gives jobs that took too long other threads, where they were never begun, since they
+        stood behind others that take too long; returns those others."""
+        for threads, made in ((self._makers, False), (self._fillers, True)):
+            if any(guide.made == made for _, guide in late):
+                threads.abandon()
+        begun = []
+        for seq, guide in late:
+            if guide.job is None or not guide.job.cancel():
+                begun.append((seq, guide))
+            else:
+                guide.again(self._fill if guide.made else self._make)
+        return begun
 
-    def _submit(self, job: Callable[[], Answer]) -> Future[Answer]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "grammar")
-        return self._pool.submit(job)
+    def _make(self, job: Callable[[], Answer]) -> Future[Answer]:
+        return self._makers.submit(job)
 
-    def _abandon(self) -> None:
-        """Leaves the threads to a job that does not end, and takes others."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+    def _fill(self, job: Callable[[], Answer]) -> Future[Answer]:
+        return self._fillers.submit(job)
 
     def close(self) -> None:
         """Ends the threads when what they work on is done. May be called twice."""
+        for threads in (self._makers, self._fillers):
+            threads.abandon(cancel=True)
+
+
+class _Threads:
+    """A few, made when they are needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, job: Callable[[], Answer]) -> Future[Answer]:
+        """Queues a job."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), self._name)
+        return self._pool.submit(job)
+
+    def abandon(self, cancel: bool = False) -> None:
+        """Leaves the threads to what they work on, and takes others. `cancel` what was not
+        begun."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=cancel)
             self._pool = None
 
 

@@ -155,6 +155,10 @@ class Request:
         self.params.check(limits, eos)
         if self.constraint is not None:
             self.constraint.check(limits.vocab)
+            count, forced = len(self.prompt), len(self.constraint.forced)
+            left = capacity(limits) - count
+            wanted = f"at most {left}, what the prompt of {count} tokens leaves"
+            _require(forced <= left, "forced", f"{forced} tokens", wanted)
 
 
 class Event(NamedTuple):

@@ -111,8 +111,8 @@ class Sequence:
 
     @property
     def unready(self) -> bool:
-        """Its grammar is still being made, so that it is not to be admitted."""
-        return self.guide is not None and not self.paused and not self.guide.ready
+        """Its grammar, or its next mask, is still being made, so that it is not to be admitted."""
+        return self.guide is not None and not self.guide.ready
 
     @property
     def admission_len(self) -> int:

@@ -148,6 +148,7 @@ class Loop:
         for counts in plan.counts:
             self._memory.set_counts(*counts)
         ended = Ended()
+        self._masks.watch(plan.preempted)
         write_tables(self._memory, plan)
         for batch in plan.batches:
             if batch.bound and not self._is_behind(batch):

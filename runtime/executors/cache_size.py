@@ -12,6 +12,9 @@ from spark_engine.manifest import PAGE, SEQUENCE, Manifest, bytes_of
 SHARE, SHARED = 2, 4  # of what is free beyond the plan: a half; a quarter where the host has it too
 MOST = 4  # and never more than a quarter of the device's memory
 SPARE = 1 << 30  # bytes left where a budget is given: cubins, graphs, the driver's own
+# Bytes that the host keeps of a memory that it shares: its services and desktop, the server's own
+# processes, the files being read. A host without them does not fail a call, it stops answering.
+KEPT, LEAST_KEPT = 4 << 30, 16  # and no more than a sixteenth, of a small memory
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,23 @@ class Room:
     total: int
     shared: bool = False
 
+    @property
+    def kept(self) -> int:
+        """Bytes that are left to the host."""
+        return min(KEPT, self.total // LEAST_KEPT) if self.shared else 0
+
+    @property
+    def usable(self) -> int:
+        """Bytes that an engine may take."""
+        return max(0, self.free - self.kept)
+
 
 def device_rows(manifest: Manifest, room: Room, wish: int | None) -> int:
     """Snapshot rows to allocate beside the plan; `wish` is the cache's budget in bytes, if told.
 
     Pages lie in the plan, so all of the budget may become rows; what does not fit is not taken.
     """
-    row, beyond = bytes_of(manifest.states, SEQUENCE), room.free - manifest.memory.total
+    row, beyond = bytes_of(manifest.states, SEQUENCE), room.usable - manifest.memory.total
     if not row:
         return 0
     share = beyond // (SHARED if room.shared else SHARE)

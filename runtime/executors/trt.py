@@ -32,13 +32,12 @@ class TrtExecutor(AtOnce):
     def __init__(
         self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
     ) -> None:
-        trt, gpu = _library(), _gpu()
-        made = TrtPayload.decode(payload)
+        trt, made = _library(), TrtPayload.decode(payload)
         self._label = f"{header.family} {header.rows}"
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._states = {out: state for out, state in header.aliases.items()}
         self._behind = open_session(made.behind, folder, threads, self._label)
-        self._gpu, self._addresses = gpu, dict[str, int]()
+        self._gpu, self._addresses = _gpu(), dict[str, int]()
         self._open = True
         try:
             self._engine = _deserialised(trt, made.engine, self._label)

@@ -1,7 +1,8 @@
 """A file into device memory: read once, hashed while it is copied, by several threads.
 
 Knows files, pinned memory and chunks; knows neither what the bytes mean nor what their digests
-should be.
+should be. Where the device's memory is the host's, what was read is dropped from the page cache, or
+the weights would lie there twice.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class _Job:
         self._chunk, self._address, self._check = chunk, address, check
         self._starts: Iterator[int] = iter(range(0, size, chunk))  # `next` of a range is atomic
         self._stopped = False
+        self._drops = gpu.integrated
 
     def stop(self) -> None:
         """Lets every thread end after the chunk that it is at."""
@@ -92,6 +94,8 @@ class _Job:
             self._gpu.upload(self._address + at, stage)
             self._gpu.record(copied[turn % STAGES])
             digest.update(stage)
+            if self._drops:
+                os.posix_fadvise(file, at, len(stage), os.POSIX_FADV_DONTNEED)
         return digest.hexdigest()
 
     def _read(self, file: int, at: int, stage: Bytes) -> None:

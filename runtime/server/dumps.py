@@ -42,11 +42,14 @@ class BlackBox:
         self.describe: Describe = lambda: {"loading": True}
 
     def open(self) -> None:
-        """From here on stacks are written at SIGUSR1, and when a signal ends the process."""
+        """From here on stacks are written at SIGUSR1, and when a signal ends the process. The file
+        is there under its name once the signal may be sent: before, it would end the process."""
         with contextlib.suppress(OSError):  # without room for them they are missing, and no more
-            file = (self._folder / STACKS).open("ab", buffering=0)
+            part = self._folder / f"{STACKS}.part"
+            file = part.open("ab", buffering=0)
             faulthandler.enable(file)
             faulthandler.register(signal.SIGUSR1, file)
+            part.replace(self._folder / STACKS)
 
     def write_state(self) -> None:
         """What `describe` says, as JSON. Raises nothing."""

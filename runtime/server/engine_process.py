@@ -49,9 +49,14 @@ class EngineProcess:
         context: zmq.asyncio.Context,
         heard: Callable[[bytes], None],
     ) -> None:
+        """Raises OSError or ZMQError where there is no room for its socket."""
         self._command = tuple(command)
-        self._folder = _socket_folder()
         self._socket = context.socket(zmq.PAIR)
+        try:
+            self._folder = _socket_folder()
+        except OSError:
+            self._socket.close()
+            raise
         self._heard = heard
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,7 +68,7 @@ class EngineProcess:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Starts it. It is heard of again by messages, or by `ended`. Raises OSError."""
+        """Starts it. It is heard of again by messages, or by `ended`. Raises OSError, ZMQError."""
         self._socket.set_hwm(0)
         self._socket.linger = 0
         address = f"ipc://{self._folder}/engine"
@@ -90,7 +95,8 @@ class EngineProcess:
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
             with contextlib.suppress(ProcessLookupError, OSError):
-                process.send_signal(signal.SIGUSR1)
+                if (self._folder / STACKS).exists():  # the signal would end one that is not ready
+                    process.send_signal(signal.SIGUSR1)
                 process.stdin.write(ASK)
             end = time.monotonic() + ANSWER_S
             while time.monotonic() < end and not self._said_all():

@@ -36,6 +36,17 @@ class Choice:
     stream: TextStream
     ended: Callable[[], bool] = lambda: False
 
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the prompt that come as the answer's first, to be scored."""
+        bound = self.request.constraint
+        return () if bound is None else bound.forced
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """All tokens of the prompt."""
+        return self.request.prompt + self.forced
+
 
 class Generation:
     """One request in flight. `slots` is the engine's max_seqs.
@@ -61,12 +72,12 @@ class Generation:
         self._first: dict[int, float] = {}  # by choice: its first token, for the trace
         self._open = {number: i for i, number in enumerate(ids)}
         self._metrics = metrics
-        self._watches = [Stopwatch(metrics, len(c.request.prompt)) for c in choices]
+        self._watches = [Stopwatch(metrics, len(c.prompt)) for c in choices]
         # choices of one prompt share its tokens; what counts is what the engine reads
-        metrics.accepted(sum(len(c.request.prompt) for c in choices))
+        metrics.accepted(sum(len(c.prompt) for c in choices))
         self._visit = current()
         if self._visit is not None:
-            self._visit.begin(sum(len(group[0][0].request.prompt) for group in self._by_prompt()))
+            self._visit.begin(sum(len(group[0][0].prompt) for group in self._by_prompt()))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(index of the choice, what a round brought it), until every choice has finished.
@@ -122,7 +133,7 @@ class Generation:
             if self._visit is not None:
                 self._visit.charge(len(piece.tokens))
             if index not in self._first:
-                prompt = len(self._choices[index].request.prompt)
+                prompt = len(self._choices[index].prompt)
                 self._trace.span(REQUESTS, "to the first token", self._start, number, prompt)
                 self._first[index] = self._trace.now()
         if piece.finish is None:
@@ -152,7 +163,9 @@ class Generation:
         """Everything has ended: tells what is counted by prompt, and by visit."""
         groups = self._by_prompt()
         for group in groups:
-            asked = group[0][0].request.params.max_tokens
+            choice = group[0][0]
+            most = choice.request.params.max_tokens
+            asked = None if most is None else most - len(choice.forced)
             self._metrics.answered(max(w.count for _, w in group), len(group), asked)
         if self._visit is None:
             return

@@ -1,7 +1,7 @@
-"""Answers of /v1/responses that are kept for a while, so that others can go on from them.
+"""Answers of /v1/responses that are kept for a while, so that their owner can go on from them.
 
-Knows their ids, ages and sizes; knows no API's form beyond that. All methods belong to one event
-loop.
+Knows their ids, owners, ages and sizes; knows no API's form beyond that. All methods belong to one
+event loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,21 +29,39 @@ class UnknownResponse(BadField):
 
 @dataclass
 class Entry:
-    """One answer. `before` are the items of the conversation that it answers, as JSON.
+    """One answer, as JSON. `before` are the items of the conversation that it answers, as JSON.
 
-    `stop` ends it while it runs; `task` is what runs it where nobody waits for it.
+    `owner`: the name of the key that it was asked for with; empty where there are no keys. `stop`
+    ends it while it runs; `task` is what runs it where nobody waits for it.
     """
 
-    response: Json
+    ident: str
+    owner: str
     before: bytes
+    data: bytes = b""
     stop: Callable[[], None] | None = None
     task: asyncio.Task[None] | None = None
-    size: int = 0
     at: float = field(default_factory=time.monotonic)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.before) + len(self.data)
+
+    @property
+    def response(self) -> Json:
+        """The answer."""
+        found: Json = msgspec.json.decode(self.data)
+        return found
+
+    def items(self) -> list[Json]:
+        """The whole conversation up to the end of the answer. May take a while."""
+        before: list[Json] = msgspec.json.decode(self.before)
+        return before + list(self.response["output"])
 
 
 class Kept:
-    """The answers. `clock` is in seconds."""
+    """The answers, each found by its owner alone. `clock` is in seconds."""
 
     def __init__(
         self, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic
@@ -53,53 +71,51 @@ class Kept:
         self._clock = clock
         self.bytes = 0
 
-    def put(self, response: Json, before: Sequence[Json]) -> Entry:
-        """Keeps an answer, whether it has ended or not."""
-        entry = Entry(response, msgspec.json.encode(before))
-        self._entries[response["id"]] = entry
-        self.update(entry)
+    def put(self, response: Json, before: bytes, owner: str = "") -> Entry:
+        """Keeps an answer, whether it has ended or not; `before` as `Entry` says."""
+        entry = Entry(response["id"], owner, before)
+        self._entries[entry.ident] = entry
+        self.bytes += entry.size
+        self.update(entry, response)
         return entry
 
-    def update(self, entry: Entry) -> None:
+    def update(self, entry: Entry, response: Json) -> None:
         """Its answer has changed. Nothing happens to one that was forgotten."""
-        ident = entry.response["id"]
-        if self._entries.get(ident) is not entry:
+        if self._entries.get(entry.ident) is not entry:
             return
         self.bytes -= entry.size
-        entry.size = len(entry.before) + len(msgspec.json.encode(entry.response))
+        entry.data = msgspec.json.encode(response)
         self.bytes += entry.size
         entry.at = self._clock()
-        self._entries.move_to_end(ident)
+        self._entries.move_to_end(entry.ident)
         self._forget()
 
-    def find(self, ident: str) -> Entry:
-        """Raises UnknownResponse."""
+    def find(self, ident: str, owner: str = "") -> Entry:
+        """Raises UnknownResponse, also for another owner's."""
         self._forget()
         entry = self._entries.get(ident)
-        if entry is None:
+        if entry is None or entry.owner != owner:
             words = f"no response {ident[:80]!r} is kept: they are for {KEPT_S / 60:.0f} minutes,"
             raise UnknownResponse(f"{words} and only with store: true", "response_id", "not_found")
         entry.at = self._clock()
         self._entries.move_to_end(ident)
         return entry
 
-    def drop(self, ident: str) -> None:
+    def drop(self, ident: str, owner: str = "") -> None:
         """Forgets an answer, and ends it where it runs. Raises UnknownResponse."""
-        entry = self.find(ident)
+        entry = self.find(ident, owner)
         del self._entries[ident]
         self.bytes -= entry.size
         if entry.stop is not None:
             entry.stop()
 
-    def items(self, ident: str) -> list[Json]:
-        """The whole conversation up to the end of an answer. Raises UnknownResponse, and BadField
-        where it has not ended."""
-        entry = self.find(ident)
+    def ended(self, ident: str, owner: str = "") -> Entry:
+        """One to go on from. Raises UnknownResponse, and BadField where it has not ended."""
+        entry = self.find(ident, owner)
         if entry.stop is not None:
             words = f"response {ident!r} has not ended: wait for it, or cancel it"
             raise BadField(words, "previous_response_id")
-        before: list[Json] = msgspec.json.decode(entry.before)
-        return before + list(entry.response["output"])
+        return entry
 
     def _forget(self) -> None:
         """What is too old, and the oldest of what is too much; never one that runs."""

@@ -206,6 +206,9 @@ class Keyring:
     def _read(self) -> list[Key]:
         keys = [] if self.path is None else read_keys(self.path)
         if self.single is not None:
+            if not self.single or self.single != self.single.strip():  # a request without a key
+                words = "--api-key is empty or has space around it; give a key, or leave it out"
+                raise OptionError(words)
             if any(key.name == "api-key" for key in keys):
                 raise OptionError(
                     f"{self.path}: the name api-key is that of --api-key's; rename it"

@@ -7,7 +7,7 @@ import logging
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from spark_engine.errors import RequestError
+from spark_engine.errors import CapacityError, RequestError
 from spark_engine.runtime.server.api.answers import Json, error
 from spark_engine.runtime.server.api.fields import BadField, UnknownModel
 from spark_engine.runtime.server.client import Busy, EngineDied, TooSlow
@@ -70,6 +70,8 @@ def _response(problem: Exception) -> tuple[int, Json]:
         return 408, error(words, "timeout", code="too_slow")
     if isinstance(problem, TimedOut):
         return 504, error(words, "timeout", code="timeout")
+    if isinstance(problem, CapacityError):
+        return 503, error(words, "service_unavailable", code="busy")
     if isinstance(problem, HTTPException):
         code = getattr(problem, "code", None)
         return problem.status_code, error(problem.detail, "invalid_request_error", code=code)

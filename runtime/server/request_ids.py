@@ -7,7 +7,6 @@ ASGI; knows no endpoints.
 from __future__ import annotations
 
 import contextvars
-import logging
 import re
 import secrets
 
@@ -47,12 +46,3 @@ class RequestIds:
             await self._app(scope, receive, named)
         finally:
             _CURRENT.reset(token)
-
-
-class NamedRecords(logging.Filter):
-    """Puts `request_id` into every record of a log, empty outside of a request."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """All records pass."""
-        record.request_id = current()
-        return True

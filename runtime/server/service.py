@@ -166,9 +166,11 @@ class Service:
         """The time that a request which begins now may take."""
         return Deadline(self._timeout_s, self._queue_s)
 
-    async def checked(self, data: bytes, check: Callable[[], T], deadline: Deadline) -> T:
-        """What `check` makes of the body `data`."""
-        if len(data) < LARGE:
+    async def checked(
+        self, data: bytes, check: Callable[[], T], deadline: Deadline, more: int = 0
+    ) -> T:
+        """What `check` makes of the body `data`, and of so many bytes `more`."""
+        if len(data) + more < LARGE:
             return check()
         return await self.read(check, deadline)
 
@@ -188,13 +190,14 @@ class Service:
 
         return await self.read(read, deadline)
 
-    async def count(self, job: ChatJob) -> int:
+    async def count(self, job_of: Callable[[], ChatJob]) -> int:
         """Tokens of a conversation's prompt. Raises RequestError, Busy, TimedOut."""
-        check(job)
-        tokenizer = self.need_tokenizer()
 
         def read() -> int:
-            return len(tokenizer.encode(self.reader.read(job).text[:MOST_CHARACTERS]))
+            job = job_of()
+            check(job)
+            self.need_tokenizer()
+            return len(self.encode(self.reader.read(job).text, "messages"))
 
         return await self.aside(read)
 
@@ -257,7 +260,8 @@ class Service:
         params = sampling(body, self._defaults, self.info, room_after(prompt, limits))
         Request(prompt, params).check(limits, eos)
         if body.allowed_token_ids is not None:
-            bound = allow_only(body.allowed_token_ids, len(self.need_tokenizer()), bound)
+            known, most = len(self.need_tokenizer()), params.max_tokens or 0
+            bound = allow_only(body.allowed_token_ids, known, eos, most, bound)
         marks = self._turns.marks(prompt)
         forced = prompt[1:] if body.scores_prompt() else ()
         if body.scores_prompt():
@@ -291,6 +295,13 @@ class Service:
             prompt = self.need_tokenizer().encode(prompt[-MOST_CHARACTERS:])
         return prompt[-(last if last > 0 else most - 1) :]
 
+    def encode(self, text: str, field: str) -> list[int]:
+        """All token ids of a text, which `field` brought. Raises BadField for one too long."""
+        if len(text) > MOST_CHARACTERS:
+            words = f"the text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenised"
+            raise BadField(words, field)
+        return self.need_tokenizer().encode(text)
+
     def render(
         self, messages: list[Json], tools: list[Json] | None, options: dict[str, Any] | None
     ) -> str:
@@ -305,5 +316,5 @@ class Service:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
-            words = f"model {name!r} is not served here; there is {', '.join(self.names)}"
+            words = f"model {short(name)} is not served here; there is {', '.join(self.names)}"
             raise UnknownModel(words, "model", "model_not_found")

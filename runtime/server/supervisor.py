@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import zmq
 import zmq.asyncio
 
 from spark_engine.errors import EngineError, InternalError
@@ -232,11 +233,12 @@ class Supervisor:
     async def _live(self) -> float | None:
         """One life, from the start to its end; the pause before the next, None if there is none."""
         assert self._context is not None
-        life = self._life = EngineProcess(self._command, self._context, self._hear)
+        life = None
         try:
+            life = self._life = EngineProcess(self._command, self._context, self._hear)
             await life.start()
             death = await self._watch(life)
-        except OSError as error:
+        except (OSError, zmq.ZMQError) as error:  # no room on the disk, no descriptors
             death = Death(f"the engine process cannot be started: {error}")
         self.running, self.death = False, death
         damaged = death.user and not death.passing
@@ -245,9 +247,9 @@ class Supervisor:
         if pause is not None:
             self._desk.lost(death.reason, for_good=False)
             log.error("the engine is gone, and starts again in %.1f s: %s", pause, death.reason)
-        if (found := life.left()) and not death.user:
+        if life is not None and (found := life.left()) and not death.user:
             self._write(f"the engine process fell: {death.reason}", found)
-        if not await life.close():
+        if life is not None and not await life.close():
             death = Death(f"the engine process {life.pid} cannot be ended ({death.reason})")
             pause = None
         if pause is None:

@@ -109,6 +109,12 @@ def current() -> Visit | None:
     return _CURRENT.get()
 
 
+def key() -> str:
+    """The name of the current visit's key; empty where none was asked for."""
+    visit = _CURRENT.get()
+    return "" if visit is None else visit.key
+
+
 def note_route(path: str) -> None:
     """Says which route the current visit took."""
     visit = _CURRENT.get()

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from spark_engine.errors import InternalError, RequestError
+from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.engine.constraint import Words
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -93,6 +93,7 @@ class Grammars:
         """`vocab` is the engine's, `eos` the ids that end an answer."""
         self._load, self._vocab, self.ends = load, vocab, tuple(eos)
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._making: dict[str, Future[LLMatcher]] = {}
         self._lock = threading.Lock()
         self._count = 0  # of the tokenizer's ids
         self._slots = threading.BoundedSemaphore(AT_ONCE)
@@ -106,7 +107,8 @@ class Grammars:
     def __call__(self, grammar: str) -> Matcher:
         """A sequence's own matcher, at the start. May take as long as a compilation.
 
-        Raises RequestError for a text that is no grammar, or one that is too complex.
+        Raises RequestError for a text that is no grammar, or one that is too complex, and
+        CapacityError where too many others are compiled.
         """
         if len(grammar) > MOST_TEXT:
             words = f"the grammar has {len(grammar)} characters; at most {MOST_TEXT} are compiled"
@@ -116,12 +118,28 @@ class Grammars:
             if found is not None:
                 self._known.move_to_end(grammar)
                 return self._own(found)
-        made = self._wait_for(grammar)
+            first = grammar not in self._making
+            making = self._making.setdefault(grammar, Future())
+        made = self._make(grammar, making) if first else making.result()
         with self._lock:
+            return self._own(made)
+
+    def _make(self, grammar: str, making: Future[LLMatcher]) -> LLMatcher:
+        """Compiles it for all who ask meanwhile, and keeps it."""
+        try:
+            made = self._wait_for(grammar)
+        except BaseException as error:
+            with self._lock:
+                del self._making[grammar]
+            making.set_exception(error)
+            raise
+        with self._lock:
+            del self._making[grammar]
             self._known[grammar] = made
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
-            return self._own(made)
+        making.set_result(made)
+        return made
 
     def check(self, grammar: str) -> None:
         """Raises RequestError where a text is no grammar, is too complex, or allows no answer."""
@@ -161,11 +179,19 @@ class Grammars:
     def _wait_for(self, grammar: str) -> LLMatcher:
         """Compiled beside; a few at once, and for so long."""
         tokens = self._tokens
-        if self._slots.acquire(timeout=MOST_S):
+        if not self._slots.acquire(timeout=MOST_S):
+            raise CapacityError(
+                f"{AT_ONCE} other grammars are compiled already, and none was done within "
+                f"{MOST_S:g} s: try again later"
+            )
+        try:
             future = _run(lambda: _compile(tokens, grammar), "grammar")
-            future.add_done_callback(lambda _: self._slots.release())
-            with contextlib.suppress(TimeoutError):
-                return future.result(MOST_S)
+        except BaseException:  # no thread
+            self._slots.release()
+            raise
+        future.add_done_callback(lambda _: self._slots.release())
+        with contextlib.suppress(TimeoutError):
+            return future.result(MOST_S)
         raise RequestError(f"it did not become a grammar within {MOST_S:g} s: make it simpler")
 
     def _open(self) -> LLTokenizer:

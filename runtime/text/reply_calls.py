@@ -22,6 +22,7 @@ from typing import Any
 
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
+    END_PARAMETER,
     FUNCTION,
     PARAMETER,
     STRAY,
@@ -29,7 +30,7 @@ from spark_engine.runtime.text.reply_formats import (
 )
 from spark_engine.runtime.text.reply_parts import Delta, Kind
 from spark_engine.runtime.text.reply_text import ReplyText
-from spark_engine.runtime.text.reply_values import sure_of_value, value_end
+from spark_engine.runtime.text.reply_values import possible_end, sure_of_value, value_end
 from spark_engine.runtime.text.tool_schema import Types, to_json, value_of
 
 
@@ -75,6 +76,7 @@ class CallReader:
         self._name, self._key = "", ""
         self._first = False  # no argument was written yet
         self._leading = False  # a newline at the start of a value is the form's
+        self._seen = 0  # place in the text before which no end is: it was looked for
         self._string = False  # the value is passed on as it comes
         self._step: Mapping[State, Callable[[bool], bool]] = {
             State.CALL: self._call,
@@ -176,6 +178,7 @@ class CallReader:
             return True
         text = self._in.text
         if self._first and text.lstrip().startswith("{"):
+            self._seen = 0
             return self._enter(State.OBJECT)
         if last:
             self._in.take(len(text))
@@ -200,6 +203,7 @@ class CallReader:
         self._emit(Delta(Kind.CALL, f"{comma}{_json(self._key)}: " + '"' * self._string))
         self._first = False
         self._leading = hit[1] == ">"  # one newline behind the mark is its own
+        self._seen = 0
         return self._enter(State.VALUE)
 
     def _types_of(self, key: str) -> frozenset[str]:
@@ -211,10 +215,14 @@ class CallReader:
             if self._in.text[0] == "\n":
                 self._in.take(1)
         text, mark = self._in.text, self._form.end
-        end = value_end(text, mark, self._in.find_token(mark), last)
+        place = possible_end(text, mark, self._seen)
+        end = value_end(text, mark, self._in.find_token(mark), last, place)
         if end is None:
+            self._seen = place if place >= 0 else max(0, len(text) - len(END_PARAMETER))
             if self._string:
-                self._say(self._in.take(len(text) if last else sure_of_value(text, mark)))
+                size = len(text) if last else sure_of_value(text, mark)
+                self._say(self._in.take(size))
+                self._seen = max(0, self._seen - size)
             elif last:
                 self._in.take(len(text))
             return False
@@ -240,7 +248,8 @@ class CallReader:
         text = self._in.text
         end = self._in.find((self._form.end,))
         most = end[0] if end else len(text)
-        for at in _places(text, END_FUNCTION, most):
+        for at in _places(text, END_FUNCTION, self._seen, most):
+            self._seen = at + 1
             if (made := _object(text[:at])) is not None:
                 self._in.take(at + len(END_FUNCTION))
                 self._close(made[1:])
@@ -300,8 +309,8 @@ def _object(text: str) -> str | None:
         return None
 
 
-def _places(text: str, mark: str, before: int) -> Iterator[int]:
-    at = -1
+def _places(text: str, mark: str, start: int, before: int) -> Iterator[int]:
+    at = start - 1
     while (at := text.find(mark, at + 1, before)) >= 0:
         yield at
 

@@ -161,7 +161,7 @@ def test_an_answer_that_the_page_left_says_so(page: Any) -> None:
     page.wait_for_selector(f"{LAST} .content p")
     page.reload()
     page.wait_for_selector(f"{LAST}[aria-busy=false]")
-    assert "cut off" in page.inner_text(f"{LAST} .figures")
+    assert "incomplete" in page.inner_text(f"{LAST} .figures")
     assert page.inner_text(f"{LAST} .content") != ""
 
 
@@ -306,6 +306,32 @@ def test_a_full_storage_is_said_and_the_chat_goes_on(page: Any) -> None:
     ask(page, "x")
     assert page.inner_text(f"{LAST} .content") == "So."
     assert "storage is full" in page.inner_text("#toast")
+
+
+def test_what_another_tab_wrote_is_shown(page: Any, url: str) -> None:
+    script(page, delta(content="So."), delta("stop"))
+    ask(page, "one")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector(".bubble")
+    ask(page, "two")
+    other.wait_for_selector(".bubble:text('two')")
+    script(other, delta(content="Well."), delta("stop"))
+    ask(other, "three")
+    page.wait_for_selector(".bubble:text('three')")
+    assert _texts(page, ".message.assistant .content") == ["So.", "So.", "Well."]
+
+
+def test_without_a_storage_it_works_until_it_is_closed(page: Any, url: str) -> None:
+    forbid = "Object.defineProperty(window, '{}', {{ get() {{ throw new Error('no') }} }});"
+    page.context.add_init_script("".join(map(forbid.format, ("localStorage", "sessionStorage"))))
+    page.goto(url)
+    page.wait_for_selector("#health .model:text('scripted')")
+    script(page, delta(content="So."), delta("stop"))
+    ask(page, "the apple")
+    page.click("#new")
+    page.click("#conversations a")
+    assert _texts(page, ".bubble") == ["the apple"]
 
 
 def test_conversations_are_carried_to_another_browser(

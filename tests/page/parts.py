@@ -153,7 +153,7 @@ def test_the_policy_stops_markup_made_of_text(page: Any, new_page: Any) -> None:
 
 
 def test_events_come_out_whole_however_they_are_cut(page: Any) -> None:
-    text = ': hello\n\ndata: {"a": "é"}\r\n\r\nevent: x\ndata:one\ndata: two\n\ndata: [DONE]\n\n'
+    text = ': hello\n\ndata: {"a": "é"}\r\n\r\nevent: x\ndata:one\r\ndata: two\n\ndata: [DONE]\n\n'
     found = page.evaluate(
         """async (text) => {
           const { Events } = await import("/page/api.js");

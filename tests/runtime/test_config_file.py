@@ -44,6 +44,13 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
     assert "# api-key is given; it is not printed\n" in text and "# ---" in text
 
 
+@pytest.mark.parametrize("value", ["31415926", '["31415926"]', "{ key = 31415926 }"])
+def test_a_secret_is_in_no_error(tmp_path: Path, value: str) -> None:
+    with pytest.raises(OptionError, match="api-key is not shown; it must be a text") as error:
+        config_file.read(_file(tmp_path, f"api-key = {value}\n"), OF_FILE)
+    assert "31415926" not in str(error.value)
+
+
 def test_what_nobody_said_is_a_comment(tmp_path: Path) -> None:
     done = _run("--print-config")
     assert done.exit_code == 0 and tomllib.loads(done.stdout) == {}

@@ -6,7 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from spark_engine.runtime.cli import main
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.engine.pacing import Pace, PrefillPolicy
 from spark_engine.runtime.option import Group, Mode, Option, defaults, why_idle
@@ -65,3 +67,9 @@ def test_why_an_option_does_nothing() -> None:
     assert why_idle(needing, Mode.CHAT, {"some_y": True}) is None
     words = "without --some-y, which shows it: add --some-y"
     assert why_idle(needing, Mode.CHAT, {"some_y": False}) == words
+
+
+@pytest.mark.parametrize("flag", ["--request-timeout", "--drain-timeout"])
+def test_no_time_is_below_0(flag: str) -> None:
+    done = CliRunner().invoke(main, ["--serve", flag, "-1"])
+    assert done.exit_code == 2 and f"Invalid value for '{flag}'" in done.output

@@ -211,11 +211,11 @@ UNDRAFTED = EngineOptions(drafts=0)
 
 
 def bound(seed: int) -> list[Request]:
-    """Sixteen requests, most of which something binds."""
+    """Ten requests, most of which something binds."""
     rng = random.Random(seed)
-    made = [random_request(rng, 100, 24) for _ in range(16)]
+    made = [random_request(rng, 100, 24) for _ in range(10)]
     grammars = ["", "1,0", "3,7", "5,11", "6,12", "4,15"]
-    for i in range(12):
+    for i in range(7):
         thinks = rng.random() < 0.5
         spec = ConstraintSpec(
             grammar=rng.choice(grammars),
@@ -321,11 +321,8 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
     compare(play(engine, requests, rng, Foresight(engine, solo, rng)), solo, exact)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_bound_requests_equal_their_solo_runs_beside_rounds_of_drafts(
-    drafting: Loaded, depth: int
-) -> None:
-    check_bound(drafting, depth, seed=2 + depth)
+def test_bound_requests_equal_their_solo_runs_beside_rounds_of_drafts(drafting: Loaded) -> None:
+    check_bound(drafting, depth=1, seed=3)
 
 
 def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:

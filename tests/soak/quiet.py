@@ -58,7 +58,7 @@ class Life:
     def growth(self) -> float:
         """MB from when it was warm to the end, by the medians of the first and the last three."""
         warm = self.memory[WARM:]
-        if len(warm) < 3:
+        if len(warm) < 6:
             return 0.0
         return sorted(warm[-3:])[1] - sorted(warm[:3])[1]
 

@@ -1,4 +1,5 @@
-"""`allowed_token_ids`: an answer of these ids alone, as a grammar. Its end is always allowed."""
+"""`allowed_token_ids`: an answer of these ids alone, as a grammar. It ends by itself only where an
+id of the model's ends is among them."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ FIELD = "allowed_token_ids"
 
 
 def allow_only(
-    ids: Sequence[int], known: int, bound: ConstraintSpec | None
-) -> ConstraintSpec | None:
-    """What binds an answer to `ids`, besides what binds it already; `known` ids have a token.
+    ids: Sequence[int], known: int, ends: Sequence[int], most: int, bound: ConstraintSpec | None
+) -> ConstraintSpec:
+    """What binds an answer of at most `most` tokens to `ids`, besides what binds it already.
+
+    `known` ids have a token, and `ends` are the model's end ids.
 
     Raises BadField for an id without one, and beside another grammar.
     """
@@ -30,7 +33,9 @@ def allow_only(
         words = f"{FIELD} and another form of the answer cannot be followed together"
         raise BadField(f"{words}: give one of them", FIELD)
     spans = ",".join(_spans(sorted(set(ids))))
-    text = f"start: <[{spans}]>*"
+    # one more than can come: a grammar that is followed to its end would be an end of its own
+    times = "*" if set(ends) & set(ids) else f"{{{most + 1}}}"
+    text = f"start: id{times}\nid: <[{spans}]>"
     if len(text) > MOST_TEXT:
         raise BadField(f"{FIELD} holds {len(ids)} ids, too many apart; use logit_bias", FIELD)
     return msgspec.structs.replace(bound or ConstraintSpec(), grammar=text)

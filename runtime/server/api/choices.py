@@ -111,7 +111,7 @@ class ChoicesReply:
         return _event({**chunk, "usage": self.running.usage} if counted else chunk)
 
     def _prompt(self, index: int) -> Sequence[int]:
-        return self.running.choices[index].request.prompt
+        return self.running.choices[index].prompt
 
     def _first(self, index: int, piece: Piece) -> Json | None:
         """What comes before the first token of a choice; None where nothing does, or it came."""

@@ -78,9 +78,8 @@ async def start(service: Service, data: bytes) -> Reply:
 
 async def count(service: Service, data: bytes) -> Json:
     """`input_tokens` of a body."""
-    body = decode(data, CountBody)
     with renamed(NAMES):
-        return {"input_tokens": await service.count(job_of(body))}
+        return {"input_tokens": await service.count(lambda: job_of(decode(data, CountBody)))}
 
 
 def job_of(body: CountBody) -> ChatJob:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from spark_engine.runtime.server import visits
 from spark_engine.runtime.server.api.answers import Json, Reply, new_id
 from spark_engine.runtime.server.api.fields import BadField, decode, renamed, short
 from spark_engine.runtime.server.api.job import ChatJob
@@ -82,22 +83,26 @@ async def start(service: Service, data: bytes) -> Reply:
     deadline = service.deadline()
 
     body = await service.checked(data, lambda: decode(data, ResponsesBody), deadline)
-    ident = body.previous_response_id
-    before = service.kept.items(ident) if ident else []
+    ident, owner = body.previous_response_id, visits.key()
+    last = service.kept.ended(ident, owner) if ident else None
 
-    def read() -> tuple[list[Json], ChatJob]:
-        items = _items(body, before)
+    def read() -> tuple[bytes, ChatJob]:
+        items = _items(body, last.items() if last else [])
         with renamed(NAMES):
-            return items, service.accept(job_of(body, items))
+            return msgspec.json.encode(items), service.accept(job_of(body, items))
 
-    items, job = await service.checked(data, read, deadline)
+    items, job = await service.checked(data, read, deadline, last.size if last else 0)
     with renamed(NAMES):
         found = await service.converse(job, deadline)
     running = service.submit(job, found.choices, found.prompt_tokens, deadline)
-    head = _head(body, service, new_id("resp", "_"))
-    reply = ResponsesReply(running, found, service, head, LOGPROBS in (body.include or ()))
-    if body.store is not False:
-        reply.keep(service.kept.put(head, items), service.kept)
+    try:
+        head = _head(body, service, new_id("resp", "_"))
+        reply = ResponsesReply(running, found, service, head, LOGPROBS in (body.include or ()))
+        if body.store is not False:
+            reply.keep(service.kept.put(head, items, owner), service.kept)
+    except BaseException:
+        running.close()
+        raise
     if body.background:
         reply.run_by_itself()
     return reply
@@ -310,25 +315,25 @@ def _head(body: ResponsesBody, service: Service, ident: str) -> Json:
 
 def find(service: Service, ident: str) -> Json:
     """GET /v1/responses/ID."""
-    return service.kept.find(ident).response
+    return service.kept.find(ident, visits.key()).response
 
 
 def inputs(service: Service, ident: str) -> Json:
     """GET /v1/responses/ID/input_items."""
-    rows = msgspec.json.decode(service.kept.find(ident).before)
+    rows = msgspec.json.decode(service.kept.find(ident, visits.key()).before)
     ends = {"first_id": rows[0].get("id"), "last_id": rows[-1].get("id")} if rows else {}
     return {"object": "list", "data": rows, "has_more": False, **ends}
 
 
 def delete(service: Service, ident: str) -> Json:
     """DELETE /v1/responses/ID."""
-    service.kept.drop(ident)
+    service.kept.drop(ident, visits.key())
     return {"id": ident, "object": "response", "deleted": True}
 
 
 def cancel(service: Service, ident: str) -> Json:
     """POST /v1/responses/ID/cancel: what runs ends; what has ended stays as it is."""
-    entry = service.kept.find(ident)
+    entry = service.kept.find(ident, visits.key())
     if entry.stop is not None:
         entry.stop()
     return entry.response

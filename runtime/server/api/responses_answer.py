@@ -15,7 +15,9 @@ from spark_engine.runtime.engine.request import FinishReason
 from spark_engine.runtime.server.api.answers import Json, chat_logprob, event
 from spark_engine.runtime.server.api.blocks import Block, Blocks, Step
 from spark_engine.runtime.server.kept import Entry, Kept
+from spark_engine.runtime.server.problems import error_response
 from spark_engine.runtime.server.service import Conversation, Running, Service
+from spark_engine.runtime.server.visits import note_problem
 from spark_engine.runtime.text.reply_parts import Kind
 from spark_engine.runtime.text.text_stream import Piece
 
@@ -72,7 +74,7 @@ class ResponsesReply:
             try:
                 await self._collect()
             except Exception as problem:
-                self._fail({"code": "server_error", "message": str(problem)})
+                self._fail_by(problem)
                 raise
         return self._response
 
@@ -110,7 +112,7 @@ class ResponsesReply:
             await self._collect()
         except Exception as problem:
             log.warning("a response in the background failed: %s", problem)
-            self._fail({"code": "server_error", "message": str(problem)})
+            self._fail_by(problem)
         finally:
             self._running.close()
 
@@ -129,6 +131,12 @@ class ResponsesReply:
             self._response["status"] = CANCELLED
             self._response["output"] = self._output("incomplete")
             self._update()
+
+    def _fail_by(self, problem: Exception) -> None:
+        """In the words that a client is told; those of a bug of ours go into the log alone."""
+        _, answer = error_response(problem)
+        note_problem(answer["error"])
+        self._fail(answer["error"])
 
     def _fail(self, words: Json) -> None:
         self._response["status"] = "failed"
@@ -153,7 +161,7 @@ class ResponsesReply:
         if self._response["status"] != "in_progress" and self._entry is not None:
             self._entry.stop = None
         if self._entry is not None and self._kept is not None:
-            self._kept.update(self._entry)
+            self._kept.update(self._entry, self._response)
 
     def _push(self, piece: Piece) -> list[Step]:
         steps = self._blocks.push(piece)

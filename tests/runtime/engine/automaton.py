@@ -111,5 +111,5 @@ def at_once(engine: Engine) -> Engine:
             made.set_exception(error)
         return made
 
-    engine._masks._submit = submit  # type: ignore[method-assign]
+    engine._masks._make = engine._masks._fill = submit  # type: ignore[method-assign]
     return engine

@@ -168,6 +168,11 @@ def test_no_call_comes_in_a_thought_that_a_grammar_waits_behind() -> None:
     assert ids_of(one.mask(0)) == set(range(96)) - {STOP, 50}
 
 
+def test_a_thought_may_end_with_its_mark_where_that_ends_the_sequence() -> None:
+    spec = ConstraintSpec(end_of_thought=MARK, grammar="g")
+    assert ids_of(Guide(spec, VOCAB, {STOP, MARK}).mask(0)) == set(range(96)) - {STOP}
+
+
 def test_an_id_of_a_call_must_be_one() -> None:
     with pytest.raises(RequestError, match="calls has the id 70"):
         ConstraintSpec(calls=(VOCAB,)).check(VOCAB)

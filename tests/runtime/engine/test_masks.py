@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 
 from spark_engine.errors import RequestError
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine import masks
 from spark_engine.runtime.engine.constraint import ConstraintSpec, Grammars, Words
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
+from spark_engine.runtime.engine.sequence import Sequence
 from tests.runtime.fake import EOS, VOCAB, build_fake
 
 PLAIN = SamplingParams(max_tokens=12, ignore_eos=True, seed=1)
@@ -131,6 +135,7 @@ def test_forced_tokens_come_first_with_their_log_probabilities(drafts: int) -> N
     (events,) = run(one).values()
     assert tuple(tokens(events)[:5]) == forced
     assert not {*tokens(events)[5:7]} & {11, *EOS}
+    assert {*tokens(events)[5:]} != {forced[-1]}, "its mask is gone"
     assert all(e.logprob is not None and len(e.top) == 2 for e in events)
     assert not [name for name in calls if "to_sample" in name]
 
@@ -145,6 +150,15 @@ def test_a_swapped_sequence_gets_its_mask_again(swap_bytes: int) -> None:
     events = run(one)
     assert [tokens(events[i]) for i in range(3)] == [[17] * 100, [60] * 100, [33] * 100]
     assert one.scheduler.preemptions["swap" if swap_bytes else "recompute"]
+
+
+def test_forced_tokens_beyond_the_context_are_refused() -> None:
+    one = engine()
+    with pytest.raises(RequestError, match="forced is 337 tokens; it must be at most 336, what"):
+        one.submit(request(forced=(1,) * 337))
+    one.submit(request(SamplingParams(), forced=(1,) * 336))
+    (events,) = run(one).values()
+    assert len(events) == 336 and events[-1].finish is FinishReason.LENGTH
 
 
 def test_forced_tokens_count_as_prompt_for_the_penalties() -> None:
@@ -215,6 +229,134 @@ def test_grammars_that_hang_end_their_requests_and_leave_others_their_threads() 
         else:
             assert of[-1].finish is FinishReason.ERROR
             assert "took longer than 0.1 s to say what may come next" in of[-1].message
+
+
+def test_one_that_hangs_ends_once_however_it_came_to_be_waited_for() -> None:
+    """Its first mask is there just when it is admitted, the second is slow, the third hangs."""
+    gate, admitted = threading.Event(), threading.Event()
+
+    class Slower(Only):
+        def fill(self, row: Words) -> bool:
+            if self.left == 1000:
+                admitted.wait(20)
+            elif self.left == 999:
+                time.sleep(0.05)
+            else:
+                gate.wait(20)
+            return super().fill(row)
+
+    one = engine(lambda text: Slower(17), depth=0)
+    one._masks.bound, one._masks.slow = 0.1, 0.04
+    plan, jobs = one.scheduler.schedule, []
+
+    def schedule(in_flight: int) -> StepPlan:
+        guide = next(iter(one._live.values())).guide
+        assert guide is not None and guide.job is not None
+        jobs.append(guide.job)
+        admitted.set()
+        jobs[0].result()
+        return plan(in_flight)
+
+    one.scheduler.schedule = schedule  # type: ignore[method-assign]
+    one.submit(request(grammar="g"))
+    try:
+        (events,) = run(one).values()
+    finally:
+        gate.set()
+    assert tokens(events) == [17] * 2
+    assert [e.finish for e in events if e.finish] == [FinishReason.ERROR]
+
+
+def test_one_that_hangs_while_it_has_no_slot_ends() -> None:
+    one = engine(lambda text: Only(int(text)), pages=10)
+    one._masks.bound, preempt, hung = 0.1, one.scheduler._preempt, list[int]()
+
+    def preempted(seq: Sequence, plan: StepPlan) -> None:
+        preempt(seq, plan)
+        if not hung and seq.guide is not None:
+            hung.append(seq.id)
+            seq.guide.job, seq.guide.asked = Future(), time.monotonic()
+            seq.guide.job.set_running_or_notify_cancel()
+
+    one.scheduler._preempt = preempted  # type: ignore[method-assign]
+    long = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
+    for token in (17, 60, 33):
+        one.submit(request(long, grammar=str(token)))
+    start, events = time.monotonic(), run(one)
+    assert time.monotonic() - start < 10
+    ends = {number: of[-1].finish for number, of in events.items()}
+    assert len(hung) == 1 and ends.pop(hung[0]) is FinishReason.ERROR
+    assert [*ends.values()] == [FinishReason.LENGTH] * 2
+
+
+def test_masks_do_not_wait_for_grammars_that_are_made() -> None:
+    gate = threading.Event()
+
+    def grammars(text: str) -> Only:
+        if text == "hangs":
+            gate.wait(20)
+        return Only(17)
+
+    one = engine(grammars)
+    first = one.submit(request(grammar="good"))
+    while not one.scheduler.running:
+        one.step()
+    others = [one.submit(request(grammar="hangs")) for _ in range(masks.THREADS)]
+    start, found = time.monotonic(), list[Event]()
+    while not found or not found[-1].finish:
+        found += [e for e in one.step() if e.request_id == first]
+    assert time.monotonic() - start < one._masks.bound / 2
+    assert found[-1].finish is FinishReason.LENGTH
+    for number in others:
+        one.cancel(number)
+    gate.set()
+    run(one)
+
+
+def test_a_step_waits_twice_the_bound_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four that hang, one thread: each stands behind another."""
+    gate, armed = threading.Event(), threading.Event()
+
+    class Hangs(Only):
+        def fill(self, row: Words) -> bool:
+            if armed.is_set():
+                gate.wait(20)
+            return super().fill(row)
+
+    monkeypatch.setattr(masks, "THREADS", 1)
+    one = engine(lambda text: Hangs(17))
+    one._masks.bound = 0.2
+    for _ in range(4):
+        one.submit(request(grammar="g"))
+    while len(one.scheduler.running) < 4 or any(s.prefilling for s in one.scheduler.running):
+        one.step()
+    events, took = list[Event](), 0.0
+    armed.set()
+    try:
+        while not one.idle:
+            start = time.monotonic()
+            events += one.step()
+            took = max(took, time.monotonic() - start)
+    finally:
+        gate.set()
+    assert took < 0.55
+    assert [e.finish for e in events if e.finish] == [FinishReason.ERROR] * 4
+
+
+def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
+    class Panic(BaseException):
+        """As a library's that is no Exception of Python's."""
+
+    class Panics(Only):
+        def fill(self, row: Words) -> bool:
+            raise Panic("index out of bounds")
+
+    one = engine(lambda text: Panics(17) if text == "bad" else Only(17))
+    for text in ("bad", "good"):
+        one.submit(request(grammar=text))
+    events = run(one)
+    assert events[0][-1].message == "the grammar failed: index out of bounds"
+    assert tokens(events[1]) == [17] * 12
 
 
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:

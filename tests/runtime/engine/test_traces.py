@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -267,7 +268,7 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     queue = sorted(trace.arrivals, key=lambda a: a.step)
     for now in range(20_000):
         while queue and queue[0].step <= now:
-            arrival = follow(watch, arrived, queue.pop(0))
+            arrival = fitted(follow(watch, arrived, queue.pop(0)), trace.limits)
             number = watch.submit(arrival.request)
             arrived[number] = arrival
             if arrival.cancel_after is not None:
@@ -290,6 +291,15 @@ def follow(watch: Watch, arrived: dict[int, Arrival], arrival: Arrival) -> Arriv
     if len(before) + len(own) >= capacity(watch.engine.loaded.limits):
         return arrival
     return replace(arrival, request=replace(arrival.request, prompt=(*before, *own)))
+
+
+def fitted(arrival: Arrival, limits: Limits) -> Arrival:
+    """With no more forced ids than its prompt leaves room for."""
+    bound, room = arrival.request.constraint, capacity(limits) - len(arrival.request.prompt)
+    if bound is None or len(bound.forced) <= room:
+        return arrival
+    bound = msgspec.structs.replace(bound, forced=bound.forced[:room])
+    return replace(arrival, request=replace(arrival.request, constraint=bound))
 
 
 def check_trace(trace: Trace) -> None:

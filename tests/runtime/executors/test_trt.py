@@ -185,6 +185,17 @@ def test_an_engine_of_another_kind_is_refused(
         runtime_half.TrtExecutor(header.header, header.payload, folder)
 
 
+def test_what_is_no_bucket_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opened one would not be there to close it."""
+    opened: list[None] = []
+    monkeypatch.setattr(runtime_half, "_library", lambda: ModuleType("tensorrt_rtx"))
+    monkeypatch.setattr(runtime_half, "_gpu", lambda: opened.append(None))
+    header: Any = None
+    with pytest.raises(EngineError, match="the bucket is not TensorRT's"):
+        runtime_half.TrtExecutor(header, b"junk", Path())
+    assert not opened
+
+
 @pytest.mark.parametrize(("capability", "more"), [((12, 1), (RTX,)), ((9, 0), ()), (None, ())])
 def test_the_gpus_that_it_runs_on(
     capability: tuple[int, int] | None, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -204,3 +204,10 @@ def test_a_file_for_all_to_read_is_warned_of(
     path.chmod(0o644)
     Keyring(path)
     assert "chmod o=" in caplog.text
+
+
+@pytest.mark.parametrize("single", ["", " ", " k", "k\n"])
+def test_an_empty_key_lets_nobody_in(single: str) -> None:
+    """A request without a key brings an empty one."""
+    with pytest.raises(OptionError, match="--api-key is empty"):
+        Keyring(single=single)

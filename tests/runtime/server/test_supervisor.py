@@ -8,11 +8,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from spark_engine.errors import EngineError
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.server import client as desk
+from spark_engine.runtime.server import engine_process, supervisor
 from spark_engine.runtime.server.client import Busy, EngineClient, Mailbox, Restarting, TooSlow
 from spark_engine.runtime.server.engine_process import Death
 from spark_engine.runtime.server.ipc import (
@@ -254,3 +257,42 @@ def test_one_that_cannot_be_started_at_all_is_told_at_once(tmp_path: Path) -> No
     with pytest.raises(EngineError, match=str(tmp_path)):
         asyncio.run(start(worker))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), zmq.ZMQError(24)])
+def test_no_room_for_another_process_is_a_death_like_any(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(supervisor, "EngineProcess", refuse)
+
+    async def use(trial: Trial) -> None:
+        trial.lives._context = zmq.asyncio.Context()
+        assert await trial.lives._live() == 0.5, "it is tried again"
+        assert "cannot be started" in trial.lives.reason and not trial.lives.died.is_set()
+        trial.lives._context.term()
+
+    _run(use)
+
+
+def test_a_process_that_is_not_ready_outlives_the_wish_for_its_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGUSR1 ends a process that does not handle it yet, or has no room for its stacks."""
+    monkeypatch.setattr(engine_process, "ANSWER_S", 0.3)
+
+    async def use() -> None:
+        context = zmq.asyncio.Context()
+        command = (sys.executable, "-c", "import sys; sys.stdin.read()")
+        life = engine_process.EngineProcess(command, context, lambda data: None)
+        await life.start()
+        await life.ask()
+        await asyncio.sleep(0.1)
+        alive = not life.ended.done()
+        await life.close()
+        context.term()
+        assert alive
+
+    asyncio.run(use())

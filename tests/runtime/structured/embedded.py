@@ -30,7 +30,7 @@ from tests.house import ROOT
 from tests.runtime.structured.schemas import draw
 
 QUESTIONS = ("Who is Tom?", "What did the bear see?", "Answer in JSON, please.")
-OPTIONS = Options(decode=(16, 32), prefill=(256,), max_context=1024, max_seqs=32, kv_tokens=32768)
+OPTIONS = Options(decode=(16,), prefill=(64,), max_context=512, max_seqs=16, kv_tokens=8192)
 MOST = 120  # tokens of an answer
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from spark_engine.errors import InternalError, RequestError
+from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.structured import matcher
 from spark_engine.runtime.structured.matcher import Grammars
 from tests.runtime.structured.walks import VOCAB, grammars, tokenizer
@@ -101,10 +103,37 @@ def test_a_compilation_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(matcher, "_compile", lambda tokens, grammar: held.wait(20))
     monkeypatch.setattr(matcher, "MOST_S", 0.05)
     own = Grammars(tokenizer, VOCAB, grammars().ends)
-    for _ in range(matcher.AT_ONCE + 1):  # the last does not even begin
-        with pytest.raises(RequestError, match="within 0.05 s"):
+    for _ in range(matcher.AT_ONCE):
+        with pytest.raises(RequestError, match="within 0.05 s: make it simpler"):
             own(YES)
+    with pytest.raises(CapacityError, match="2 other grammars .* within 0.05 s: try again later"):
+        own(YES)  # it does not even begin
     held.set()
+
+
+def test_those_who_ask_for_one_grammar_at_once_wait_for_one_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen, each of whom would take a fifth of the time that there is."""
+    made: list[str] = []
+    real = matcher._compile
+
+    def compiled(tokens: Any, grammar: str) -> Any:
+        made.append(grammar)
+        time.sleep(0.1)
+        return real(tokens, grammar)
+
+    monkeypatch.setattr(matcher, "_compile", compiled)
+    monkeypatch.setattr(matcher, "MOST_S", 0.5)
+    own = Grammars(tokenizer, VOCAB, grammars().ends)
+    own.begin()
+    assert own._tokens
+    with ThreadPoolExecutor(16) as threads:
+        found = [*threads.map(own, [YES] * 16)]
+        assert made == [YES] and not any(one.accepting for one in found)
+        bad = [threads.submit(own, "start: /(a/") for _ in range(16)]
+        assert all(isinstance(one.exception(), RequestError) for one in bad)
+    assert len(made) < 16 and not own._making
 
 
 def test_an_engine_without_an_end_has_no_forms() -> None:

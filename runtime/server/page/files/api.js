@@ -1,20 +1,22 @@
 // The server's endpoints: the key, whole answers, streams of events, errors in words.
 
+import { local, session } from "./storage.js";
+
 const KEY = "spark.key";
 
 export function key() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  return session.get(KEY) ?? local.get(KEY) ?? "";
 }
 
 export function isKeyKept() {
-  return localStorage.getItem(KEY) !== null;
+  return local.get(KEY) !== null;
 }
 
 // `keep`: until it is taken away; else until the tab is closed.
 export function setKey(value, keep) {
-  sessionStorage.removeItem(KEY);
-  localStorage.removeItem(KEY);
-  if (value) (keep ? localStorage : sessionStorage).setItem(KEY, value);
+  session.remove(KEY);
+  local.remove(KEY);
+  if (value) (keep ? local : session).set(KEY, value);
 }
 
 export class ApiError extends Error {

@@ -24,7 +24,7 @@ export class Chat {
     this.#wireScroll();
     find("new").append(icon("plus"), "New conversation");
     find("new").addEventListener("click", () => this.startNew());
-    window.addEventListener("storage", (event) => event.key === "spark.conversations" && this.side.show(this.conversation.id));
+    window.addEventListener("storage", (event) => this.#changedElsewhere(event.key));
     window.addEventListener("pagehide", () => this.#leave());
     window.addEventListener("pageshow", (event) => event.persisted && location.reload());
   }
@@ -79,6 +79,17 @@ export class Chat {
     this.#save(conversation);
     location.hash = `#chat/${conversation.id}`;
     this.side.show(this.conversation.id);
+  }
+
+  // Another tab wrote something: it is shown, unless something is written or changed here.
+  #changedElsewhere(key) {
+    const { id } = this.conversation;
+    if (key !== store.ONE + id) this.side.show(id);
+    else if (!this.jobs.has(id) && !document.querySelector("textarea.edit, .call textarea:focus, #settings[open]")) {
+      const found = store.load(id);
+      if (found) this.conversation = found;
+      this.render();
+    }
   }
 
   // The page is closed: what is being written stays as far as it came.

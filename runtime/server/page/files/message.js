@@ -173,7 +173,7 @@ export class MessageView {
 function figuresOf({ stats = {}, state, finish }) {
   const words = [];
   if (state === "stopped") words.push("stopped");
-  if (state === "cut") words.push("cut off: the page was closed");
+  if (state === "cut") words.push("incomplete");
   if (ENDS[finish]) words.push(ENDS[finish]);
   if (stats.tokens) words.push(`${count(stats.tokens)} token${stats.tokens === 1 ? "" : "s"}`);
   if (stats.rate) words.push(`${count(stats.rate)} tokens/s`);

@@ -1,8 +1,10 @@
 // Conversations in the browser's storage. A conversation is a tree: an answer made again and a
 // question that was changed stand beside the first one, and `leaf` says which path is shown.
 
+import { local } from "./storage.js";
+
 const INDEX = "spark.conversations"; // [{id, title, at}], the newest first
-const ONE = "spark.conversation."; // and the id
+export const ONE = "spark.conversation."; // and the id
 const LAST = "spark.last"; // {settings} that a new conversation begins with
 
 export class Full extends Error {}
@@ -13,7 +15,7 @@ export function newId() {
 
 function readJson(name, otherwise) {
   try {
-    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
+    return JSON.parse(local.get(name)) ?? otherwise;
   } catch {
     return otherwise;
   }
@@ -21,7 +23,7 @@ function readJson(name, otherwise) {
 
 function writeJson(name, value) {
   try {
-    localStorage.setItem(name, JSON.stringify(value));
+    local.set(name, JSON.stringify(value));
   } catch {
     throw new Full("The browser's storage is full: delete or export conversations.");
   }
@@ -64,7 +66,7 @@ export function keepSettings(settings) {
 }
 
 export function remove(id) {
-  localStorage.removeItem(ONE + id);
+  local.remove(ONE + id);
   writeJson(INDEX, list().filter((row) => row.id !== id));
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,10 +13,12 @@ import openai
 import pytest
 
 from spark_engine.runtime.engine.request import FinishReason
+from spark_engine.runtime.server.api.blocks import Blocks
 from spark_engine.runtime.server.api.fields import decode
 from spark_engine.runtime.server.api.job import ChatJob
 from spark_engine.runtime.server.api.responses import ResponsesBody, job_of
-from spark_engine.runtime.server.kept import KEPT_S, Kept, UnknownResponse
+from spark_engine.runtime.server.kept import KEPT_S, Entry, Kept, UnknownResponse
+from spark_engine.runtime.server.keys import Keyring
 from tests.runtime.server.api.asking import CALL, SCHEMA, THOUGHT, Asking, events, script
 
 PATH = "/v1/responses"
@@ -306,10 +310,10 @@ def test_what_is_wrong_is_said_in_its_own_words(fields: dict[str, Any], words: s
 def test_what_is_kept_is_bounded_in_time_and_size() -> None:
     now = 0.0
     kept = Kept(1000, lambda: now)
-    one = kept.put({"id": "a", "output": []}, [])
+    one = kept.put({"id": "a", "output": []}, b"[]")
     one.stop = lambda: None
     for name in "bcd":
-        kept.put({"id": name, "output": ["x" * 400]}, [])
+        kept.put({"id": name, "output": ["x" * 400]}, b"[]")
     assert kept.bytes <= 1000 and kept.find("d")
     assert kept.find("a"), "what runs stays"
     with pytest.raises(UnknownResponse):
@@ -325,6 +329,63 @@ def test_what_is_kept_is_bounded_in_time_and_size() -> None:
     with pytest.raises(UnknownResponse):
         kept.find("a")
     assert kept.bytes == 0
+
+
+def test_a_bug_in_the_background_is_logged_and_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("an inner matter")
+
+    monkeypatch.setattr(Blocks, "push", broken)
+
+    async def ask(http: httpx.AsyncClient) -> Any:
+        ident = (await http.post(PATH, json={**BODY, "background": True})).json()["id"]
+        await asyncio.sleep(0.05)
+        return (await http.get(f"{PATH}/{ident}")).json()
+
+    found = Asking("Hello").run(ask)
+    assert (found["status"], found["error"]["message"]) == ("failed", "internal error: ValueError")
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_what_is_kept_is_its_keys_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text('[[key]]\nname = "ann"\nkey = "a"\n[[key]]\nname = "bob"\nkey = "b"\n')
+    server = Asking("Hello", keys=Keyring(path))
+    ann, bob = ({"authorization": f"Bearer {key}"} for key in "ab")
+    ident = server.post(PATH, BODY, **ann).json()["id"]
+    for method, end in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+        refused = server.get(f"{PATH}/{ident}{end}", method, **bob)
+        assert refused.status_code == 404 and ident in refused.json()["error"]["message"]
+    more = {**BODY, "previous_response_id": ident}
+    assert server.post(PATH, more, **bob).status_code == 404
+    assert server.post(PATH, more, **ann).status_code == 200
+    assert server.get(f"{PATH}/{ident}", **ann).json()["id"] == ident
+
+
+def test_a_response_that_cannot_be_kept_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Asking("Hello")
+    monkeypatch.setattr(server.service.kept, "put", lambda *_: 1 / 0)
+    assert server.post(PATH, BODY).status_code == 500
+    assert server.client.cancelled == [0]
+
+
+def test_a_long_conversation_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Asking("Hello")
+    first = server.post(PATH, BODY).json()["id"]
+    loops: list[bool] = []
+
+    def items(entry: Entry) -> list[Any]:
+        loops.append(threading.current_thread() is threading.main_thread())
+        return []
+
+    monkeypatch.setattr(Entry, "items", items)
+    monkeypatch.setattr("spark_engine.runtime.server.service.LARGE", 500)
+    assert server.post(PATH, {**BODY, "previous_response_id": first}).status_code == 200
+    assert loops == [False]
 
 
 def test_the_real_client_reads_it() -> None:

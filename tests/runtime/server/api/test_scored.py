@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_engine.runtime.engine.request import Event, FinishReason, Request
 from spark_engine.runtime.server.client import Mailbox
+from spark_engine.runtime.server.keys import Keyring
+from spark_engine.runtime.server.visits import Visit
 from tests.runtime.fake_client import FakeClient
 from tests.runtime.server.api.asking import Asking, events, tokenizer
+from tests.runtime.server.test_metrics import samples
 
 TEXT = "/v1/completions"
 PROMPT = "a small bear (xyz) went"
@@ -43,8 +47,8 @@ class Scoring(FakeClient):
         return Event(number, token, _chance(token), top)
 
 
-def _asking() -> Asking:
-    server = Asking("x")
+def _asking(**options: Any) -> Asking:
+    server = Asking("x", **options)
     server.client = server.service.client = Scoring()  # type: ignore[assignment]
     return server
 
@@ -129,6 +133,26 @@ def test_prompt_logprobs_stand_beside_the_answers() -> None:
 def test_what_cannot_be_scored_is_refused(fields: dict[str, Any], words: str) -> None:
     answer = _asking().post(TEXT, {"prompt": PROMPT, **fields})
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def test_a_scored_prompt_counts_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text('[[key]]\nname = "ann"\nkey = "a"\ntokens_per_minute = 1000\n')
+    visits: list[Visit] = []
+    keys = Keyring(path)
+    server = _asking(keys=keys, listeners=[visits.append])
+    ids = tokenizer().encode(PROMPT)
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 2, "n": 2}
+    answer = server.post(TEXT, {**body, "return_token_ids": True}, authorization="Bearer a")
+    assert answer.json()["choices"][1]["prompt_token_ids"] == ids
+    (visit,) = visits
+    assert visit.work is not None and visit.work.prompt == len(ids)
+    found = samples(server.service.metrics)
+    assert found["spark:key_tokens_total{key=ann,kind=prompt}"] == len(ids)
+    (asked,) = (v for k, v in found.items() if k.startswith("vllm:request_params_max_tokens_sum"))
+    assert asked == 2
+    left = keys.accounts["ann"].tokens
+    assert left is not None and left.level < 1000 - len(ids)
 
 
 def test_stop_ids_of_the_prompt_end_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from pathlib import Path
 
@@ -72,8 +73,9 @@ def test_what_a_browser_has_is_not_sent_again() -> None:
         assert again.headers["content-security-policy"]
     (changed,) = _ask("/page/main.js", **{"If-None-Match": tag[:-2] + '0"'})
     assert changed.status_code == 200
-    tags = {file.tag for file in read_bundle().files.values()}
-    assert len(tags) == len(FILES), "files with different bytes have different tags"
+    for name, file in read_bundle().files.items():
+        whole_digest = hashlib.sha256((FOLDER / name).read_bytes()).hexdigest()
+        assert len(file.tag) >= 18 and whole_digest.startswith(file.tag.strip('"'))
 
 
 @pytest.mark.parametrize("name", ["x.js", "..%2fbundle.py", "%2e%2e/bundle.py", "", "main.js/"])

@@ -1,0 +1,1 @@
+"""What a machine is, what is wrong with it, and which engines it can serve."""

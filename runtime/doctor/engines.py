@@ -1,0 +1,84 @@
+"""Which engine folders can be served on this machine, and why the others cannot.
+
+Knows the manifest and what must hold before anything is loaded; opens no executor, and reads no
+file but the manifest. `spark-check` and a start verify the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from spark_engine.engine_file import read_manifest
+from spark_engine.errors import UserError
+from spark_engine.hints import EXTRA
+from spark_engine.manifest import NATIVE, Manifest
+from spark_engine.runtime.engine.detect import runnable_targets
+from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
+from spark_engine.runtime.executors.cache_size import Room
+
+ENGINES = Path("engines")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An engine folder: what it is, the bytes that its plan takes and that it leaves here, and why
+    it cannot be served; `why` is empty where it can."""
+
+    path: str
+    name: str = ""
+    target: str = ""
+    needs: int | None = None
+    leaves: int | None = None
+    why: str = ""
+
+
+def folders(given: Sequence[Path], below: Path = ENGINES) -> list[Path]:
+    """The folders given, else those under engines/ that hold a manifest."""
+    return list(given) or sorted(path.parent for path in below.glob("*/manifest.json"))
+
+
+def fit(path: Path, room: Room | None, available: int | None) -> Fit:
+    """Whether `path` can be served; `room` is the GPU's, `available` the host's bytes."""
+    try:
+        manifest = read_manifest(path)
+    except UserError as error:
+        return Fit(str(path), why=str(error))
+    needs = manifest.memory.total
+    native = manifest.executor == NATIVE
+    free, kept = (room.usable, room.kept) if native and room else (available, 0)
+    why = _target(manifest) or _files(path, manifest) or _memory(manifest, free, kept)
+    leaves = None if free is None or (native and room is None) else free - needs
+    return Fit(str(path), manifest.name, manifest.target, needs, leaves, why)
+
+
+def _target(manifest: Manifest) -> str:
+    here = runnable_targets(HOST_TARGETS)
+    if manifest.target in here:
+        return ""
+    if find_spec("cuda") is None:
+        return f"it is for the GPU {manifest.target}, which needs the extra `cuda`: {EXTRA}"
+    return (
+        f"it is for {manifest.target}, and here runs {' and '.join(here)}: build it again on this "
+        f"machine, or with --target {here[-1]}"
+    )
+
+
+def _files(path: Path, manifest: Manifest) -> str:
+    for name, digest in manifest.files.items():
+        file = path / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != digest.bytes:
+            has = "is missing" if found is None else f"has {found} bytes"
+            return f"{name} {has}, where {digest.bytes} were built: build the engine again"
+    return ""
+
+
+def _memory(manifest: Manifest, free: int | None, kept: int) -> str:
+    try:
+        check_capacity(manifest, 0, free, kept)
+    except UserError as error:
+        return str(error)
+    return ""

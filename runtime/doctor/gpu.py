@@ -1,0 +1,166 @@
+"""The first GPU as a user should know it: what it is, what a second of work tells, what is wrong.
+
+Knows the driver through `device` and nvidia-smi where there is one; without the extra `cuda`, a
+driver or a GPU it says which is missing. Imports nothing of CUDA before it is asked.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from spark_engine.errors import SparkError
+from spark_engine.hints import EXTRA, driver_present
+from spark_engine.kernel import KNOWN
+from spark_engine.runtime.executors.cache_size import Room
+
+SMI = "nvidia-smi"
+FIELDS = ("driver_version", "clocks.max.sm", "power.draw", "temperature.gpu")
+LEAST_DRIVER = 13000  # cuDriverGetVersion: what the extra's CUDA asks for
+LOW_CLOCK = 0.5  # of the highest: below it under load a GPU is held down
+LOW_BANDWIDTH = 0.7  # of what a plain kernel reaches on such a card
+
+
+@dataclass(frozen=True)
+class Card:
+    """What was found.
+
+    Attributes:
+        name: the driver's name for it.
+        target: what engines are built for here, or None where there are no kernels for it.
+        card: its row of our table, or None.
+        cuda: version of CUDA that the driver speaks, 13000 for 13.0.
+        driver: the driver's version; None where nothing tells.
+        room: memory in bytes.
+        sm_mhz: under load; None, as `bandwidth`, where it was not tried.
+        max_mhz: the highest that the driver tells; None where it tells none.
+        bandwidth: bytes a second, read and written.
+        wanted: bytes a second that such a card should reach.
+        watts, celsius: right after the load.
+    """
+
+    name: str
+    target: str | None
+    card: str | None
+    cuda: int
+    driver: str | None
+    room: Room
+    sm_mhz: float | None = None
+    max_mhz: float | None = None
+    bandwidth: float | None = None
+    wanted: float | None = None
+    watts: float | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A card or why there is none, and what to do about what is wrong."""
+
+    card: Card | None
+    advice: tuple[str, ...] = ()
+
+
+def look(load: bool = True) -> Found:
+    """Looks at the first GPU; with `load` it works for a second."""
+    if find_spec("cuda") is None:
+        if driver_present():
+            return Found(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
+        return Found(None)
+    from spark_engine.device import Gpu, name_and_driver, present
+    from spark_engine.runtime.doctor.probe import NEEDS, probe
+
+    try:
+        name, cuda = name_and_driver()
+    except Exception as error:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        if not driver_present():
+            return Found(None)
+        return Found(None, (f"NVIDIA's driver does not answer: {error}",))
+    advice = []
+    if int(cuda) < LEAST_DRIVER:
+        advice.append(
+            f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
+            "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
+        )
+    target, smi = present(), _smi()
+    if target is None:
+        known = ", ".join(t.card.product for t in KNOWN)
+        advice.append(f"there are no kernels for {name}, only for {known} and their like")
+    try:
+        with closing(Gpu()) as gpu:
+            mps = gpu.shared_by_mps
+            room, mhz = Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated), gpu.most_mhz
+            tried = load and room.usable >= NEEDS
+            told = probe(gpu) if tried else None
+    except SparkError as error:
+        return Found(None, (*advice, f"{name} cannot be used: {error}"))
+    if load and not tried:
+        advice.append("too little memory is free to try its clock and bandwidth: stop programs")
+    if mps:
+        stop = "echo quit | nvidia-cuda-mps-control"
+        advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")
+    after = _smi() if load else {}
+    card = Card(
+        name=name,
+        target=target.name if target else None,
+        card=target.card.name if target else None,
+        cuda=int(cuda),
+        driver=smi.get("driver_version"),
+        room=room,
+        sm_mhz=told.sm_mhz if told else None,
+        max_mhz=_number(smi.get("clocks.max.sm")) or mhz,
+        bandwidth=told.bandwidth if told else None,
+        wanted=target.card.bandwidth if target else None,
+        watts=_number(after.get("power.draw")),
+        celsius=_number(after.get("temperature.gpu")),
+    )
+    return Found(card, (*advice, *slow(card)))
+
+
+def release(version: int) -> str:
+    """13000 as 13.0."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def slow(card: Card) -> list[str]:
+    """What a clock or a bandwidth that is too low means, and what mends it."""
+    words = []
+    if card.sm_mhz is not None and card.max_mhz and card.sm_mhz < LOW_CLOCK * card.max_mhz:
+        at = f"under load the GPU runs at {card.sm_mhz:.0f} of {card.max_mhz:.0f} MHz"
+        if card.room.shared:
+            words.append(
+                f"{at}: this is the low-power state that a DGX Spark falls into, and a restart "
+                "does not end it. Shut it down, take its power adapter out of the wall socket for "
+                "a minute, use the adapter that came with it, start it, and run the doctor again"
+            )
+        else:
+            words.append(
+                f"{at}: stop other programs on the GPU; `nvidia-smi -q -d PERFORMANCE` says what "
+                "holds it down (heat, power, a fixed clock: nvidia-smi -rgc)"
+            )
+    if card.bandwidth and card.wanted and card.bandwidth < LOW_BANDWIDTH * card.wanted:
+        words.append(
+            f"its memory moves {card.bandwidth / 1e9:.0f} GB/s where {card.wanted / 1e9:.0f} are "
+            "usual: stop other programs on the GPU, and see that its clocks are not held down"
+        )
+    return words
+
+
+def _smi() -> dict[str, str]:
+    """What nvidia-smi tells of the first GPU, by field; nothing where there is none."""
+    command = [SMI, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "-i", "0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    words = [word.strip() for word in done.stdout.splitlines()[0].split(",")] if done.stdout else []
+    return dict(zip(FIELDS, words, strict=True)) if len(words) == len(FIELDS) else {}
+
+
+def _number(word: str | None) -> float | None:
+    try:
+        return float(word or "")
+    except ValueError:  # "[N/A]"
+        return None

@@ -1,0 +1,100 @@
+"""The machine beside its GPU: memory, swap, disk, the extras of the package.
+
+Knows Linux's files and the package's own description.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from spark_engine.host_memory import MEMINFO, available_memory
+
+PACKAGE = "spark-engine"
+EXTRAS = ("cuda", "hub", "check", "bench", "otel", "trt")  # those that an owner may want
+_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Host:
+    """Bytes, but for `cores`; None where Linux does not tell. `available`: without swapping."""
+
+    system: str
+    arch: str
+    python: str
+    package: str
+    cores: int
+    total: int | None
+    available: int | None
+    swap: int | None
+    swap_used: int | None
+
+
+def host(meminfo: Path = MEMINFO) -> Host:
+    """This machine."""
+    table = _meminfo(meminfo)
+    swap, unused = table.get("SwapTotal"), table.get("SwapFree")
+    used = None if swap is None or unused is None else swap - unused
+    return Host(
+        system=_system(),
+        arch=platform.machine(),
+        python=platform.python_version(),
+        package=_version(PACKAGE) or "from a folder, not installed",
+        cores=os.cpu_count() or 1,
+        total=table.get("MemTotal"),
+        available=available_memory(meminfo),
+        swap=swap,
+        swap_used=used,
+    )
+
+
+def extras() -> dict[str, tuple[str, ...]]:
+    """The packages that each extra lacks here, by extra; none where all are installed."""
+    try:
+        lines = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        return {}
+    missing: dict[str, tuple[str, ...]] = {}
+    for extra in EXTRAS:
+        wanted = [line for line in lines if f"extra == '{extra}'" in line.replace('"', "'")]
+        names = [found[0] for line in wanted if (found := _NAME.match(line))]
+        missing[extra] = tuple(n for n in names if n != PACKAGE and _version(n) is None)
+    return missing
+
+
+def disk(folder: Path) -> int | None:
+    """Bytes free where `folder` is or would be; None where that cannot be told."""
+    at = folder.absolute()
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    try:
+        return shutil.disk_usage(at).free
+    except OSError:
+        return None
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

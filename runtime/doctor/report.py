@@ -1,0 +1,145 @@
+"""What the doctor says: the findings together, the advice, the verdict, as text and as JSON.
+
+Knows no GPU and no file; it is told what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_engine.hints import extra
+from spark_engine.runtime.doctor.engines import Fit
+from spark_engine.runtime.doctor.gpu import Card, Found, release
+from spark_engine.runtime.doctor.machine import Host
+
+GB, GIB = 1e9, 1 << 30
+LITTLE_DISK = 30 * GIB  # a checkpoint of 27B in NVFP4 and its engine want more
+SWAPPED = GIB  # bytes in swap from which a GPU that shares the memory is slow
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found. `extras`: the packages that each lacks; `disk`: bytes free by
+    folder."""
+
+    host: Host
+    gpu: Found
+    extras: Mapping[str, tuple[str, ...]]
+    disk: Mapping[str, int | None]
+    engines: Sequence[Fit]
+
+    @property
+    def served(self) -> bool:
+        """Whether one of the engines can be served."""
+        return any(not engine.why for engine in self.engines)
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do, the worst first."""
+        return [*self.gpu.advice, *self._of_memory(), *self._of_disk(), *self._of_engines()]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; bytes, bytes a second, MHz."""
+        return {
+            "served": self.served,
+            "host": asdict(self.host),
+            "gpu": asdict(self.gpu.card) if self.gpu.card else None,
+            "extras": {name: list(missing) for name, missing in self.extras.items()},
+            "disk": dict(self.disk),
+            "engines": [asdict(engine) for engine in self.engines],
+            "advice": self.advice,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        host = self.host
+        yield f"machine     {host.system}, {host.arch}, {host.cores} cores"
+        yield f"software    spark-engine {host.package}, Python {host.python}"
+        yield from _gpu(self.gpu.card)
+        swap = f", swap {_gib(host.swap_used)} of {_gib(host.swap)} used" if host.swap else ""
+        yield f"memory      {_gib(host.available)} of {_gib(host.total)} available{swap}"
+        for folder, free in self.disk.items():
+            yield f"disk        {_gib(free)} free for {folder}"
+        installed = [name for name, missing in self.extras.items() if not missing]
+        absent = [name for name, missing in self.extras.items() if missing]
+        lacks = f"; not installed: {', '.join(absent)}" if absent else ""
+        yield f"extras      {', '.join(installed) or 'none'}{lacks}"
+        for engine in self.engines:
+            yield from _engine(engine)
+        advice = self.advice
+        if advice:
+            yield "what to do"
+        yield from (f"  {number}. {words}" for number, words in enumerate(advice, 1))
+        yield "an engine can be served" if self.served else "no engine can be served"
+
+    def _of_memory(self) -> Iterator[str]:
+        card, host = self.gpu.card, self.host
+        if card and card.room.shared and (host.swap_used or 0) > SWAPPED:
+            yield (
+                f"{_gib(host.swap_used)} lie in swap, where GPU and programs share one memory: "
+                "stop other programs, then sudo swapoff -a && sudo swapon -a"
+            )
+
+    def _of_disk(self) -> Iterator[str]:
+        for folder, free in self.disk.items():
+            if free is not None and free < LITTLE_DISK:
+                yield (
+                    f"{_gib(free)} are free for {folder}: a 27B checkpoint in NVFP4 and its engine "
+                    "want some 40 GiB"
+                )
+
+    def _of_engines(self) -> Iterator[str]:
+        if not self.engines:
+            without = " --target cpu" if self.gpu.card is None else ""
+            hub = f"{extra('hub')}, then " if self.extras.get("hub") else ""
+            build = f"spark-build OWNER/NAME -o engines/NAME{without}"
+            yield f"no engine was named and none lies under engines/: {hub}{build}"
+        for engine in self.engines:
+            if engine.why:
+                yield f"{engine.path} cannot be served: {engine.why}"
+        served = [engine.path for engine in self.engines if not engine.why]
+        if served:
+            yield f"spark-run {served[0]} --serve"
+
+
+def roots(engines: Sequence[Path], below: Path) -> list[Path]:
+    """The folders whose disks count: that of the engines, or those of the engines named."""
+    return sorted({engine.absolute().parent for engine in engines}) or [below.absolute()]
+
+
+def _gpu(card: Card | None) -> Iterator[str]:
+    if card is None:
+        yield "GPU         none that can be used"
+        return
+    kind = f"kernels for {card.target}" if card.target else "no kernels for it"
+    driver = f"driver {card.driver}, " if card.driver else ""
+    yield f"GPU         {card.name}: {kind}; {driver}CUDA {release(card.cuda)}"
+    room, shared = card.room, ", the host's as well" if card.room.shared else ""
+    keeps = f", {_gib(room.kept)} kept for the host" if room.kept else ""
+    yield f"its memory  {_gib(room.usable)} of {_gib(room.total)} for an engine{keeps}{shared}"
+    if card.sm_mhz is not None:
+        most = f" of {card.max_mhz:.0f}" if card.max_mhz else ""
+        heat = f", {card.celsius:.0f} °C" if card.celsius is not None else ""
+        power = f", {card.watts:.0f} W" if card.watts is not None else ""
+        yield f"its clock   {card.sm_mhz:.0f}{most} MHz under load{power}{heat}"
+    if card.bandwidth is not None:
+        wanted = f" of {card.wanted / GB:.0f} usual" if card.wanted else ""
+        yield f"bandwidth   {card.bandwidth / GB:.0f}{wanted} GB/s"
+
+
+def _engine(engine: Fit) -> Iterator[str]:
+    if engine.needs is None:
+        yield f"engine      {engine.path}: not one"
+        return
+    leaves = "" if engine.leaves is None else f", which leaves {_gib(engine.leaves)}"
+    verdict = "cannot be served" if engine.why else "can be served"
+    yield (
+        f"engine      {engine.path} ({engine.target}) {verdict}: takes {_gib(engine.needs)}{leaves}"
+    )
+
+
+def _gib(count: int | None) -> str:
+    return "?" if count is None else f"{count / GIB:.1f} GiB"

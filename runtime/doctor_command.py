@@ -1,0 +1,56 @@
+"""`spark-run doctor`: what this machine is, what is wrong with it, which engines it can serve.
+
+Knows the command line. Ends with 0 where an engine can be served and 1 where none can; other codes
+are those of every command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from spark_engine.command import command
+from spark_engine.runtime.doctor import engines, gpu, machine
+from spark_engine.runtime.doctor.report import Report, roots
+
+NAME = "doctor"
+SERVED, NONE_SERVED = 0, 1
+
+
+@click.command(NAME)
+@click.argument(
+    "folders", metavar="[ENGINE]...", nargs=-1, type=click.Path(path_type=Path, file_okay=False)
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--no-load", is_flag=True, help="Do not work on the GPU: no clock, no bandwidth.")
+def doctor(folders: tuple[Path, ...], as_json: bool, no_load: bool) -> None:
+    """Says what this machine is and which engines it can serve, and what to do where it cannot.
+
+    The engines are the folders ENGINE, or all under engines/. The GPU works for about a second.
+    Ends with 0 where an engine can be served, with 1 where none can.
+    """
+    with command(f"spark-run {NAME}"):
+        report = examine(folders, load=not no_load)
+        if as_json:
+            click.echo(json.dumps(report.to_json(), indent=2))
+        else:
+            for line in report.lines():
+                click.echo(line)
+        sys.exit(SERVED if report.served else NONE_SERVED)
+
+
+def examine(folders: tuple[Path, ...], load: bool) -> Report:
+    """Looks at everything; with `load` the GPU works for a second."""
+    host, found = machine.host(), gpu.look(load)
+    paths = engines.folders(folders)
+    room = found.card.room if found.card else None
+    return Report(
+        host=host,
+        gpu=found,
+        extras=machine.extras(),
+        disk={str(path): machine.disk(path) for path in roots(folders, engines.ENGINES)},
+        engines=[engines.fit(path, room, host.available) for path in paths],
+    )

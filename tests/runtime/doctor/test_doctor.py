@@ -1,0 +1,199 @@
+"""`spark-run doctor`: without a GPU, on a made-up Spark, on one that is held down."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.runtime.cli import main  # noqa: E402
+from spark_engine.runtime.doctor import engines, gpu, machine, probe  # noqa: E402
+from tests.fake_driver import FakeDriver  # noqa: E402
+from tests.fake_spark import GIB, FakeSpark, meminfo  # noqa: E402
+from tests.runtime import native_folder as toy  # noqa: E402
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder on a machine with neither GPU, driver nor nvidia-smi."""
+    driver = FakeDriver(fails=("cuInit",))
+    for place in (cuda_driver, device):
+        monkeypatch.setattr(place, "driver", driver)
+    monkeypatch.setattr(gpu, "driver_present", lambda: False)
+    monkeypatch.setattr(gpu, "SMI", "/nowhere/nvidia-smi")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+Use = Callable[..., FakeSpark]
+
+
+@pytest.fixture
+def spark(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Puts a Spark in the place of what is here."""
+
+    def use(available: int = 110 * GIB, swap_free: int = 16_000_000, **how: float) -> FakeSpark:
+        driver = FakeSpark(**how)  # type: ignore[arg-type]
+        for place in (cuda_driver, device):
+            monkeypatch.setattr(place, "driver", driver)
+        table = bare / "meminfo"
+        table.write_text(meminfo(available, swap_free))
+        monkeypatch.setattr(cuda_driver, "available_memory", lambda: available)
+        monkeypatch.setattr(machine.host, "__defaults__", (table,))
+        monkeypatch.setattr(machine, "available_memory", lambda path: available)
+        monkeypatch.setattr(gpu, "driver_present", lambda: True)
+        monkeypatch.setattr(probe.probe, "__defaults__", (0.0,))
+        return driver
+
+    return use
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["doctor", *(str(a) for a in arguments)])
+
+
+def _json(*arguments: object) -> tuple[int, dict[str, Any]]:
+    done = _run(*arguments, "--json")
+    return done.exit_code, json.loads(done.stdout)
+
+
+def _engine(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str = "sm_121a") -> Path:
+    monkeypatch.setattr(toy, "TARGET", target)
+    toy.write(folder)
+    return folder
+
+
+def test_without_a_gpu_and_an_engine_it_says_how_to_build_one(bare: Path) -> None:
+    code, found = _json()
+    assert code == 1 and found["gpu"] is None and not found["served"] and found["engines"] == []
+    assert "--target cpu" in found["advice"][-1]
+    words = _run()
+    assert words.exit_code == 1 and "no engine can be served" in words.stdout
+
+
+def test_the_engines_under_engines_are_looked_at(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bare / "engines").mkdir()
+    _engine(bare / "engines" / "one", monkeypatch)
+    code, found = _json()
+    (engine,) = found["engines"]
+    assert code == 1 and engine["target"] == "sm_121a" and "here runs cpu" in engine["why"]
+
+
+def test_an_engine_of_this_machine_can_be_served(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the manifest tells: a file that was cut is seen, what it holds is not."""
+    folder = _engine(bare / "one", monkeypatch, "cpu")
+    code, found = _json(folder, bare / "none")
+    assert code == 0 and found["served"], "one of the two"
+    assert [bool(engine["why"]) for engine in found["engines"]] == [False, True]
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, found = _json(folder)
+    assert code == 1 and "weights.safetensors has" in found["engines"][0]["why"]
+    weights.unlink()
+    assert "is missing" in _json(folder)[1]["engines"][0]["why"]
+
+
+def test_a_spark_serves_its_engine(spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = spark()
+    folder = _engine(bare / "one", monkeypatch)
+    code, found = _json(folder)
+    card = found["gpu"]
+    assert code == 0 and card["target"] == "sm_121a" and card["card"] == "gb10"
+    assert card["sm_mhz"] == 2281 and card["max_mhz"] == 3003
+    assert card["bandwidth"] == pytest.approx(240e9) and card["wanted"] == 243e9
+    assert card["room"]["shared"] and card["room"]["free"] == 110 * GIB, "not the driver's word"
+    assert found["advice"] == [f"spark-run {folder} --serve"]
+    assert found["engines"][0]["leaves"] == 106 * GIB - found["engines"][0]["needs"]
+    assert +driver.held == -driver.held == {}, "everything was given back"
+    words = _run(folder).stdout
+    assert "2281 of 3003 MHz under load" in words and "240 of 243 usual GB/s" in words
+    assert "4.0 GiB kept for the host" in words
+
+
+def test_the_low_power_state_is_named_with_what_ends_it(spark: Use, bare: Path) -> None:
+    spark(mhz=799, bandwidth=239e9)
+    advice = _json()[1]["advice"]
+    assert "799 of 3003 MHz" in advice[0] and "wall socket" in advice[0]
+    spark(mhz=1600, bandwidth=100e9)
+    advice = _json()[1]["advice"]
+    assert "100 GB/s where 243 are usual" in advice[0] and "MHz" not in advice[0]
+
+
+def test_another_card_that_is_slow_is_not_told_to_pull_a_plug(spark: Use) -> None:
+    spark(mhz=500).attributes["INTEGRATED"] = 0
+    advice = _json()[1]["advice"][0]
+    assert "500 of 3003" in advice and "wall" not in advice and "nvidia-smi" in advice
+
+
+def test_a_spark_without_room_says_what_the_host_keeps(
+    spark: Use, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark(available=(4 * GIB) + 1000, swap_free=1000)
+    folder = _engine(bare / "one", monkeypatch)
+    code, found = _json(folder)
+    assert code == 1 and "beside the 4.00 that this machine itself keeps" in found["advice"][-1]
+    assert any("lie in swap" in words for words in found["advice"])
+    assert found["gpu"]["sm_mhz"] is None and "too little memory" in found["advice"][0]
+
+
+def test_nothing_is_run_where_nothing_should_be(spark: Use) -> None:
+    driver = spark()
+    card = _json("--no-load")[1]["gpu"]
+    assert card["sm_mhz"] is None and card["bandwidth"] is None
+    assert not any(call[0] == "cuLaunchKernelEx" for call in driver.asked)
+
+
+def test_what_is_wrong_with_a_driver_is_said(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = spark()
+    driver.attributes["MPS_ENABLED"] = 1
+    driver.attributes["COMPUTE_CAPABILITY_MINOR"] = 9
+    advice = _json()[1]["advice"]
+    assert "no kernels for NVIDIA GB10" in advice[0] and "MPS" in advice[1]
+    driver.fails = ("cuDevicePrimaryCtxRetain",)
+    assert "cannot be used" in _json()[1]["advice"][-2]
+    driver.fails = ("cuInit",)
+    assert "does not answer" in _json()[1]["advice"][0]
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert "not the extra `cuda`" in _json()[1]["advice"][0]
+
+
+def test_an_old_driver_is_named(spark: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark()
+    monkeypatch.setattr(device, "name_and_driver", lambda: ("NVIDIA GB10", "12080"))
+    assert "speaks CUDA 12.8" in _json()[1]["advice"][0]
+
+
+def test_nvidia_smis_words_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in {
+        "580.95.05, 3003, 41.20, [N/A]\n": {"driver_version": "580.95.05", "power.draw": "41.20"},
+        "": {},
+        "No devices were found\n": {},
+    }.items():
+        done = SimpleNamespace(stdout=text)
+        monkeypatch.setattr(subprocess, "run", lambda *a, done=done, **k: done)
+        assert wanted.items() <= gpu._smi().items()
+    assert gpu._number("[N/A]") is None and gpu._number("41.20") == 41.2
+
+
+def test_a_folder_named_doctor_is_reached_by_its_path(bare: Path) -> None:
+    done = CliRunner().invoke(main, ["./doctor", "--prompt", "x"])
+    assert done.exit_code == 2 and "there is no engine folder doctor" in done.stderr
+    assert CliRunner().invoke(main, ["doctor", "--help"]).exit_code == 0
+
+
+def test_a_disk_is_that_of_the_folder_above(tmp_path: Path) -> None:
+    assert machine.disk(tmp_path / "not" / "yet") == machine.disk(tmp_path)
+    assert engines.folders([], tmp_path) == []

@@ -1,0 +1,215 @@
+"""A card that shares the host's memory (a DGX Spark): what is built for it, starts and is refused,
+and that loading holds the weights once."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import cuda_driver, device  # noqa: E402
+from spark_engine.builder.native import gpu_timer  # noqa: E402
+from spark_engine.builder.plan import budget  # noqa: E402
+from spark_engine.device_resources import DeviceResources  # noqa: E402
+from spark_engine.engine_file import read_manifest  # noqa: E402
+from spark_engine.errors import CapacityError  # noqa: E402
+from spark_engine.kernel import GB10, H200  # noqa: E402
+from spark_engine.runtime.engine import load as module  # noqa: E402
+from spark_engine.runtime.executors import native, upload  # noqa: E402
+from spark_engine.runtime.executors.cache_size import KEPT, SHARED, Room  # noqa: E402
+from tests.fake_spark import GIB, TOTAL, FakeSpark  # noqa: E402
+from tests.runtime import native_folder as toy  # noqa: E402
+from tests.runtime.fake_gpu import FakeGpu  # noqa: E402
+
+PAGE = mmap.PAGESIZE
+MOST_BEYOND = 2 * GIB  # what loading may take beside the plan
+
+
+class Card(FakeGpu):
+    """A numpy GPU of a Spark's memory, as the made-up driver tells it."""
+
+    def __init__(self) -> None:
+        super().__init__(toy.KERNELS)
+        self.real = device.Gpu()
+        self.integrated = self.real.integrated
+        self.total_bytes = self.real.total_bytes
+
+    @property
+    def free_bytes(self) -> int:  # type: ignore[override]
+        return self.real.free_bytes
+
+
+def _spark(monkeypatch: pytest.MonkeyPatch, available: int, **more: int) -> FakeSpark:
+    driver = FakeSpark()
+    driver.attributes |= more
+    for place in (cuda_driver, device):
+        monkeypatch.setattr(place, "driver", driver)
+    monkeypatch.setattr(cuda_driver, "available_memory", lambda: available)
+    monkeypatch.setattr(native, "Gpu", Card)
+    monkeypatch.setattr(module, "runnable_targets", lambda hosts: ("cpu", toy.TARGET))
+    return driver
+
+
+def test_an_engine_starts_where_little_is_free_and_much_available(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy.write(tmp_path)
+    driver = _spark(monkeypatch, 100 * GIB)
+    driver.free = 1000
+    module.load(tmp_path, cache_bytes=0).close()
+
+
+def test_an_engine_that_would_starve_the_host_is_refused_before_anything_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy.write(tmp_path)
+    need = read_manifest(tmp_path).memory.total
+    _spark(monkeypatch, KEPT + need)
+    module.load(tmp_path, cache_bytes=0).close()
+    driver = _spark(monkeypatch, KEPT + need - 1)
+    with pytest.raises(CapacityError, match=r"beside the 4\.00 that this machine itself keeps"):
+        module.load(tmp_path, cache_bytes=0)
+    assert driver.held["cuMemAlloc"] == 0
+    discrete = _spark(monkeypatch, 0, INTEGRATED=0)
+    discrete.free = need
+    module.load(tmp_path, cache_bytes=0).close()
+
+
+def test_the_host_keeps_its_part_of_a_memory_that_it_shares() -> None:
+    assert Room(100 * GIB, TOTAL, shared=True).usable == 96 * GIB
+    assert Room(3 * GIB, TOTAL, shared=True).usable == 0
+    assert Room(3 * GIB, TOTAL).usable == 3 * GIB
+    assert Room(10 * GIB, 16 * GIB, shared=True).kept == GIB, "a sixteenth of a small one"
+
+
+@pytest.mark.parametrize("gib", [0.5, 14, 19, 30, 60])
+def test_what_is_built_for_a_spark_leaves_the_host_its_part(gib: float) -> None:
+    """The default plan and the workspace, beside what a process may count on of the memory."""
+    needs = budget.Needs(int(gib * GIB), 150 << 20, 2 << 20, 150 << 20)
+    seqs = budget.sequences(GB10, needs)
+    pages = budget.pages(GB10, needs, seqs)
+    plan = budget.WEIGHTS * needs.weights + budget.WORKSPACE + (seqs + 1) * needs.slot
+    plan += (pages + 1) * needs.page
+    assert pages > 0 and plan <= budget.SHARE * GB10.card.memory
+    assert plan + KEPT <= device.OURS * TOTAL
+    snapshots = (device.OURS * TOTAL - KEPT - plan) // SHARED  # as a start takes them
+    assert plan + KEPT + snapshots < device.OURS * TOTAL
+
+
+def test_the_builders_timer_counts_its_operands_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in the memory that they are timed in."""
+    bench = SimpleNamespace(
+        nbytes=600, fill=lambda: None, free=lambda: None, seconds=lambda functions: 1.0
+    )
+    monkeypatch.setattr(gpu_timer, "_Bench", lambda *_: bench)
+    timer: Any = object.__new__(gpu_timer.GpuTimer)
+    timer._functions = lambda *_: ([], [])
+    for integrated, timed in ((1, None), (0, 1.0)):
+        _spark(monkeypatch, 1000, INTEGRATED=integrated).free = 1000
+        timer._gpu = device.Gpu()
+        assert timer._measure(None, None, None) == timed
+
+
+def test_a_spark_is_what_it_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _spark(monkeypatch, GIB)
+    assert device.present() == GB10 != H200
+
+
+def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
+    """Else a Spark holds the weights twice while it loads."""
+    size = 24 << 20
+    path = _file(tmp_path / "weights", size)
+    if _cached(path, drop=True):
+        pytest.skip("this file system keeps its pages in memory")
+    left = {}
+    for integrated in (False, True):
+        _cached(path, drop=True)
+        gpu = FakeGpu({})
+        gpu.integrated = integrated
+        resources = DeviceResources(gpu)  # type: ignore[arg-type]
+        at = upload.upload_file(resources, path, 8 << 20, lambda index, digest: None, 2)
+        left[integrated] = _cached(path)
+        assert gpu.at(at, size).tobytes() == path.read_bytes()
+        resources.close()
+    assert left[True] * PAGE <= 2 << 20, "what was read ahead, at most"
+    assert left[False] * PAGE == size, "another start is quicker where it costs nothing"
+
+
+LOADER = """
+import resource, sys
+from pathlib import Path
+from spark_engine.device_resources import DeviceResources
+from spark_engine.runtime.executors import upload
+from tests.runtime.fake_gpu import FakeGpu
+
+class Once(FakeGpu):  # memory of the plan, taken before it is counted
+    def upload(self, address, array):
+        self.at(address, array.nbytes)[:] = array
+    def record(self, event): pass
+    def wait_for(self, event): pass
+
+path, gpu = Path(sys.argv[1]), Once({})
+gpu.integrated = True
+size = path.stat().st_size
+address = gpu.allocate(size)
+gpu.allocate = lambda nbytes: address
+limit = int(sys.argv[2])
+if limit:  # of everything that is not a file
+    at = int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (at + limit, at + limit))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+upload.upload_file(DeviceResources(gpu), path, 64 << 20, lambda i, d: None, 16)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+"""
+
+
+@pytest.mark.parametrize("limit", [0, MOST_BEYOND])
+def test_loading_takes_little_beyond_the_plan(tmp_path: Path, limit: int) -> None:
+    """As many threads as there ever are, and a limit under which an allocation would fail."""
+    path = tmp_path / "weights"
+    with path.open("wb") as file:
+        file.truncate(1 << 28)  # a hole: reading it costs no disk
+    command = [sys.executable, "-c", LOADER, str(path), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr
+    beyond = int(done.stdout)
+    staged = 4 * upload.STAGES * upload.PIECE  # four chunks, so four threads
+    assert beyond <= staged + (64 << 20), f"{beyond >> 20} MiB"
+    most = upload.MAX_LANES * upload.STAGES * upload.PIECE
+    assert most + beyond - staged < MOST_BEYOND, "with all threads"
+
+
+def _file(path: Path, size: int) -> Path:
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    with path.open("wb") as file:
+        file.write(data.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def _cached(path: Path, drop: bool = False) -> int:
+    """Pages of the file that lie in memory, after they were dropped if so told."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if drop:
+            os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), size) as mapped:
+            seen = (ctypes.c_ubyte * -(-size // PAGE))()
+            first = ctypes.c_char.from_buffer(mapped)
+            libc = ctypes.CDLL(None)
+            start = ctypes.c_void_p(ctypes.addressof(first))
+            done = libc.mincore(start, ctypes.c_size_t(size), seen)
+            del first
+    assert done == 0
+    return sum(byte & 1 for byte in seen)
