@@ -141,7 +141,7 @@ def test_what_was_read_leaves_the_page_cache(tmp_path: Path) -> None:
         left[integrated] = _cached(path)
         assert gpu.at(at, size).tobytes() == path.read_bytes()
         resources.close()
-    assert left[True] * PAGE <= 2 << 20, "what was read ahead, at most"
+    assert left[True] * PAGE <= size // 4, "what was being read ahead, at most"
     assert left[False] * PAGE == size, "another start is quicker where it costs nothing"
 
 
