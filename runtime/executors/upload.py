@@ -50,7 +50,14 @@ def upload_file(
             except BaseException:  # Ctrl-C comes here, and the pool waits for its threads
                 job.stop()
                 raise
+    if resources.gpu.integrated:  # what was read ahead behind a piece that was dropped
+        with path.open("rb") as file:
+            _drop(file.fileno(), 0, size)
     return address
+
+
+def _drop(file: int, at: int, size: int) -> None:
+    os.posix_fadvise(file, at, size, os.POSIX_FADV_DONTNEED)
 
 
 class _Job:
@@ -95,7 +102,7 @@ class _Job:
             self._gpu.record(copied[turn % STAGES])
             digest.update(stage)
             if self._drops:
-                os.posix_fadvise(file, at, len(stage), os.POSIX_FADV_DONTNEED)
+                _drop(file, at, len(stage))
         return digest.hexdigest()
 
     def _read(self, file: int, at: int, stage: Bytes) -> None:

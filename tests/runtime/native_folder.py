@@ -85,7 +85,7 @@ def write(
 ) -> Manifest:
     """Writes the folder; the manifest's digests are right whatever the buckets hold."""
     path.mkdir(exist_ok=True)
-    write_weights(path / WEIGHTS, plan_weights([W]), [np.arange(40, dtype=np.float32)])
+    write_weights(path / WEIGHTS, plan_weights([W]), [np.arange(W.dims[0], dtype=np.float32)])
     buckets = []
     for rows in ROWS:
         file, wanted = f"decode_b{rows}.engine", Buffers.of(header(rows), names_of_tables())
