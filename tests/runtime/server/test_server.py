@@ -479,7 +479,7 @@ MALFORMED: list[tuple[str, Any, int, str]] = [
     (TEXT, {"prompt": "a", "drafts": -1}, 400, "drafts is -1"),
     (CHAT, {**GOOD, "drafts": 1.5}, 400, "drafts"),
     (TEXT, {"prompt": ["a"] * 200_000, "n": 512}, 400, "102400000 answers"),
-    (TEXT, {"prompt": "a" * 24_000_000}, 400, "the prompt is 24000000 bytes"),
+    (TEXT, {"prompt": "a" * 24_000_000}, 400, "prompt is too long: 24000000 bytes"),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 24_000_000}]}, 400, "bytes"),
     (TEXT, {"prompt": "a", "max_tokens": "x"}, 400, "max_tokens is 'x'"),
     (TEXT, {"prompt": "a", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens is 6"),
