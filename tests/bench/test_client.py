@@ -24,7 +24,7 @@ from tests.bench.scripted_server import (  # noqa: E402
 )
 
 DONE = event("[DONE]")
-GAP = 0.06  # seconds that a test can tell from none
+GAP = 0.2  # seconds that a test can tell from none
 
 
 def ask(load: Load, *answers: list[Part], status: int = 200, width: int = 1) -> Any:
