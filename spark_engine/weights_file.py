@@ -35,6 +35,7 @@ _TO_NAME = {
     DType.F8E4M3: "F8_E4M3",
     DType.U8: "U8",
     DType.I32: "I32",
+    DType.U32: "U32",
     DType.I64: "I64",
     DType.BOOL: "BOOL",
 }

@@ -22,6 +22,7 @@ from spark_engine.engine_file import EngineHeader, encode_engine, open_folder, r
 from spark_engine.errors import EngineError, InternalError
 from spark_engine.interface import Limits, Precision
 from spark_engine.manifest import (
+    FORMAT,
     Bucket,
     Fingerprint,
     Manifest,
@@ -41,6 +42,7 @@ from spark_engine.weights_file import (
     write_weights,
 )
 
+NOW = b'"format": %d' % FORMAT
 ENGINE = "decode_b2.engine"
 
 
@@ -185,10 +187,10 @@ def test_other_target_is_refused(folder: Path) -> None:
 
 def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text('{"format": 6, "surprise": []}')
-    with pytest.raises(EngineError, match="format 6.*reads up to 5.*upgrade"):
+    file.write_text(f'{{"format": {FORMAT + 1}, "surprise": []}}')
+    with pytest.raises(EngineError, match=f"format {FORMAT + 1}.*reads up to {FORMAT}.*upgrade"):
         open_folder(folder, "cpu")
-    data = (folder / ENGINE).read_bytes().replace(b'"format": 6', b'"format": 9')
+    data = (folder / ENGINE).read_bytes().replace(NOW, b'"format": 9')
     (folder / ENGINE).write_bytes(data)
     with pytest.raises(EngineError, match="format 9"):
         read_engine(folder / ENGINE)
@@ -196,7 +198,7 @@ def test_newer_format_is_refused_before_anything_else(folder: Path) -> None:
 
 def test_an_engine_from_before_its_states_were_renamed_is_refused(folder: Path) -> None:
     data = (folder / "manifest.json").read_bytes()
-    (folder / "manifest.json").write_bytes(data.replace(b'"format": 6', b'"format": 2'))
+    (folder / "manifest.json").write_bytes(data.replace(NOW, b'"format": 2'))
     with pytest.raises(EngineError, match="format 2: rebuild the engine with spark-build"):
         open_folder(folder, "cpu")
 

@@ -59,7 +59,8 @@ def test_times_and_counts_are_those_of_the_events() -> None:
     assert took.error == "" and took.counts == [1, 2, 1] and took.prompt_tokens == 3
     assert took.cached_tokens is None
     first, second, third = took.times
-    assert first - took.start >= GAP and second - first < GAP / 2 and third - second >= GAP
+    least = 0.9 * GAP  # the second may have been read late
+    assert first - took.start >= least and second - first < GAP / 2 and third - second >= least
     assert took.due <= took.start <= first <= third <= took.end
     (body,) = server.asked
     assert body["prompt"] == [5, 6] and body["max_tokens"] == 9 and body["model"] == "m"

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.native import nvrtc  # noqa: E402
-from spark_engine.kernel import TARGETS, Target  # noqa: E402
+from spark_engine.kernel import TARGETS  # noqa: E402
 from spark_engine.op import Case  # noqa: E402
 from spark_engine.plugins.sampling import (  # noqa: E402
     philox,
@@ -87,12 +87,12 @@ def check(bench: cuda_node.Bench, case: Case, seed: int) -> tuple[int, int]:
     return len(same), len(off)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-@pytest.mark.parametrize(("rows", "tile"), [(1, 0), (128, 0), (128, 4)])
-def test_served_width_compiles_without_spills(
-    rows: int, tile: int, target: Target, cache: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "tile"), [("sm_90a", 1, 0), ("sm_121a", 128, 0), ("sm_90a", 128, 4)]
+)
+def test_served_width_compiles_without_spills(name: str, rows: int, tile: int, cache: Path) -> None:
     """`rows` of logits; with a tile they are of so many tokens each."""
+    target = TARGETS[name]
     case = case_of({}, 1, 248_320, 3.0, tile)
     arrays = case.inputs(np.random.default_rng(0))
     arrays = (np.zeros((rows, 248_320), np.float32), *arrays[1:])

@@ -59,7 +59,7 @@ def shared(rng: random.Random, count: int) -> list[Request]:
 
 
 @settings(
-    max_examples=settings().max_examples // 12,  # 8; 83 in `make soak`
+    max_examples=settings().max_examples // 20,  # 5; 50 in `make soak`
     derandomize=True,
     deadline=None,
     database=None,

@@ -119,9 +119,10 @@ def test_the_engines_process_has_grammars(tmp_path: Path, monkeypatch: pytest.Mo
     info = service(FakeClient(), None).info
     monkeypatch.setattr(worker, "read_info", lambda folder: info)
     monkeypatch.setattr(worker.Engine, "open", opened)
-    for _ in range(2):
+    for text in (False, True):
+        if text:  # once: the engine's process reads it in a thread
+            small_tokenizer.write(tmp_path / "tokenizer")
+        assert has_text(tmp_path) is text
         with pytest.raises(Stop):
             worker.open_engine(tmp_path, worker.EngineOptions(), worker.NoTrace())
-        small_tokenizer.write(tmp_path / "tokenizer")
-        assert has_text(tmp_path)
     assert seen[0] is None and seen[1]('start: "a"').done is False
