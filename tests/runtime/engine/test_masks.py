@@ -360,20 +360,21 @@ def test_a_panic_of_a_grammar_ends_its_request_alone() -> None:
 
 
 def test_a_slow_grammar_is_waited_for_once_and_then_by_itself() -> None:
-    """Its masks take 30 ms each; beside it a free request has a step in far less."""
-    one = engine(lambda text: Only(17, seconds=0.03))
+    """Its masks take 100 ms each; beside it a free request has a step in far less."""
+    one = engine(lambda text: Only(17, seconds=0.1))
     one.submit(request(grammar="g"))
     one.submit(Request((9, 9), SamplingParams(max_tokens=200, ignore_eos=True, seed=2)))
     while not one.scheduler.running or not one.scheduler.running[0].paused:
         one.step()
+        time.sleep(0.001)  # its thread may wait for a core meanwhile
     before = one._loop.counts.sampled
     took = []
     for _ in range(40):
         start = time.monotonic()
         one.step()
         took.append(time.monotonic() - start)
-    assert float(np.median(took)) < 0.01, "nobody waits for it"
-    assert one._loop.counts.sampled - before >= 30
+    assert float(np.median(took)) < 0.05, "nobody waits for it"
+    assert one._loop.counts.sampled - before >= 20
     events = run(one)
     assert len(tokens(events[0])) <= 12 and len(tokens(events[1])) <= 200
 

@@ -442,7 +442,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> N
                 ))  # fmt: skip
     start = time.monotonic()
     _wait(lambda: server.metric("spark:num_requests_running") == 0, "all have ended")
-    assert time.monotonic() - start < 5, "they ran to their end"  # 500 steps take over 10 s
+    assert time.monotonic() - start < 9, "they ran to their end"  # 500 steps take over 10 s
     assert server.metric("spark:free_slots") == fake_engine.SLOTS
 
 
