@@ -216,6 +216,7 @@ class TestCase:
         check(op, case, got, arrays)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("ring", [False, True])
@@ -232,6 +233,7 @@ def test_decode_kernels_compile_without_spills(
         assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:
