@@ -1,4 +1,4 @@
-"""Every tactic of every op over all its cases, as on the rehearsed GPU: right or wrong, and how long.
+"""Every tactic of every op over all its cases, as on the rehearsed GPU: right or wrong, how long.
 
 A part of `benchmarks.rehearsal`. Bits are asked for twice, between guards and over poisoned outputs
 (tests/plugins/cuda_node.py), and held to the op's float64 reference; the microseconds are a
@@ -12,7 +12,6 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +67,7 @@ def seconds(bench: cuda_node.Bench, work: cuda_node.Planned, arrays: tuple[Array
 
 
 def compared(bench: cuda_node.Bench, work: cuda_node.Planned, given: tuple, want: tuple) -> str:
-    """What is to be said of outputs that are right. Raises AssertionError for those that are not."""
+    """What is to be said of outputs that are right. Raises AssertionError for others."""
     op, case = work.op, work.case
     limits, states = op.tolerance(case.attrs), op.aliases(case.attrs)
     got = cuda_node.run(bench, work, given)
@@ -96,6 +95,12 @@ def label_of(work: cuda_node.Planned) -> str:
     return f"{work.op.name}/{work.tactic.name}/{work.case.label}"
 
 
+def kernels_of(work: cuda_node.Planned) -> list[tuple[str, nvrtc.Defines, str]]:
+    """Source, macros and symbol of each launch."""
+    source = work.tactic.source
+    return [(n.source or source, n.defines, n.symbol) for n in work.plan.launches]
+
+
 def main() -> None:
     """Compiles all kernels at once, then runs case by case."""
     told, target = Told(), target_here()
@@ -115,21 +120,17 @@ def main() -> None:
     gpu = Gpu()
     bench = cuda_node.Bench(gpu, target, CUBINS)
     told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
-    with ThreadPoolExecutor(2) as ahead:
-        truths = ahead.map(lambda work: truth(work[0], work[1]), cases)
-        for (_, _, found), (arrays, want) in zip(cases, truths, strict=True):
-            for work in found:
-                label = label_of(work)
-                if label in told.done:
-                    continue
-                with told.trial(label):
-                    note = compared(bench, work, arrays, want)
-                    us = seconds(bench, work, arrays) * 1e6
-                    spills = sum(
-                        usage[n.source or work.tactic.source, n.defines, n.symbol].spills
-                        for n in work.plan.launches
-                    )
-                    told.row(label, right=True, us=round(us, 2), spills=spills, note=note)
+    for op, case, found in cases:
+        arrays, want = truth(op, case)
+        for work in found:
+            label = label_of(work)
+            if label in told.done:
+                continue
+            with told.trial(label):
+                note = compared(bench, work, arrays, want)
+                us = seconds(bench, work, arrays) * 1e6
+                spills = sum(usage[key].spills for key in kernels_of(work))
+                told.row(label, right=True, us=round(us, 2), spills=spills, note=note)
     gpu.close()
 
 
