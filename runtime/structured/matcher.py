@@ -20,11 +20,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.engine.constraint import Words
+from spark_engine.runtime.structured import raw_text
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set. Those
-# of JSON's strings are the library's; the last is text up to a mark in angle brackets.
-SLICES = (*LLTokenizer.json_slices(), "[^<]+")
+# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set, the
+# narrower before the wider. Those of JSON's strings are the library's; the others are of raw text.
+SLICES = (*raw_text.SLICES, *LLTokenizer.json_slices(), "[^<]+")
 MOST_TEXT = 256 << 10  # characters of a grammar
 _LONGEST = 400  # characters of an error
 MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be beside each other
