@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -420,6 +421,21 @@ def test_a_request_is_cancelled_while_its_grammar_is_made() -> None:
     (events,) = run(one).values()
     gate.set()
     assert [e.finish for e in events] == [FinishReason.CANCELLED]
+
+
+@pytest.mark.parametrize("grammars", [None, Only])
+def test_an_engine_that_takes_grammars_is_loaded_for_masks(
+    monkeypatch: pytest.MonkeyPatch, grammars: Any
+) -> None:
+    told: dict[str, Any] = {}
+
+    def load(*_: Any, **how: Any) -> Any:
+        told.update(how)
+        return engine().loaded
+
+    monkeypatch.setattr("spark_engine.runtime.engine.engine.load", load)
+    Engine.open(Path("engine"), EngineOptions(grammars=grammars)).close()
+    assert told["masks"] is (grammars is not None)
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:
