@@ -21,6 +21,14 @@ KEYS = (
         fills=(ServerOptions, "api_keys"),
     ),
     Option(
+        "--metrics-by-key",
+        Group.SECURITY,
+        "Count tokens and limits in /metrics by the names of keys too, and ask for a key there.",
+        bool,
+        fills=(ServerOptions, "metrics_by_key"),
+        needs=("--api-keys", "no key has a name"),
+    ),
+    Option(
         "--queue-timeout",
         Group.SECURITY,
         "Seconds that a request may wait until the engine begins with it.",
