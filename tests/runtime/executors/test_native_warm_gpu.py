@@ -1,4 +1,4 @@
-"""The prefix cache on a real GPU: what goes on from kept pages and states is a cold run, bit for bit.
+"""The prefix cache on a real GPU: what goes on from kept pages and states is a cold run, by bits.
 
 An `--invariant` engine of the embedded model: a tile's bits depend on nothing but its tokens.
 """
