@@ -116,6 +116,7 @@ class Engine:
             shown=shown,
             cache_bytes=options.cache_bytes,
             graphs=options.graphs,
+            masks=options.grammars is not None,
         )
         return cls(loaded, options, trace)
 

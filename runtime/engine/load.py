@@ -105,6 +105,7 @@ def load(
     shown: Progress | None = None,
     cache_bytes: int | None = None,
     graphs: bool = True,
+    masks: bool = False,
     least: bool = False,
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
@@ -113,7 +114,8 @@ def load(
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one; with `least` only the least bucket of decode and of prefill is opened on a CPU. Raises
+    one; with `masks` all of its graphs are recorded here, also those of steps that wait for masks.
+    With `least` only the least bucket of decode and of prefill is opened on a CPU. Raises
     EngineError when the folder is damaged, newer, or for another machine, and CapacityError, before
     anything is loaded, when it does not fit the free memory.
     """
@@ -137,7 +139,7 @@ def load(
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark, shown, cache_bytes, graphs)
+        return _load_native(folder, threads, mark, shown, cache_bytes, (graphs, masks))
     manifest = folder.manifest  # from here on the verified one
     wanted = least_buckets(manifest) if least else manifest.buckets
     shown.say(f"opening {len(wanted)} buckets")
@@ -183,7 +185,7 @@ def _load_native(
     mark: Callable[[str], None],
     shown: Progress,
     cache_bytes: int | None,
-    graphs: bool,
+    recorded: tuple[bool, bool],
 ) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
@@ -194,7 +196,7 @@ def _load_native(
         check_capacity(manifest, 0, room.usable, room.kept)
         return device_rows(manifest, room, cache_bytes)
 
-    engine = NativeEngine(folder, rows_in, mark, graphs)
+    engine = NativeEngine(folder, rows_in, mark, *recorded)
     rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
     if rows:
         shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")

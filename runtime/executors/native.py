@@ -49,7 +49,8 @@ class NativeEngine:
 
     `rows_in` is given the device's memory before anything is allocated, raises when the engine does
     not fit, and says how many snapshot rows do. The weights are verified while they are copied.
-    Without `graphs` the launches of a step are queued one by one. Raises EngineError when a byte of
+    Without `graphs` the launches of a step are queued one by one; with `masks` the graphs of steps
+    that wait for masks are recorded at the start. Raises EngineError when a byte of
     the weights is not the manifest's, and where blocks that wait for one another may not all be
     running: beside another engine of this process, or under MPS. Closed with its last executor, or
     by `close`.
@@ -61,8 +62,9 @@ class NativeEngine:
         rows_in: Callable[[Room], int],
         mark: Mark,
         graphs: bool = True,
+        masks: bool = False,
     ) -> None:
-        self.graphs = graphs
+        self.graphs, self.masks = graphs, masks
         manifest, path = folder.manifest, folder.weights_path
         buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
@@ -239,7 +241,7 @@ class NativeExecutor:
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Queues what comes before sampling; what it returns queues the rest, as `launch` does.
 
-        The two graphs are recorded when they are first asked for.
+        The two graphs are recorded when they are first asked for, if not at the start.
         """
         staging = self._feed(buffers)
         first, rest = self._queue.parts()
@@ -362,7 +364,8 @@ class NativeExecutor:
         for launch in launches:
             launch.queue()
         self._gpu.wait()
-        return StepQueue(self._label, launches, self._resources, self._engine.graphs)
+        engine = self._engine
+        return StepQueue(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
