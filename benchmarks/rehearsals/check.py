@@ -2,7 +2,7 @@
 
 A part of `benchmarks.rehearsal`. The embedded model and two random checkpoints are built, plainly
 and with --invariant; spark-check holds the embedded one's nodes, layers and texts to its
-checkpoint, and 64 ragged requests are served together and each alone (tests/runtime/batch_trial.py).
+checkpoint, and 64 ragged requests are served together and alone (tests/runtime/batch_trial.py).
 """
 
 from __future__ import annotations
