@@ -1,0 +1,187 @@
+"""Laws of kernels from measured times, and a step from laws: the two ways between parts and whole.
+
+Times are of two kinds: `benchmarks.launch_times` times every launch of a bucket by itself, and
+`benchmarks.bench_decode` gives sums by part. A kind of kernel is looked up by its op and tactic,
+else by its op, else by its part, apart in prefill and in decode: what was not measured goes by what
+is nearest to it. Launches outside a graph take longer: one figure, the same for all launches and
+found from the buckets alone that laws are fitted to, is taken off each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.card_model import Counted, Law, Machine, Point, Times, fitted, h200, times_of
+from benchmarks.hollow_plan import Bucket, Node, grouped
+from benchmarks.kernel_split import part_of
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
+
+Row = Mapping[str, Any]
+Key = tuple[str, ...]
+Plan = Mapping[tuple[str, int], Bucket]
+SHORTEST = 0.2e-6  # seconds: what a launch takes at least when the gap is taken off
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One bucket's times.
+
+    Attributes:
+        bucket: its nodes.
+        points: times by the kind of kernel, most exact kind first.
+        seconds: of the whole bucket in its graph.
+        launches: how many were timed one by one, and what they took together then.
+    """
+
+    bucket: Bucket
+    points: tuple[tuple[tuple[Key, ...], Point], ...]
+    seconds: float
+    launches: int = 0
+    alone: float = 0.0
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Laws by kind of kernel, fitted to times of `machine`."""
+
+    machine: Machine
+    found: Mapping[Key, Law]
+
+    def of(self, node: Node, prefills: bool) -> Law:
+        """The nearest that was measured; of none, a mere launch."""
+        return next((self.found[k] for k in keys_of(node, prefills) if k in self.found), Law())
+
+    def exact(self, node: Node, prefills: bool) -> bool:
+        """Whether the very tactic was measured."""
+        return keys_of(node, prefills)[0] in self.found
+
+
+def keys_of(node: Node, prefills: bool) -> tuple[Key, ...]:
+    """Kinds that a node belongs to, most exact first."""
+    phase = PREFILL if prefills else DECODE
+    return (
+        (phase, node.op, node.tactic),
+        (phase, node.op),
+        (phase, "part", part_of(node.symbols[0], node.label)),
+    )
+
+
+def laws_of(measured: Sequence[Measured], machine: Machine) -> Laws:
+    """The laws that fit the times of these buckets."""
+    gap = gap_of(measured)
+    points: dict[Key, list[Point]] = defaultdict(list)
+    for one in measured:
+        for keys, point in one.points:
+            launches = sum(n.launches * n.count for n in point.nodes)
+            seconds = point.seconds - gap * launches if one.launches else point.seconds
+            kept = Point(point.nodes, max(seconds, SHORTEST * launches))
+            for key in keys:
+                points[key].append(kept)
+    return Laws(machine, {key: fitted(found, machine) for key, found in points.items()})
+
+
+def gap_of(measured: Iterable[Measured]) -> float:
+    """Seconds that a launch takes longer by itself than in its graph."""
+    timed = [m for m in measured if m.launches]
+    more = sum(m.alone - m.seconds for m in timed)
+    return max(more / max(sum(m.launches for m in timed), 1), 0.0)
+
+
+def node_times(node: Node, laws: Laws, machine: Machine, prefills: bool) -> Times:
+    """What a node takes on a machine."""
+    return times_of(node.amounts, len(node.symbols), laws.of(node, prefills), machine)
+
+
+def step_seconds(bucket: Bucket, laws: Laws, machine: Machine) -> float:
+    """What a launch of the whole bucket takes on a machine."""
+    return sum(
+        count * node_times(node, laws, machine, bucket.prefills).seconds
+        for node, count in grouped(bucket.nodes).items()
+    )
+
+
+def held_to(measured: Sequence[Measured], machine: Machine) -> list[dict[str, Any]]:
+    """Of each bucket: what was measured, and what laws say that saw it, and that did not."""
+    whole, rows = laws_of(measured, machine), []
+    for one in measured:
+        others = [m for m in measured if m is not one]
+        apart = laws_of(others, machine) if others else Laws(machine, {})
+        said = {
+            "seen": step_seconds(one.bucket, whole, machine),
+            "unseen": step_seconds(one.bucket, apart, machine),
+        }
+        row: dict[str, Any] = {"family": one.bucket.family, "rows": one.bucket.rows}
+        row["measured_ms"] = round(one.seconds * 1e3, 3)
+        for name, seconds in said.items():
+            row[f"{name}_ms"] = round(seconds * 1e3, 3)
+            row[f"{name}_error"] = round(seconds / one.seconds - 1, 4)
+        rows.append(row)
+    return rows
+
+
+def of_launches(run: Row, plan: Plan) -> list[Measured]:
+    """The buckets of a run of `launch_times` that the plan has, too.
+
+    Launches of equal nodes are one point. Raises ValueError naming nodes that the plan lacks.
+    """
+    found = []
+    for row in run["buckets"]:
+        bucket = plan.get((row["family"], row["rows"]))
+        if bucket is None:
+            continue
+        took: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        for kind, us in row["launches"]:
+            label, op, tactic, _ = row["kinds"][kind]
+            took[label, op, tactic].append(us * 1e-6)
+        points = []
+        for (label, op, tactic), seconds in took.items():
+            same = [
+                (n, c) for n, c in grouped(bucket.nodes).items() if (n.label, n.op) == (label, op)
+            ]
+            if not same:
+                raise ValueError(
+                    f"{bucket.family} {bucket.rows}: no node {label} of {op} is planned"
+                )
+            each = round(len(seconds) / sum(count for _, count in same))
+            nodes = tuple(Counted(n.amounts, max(each, 1), count) for n, count in same)
+            keys = ((keys_of(same[0][0], bucket.prefills)[0][0], op, tactic),)
+            points.append(
+                ((*keys, *keys_of(same[0][0], bucket.prefills)[1:]), Point(nodes, sum(seconds)))
+            )
+        alone = sum(us for _, us in row["launches"]) * 1e-6
+        graph = row["graph_ms"] * 1e-3
+        found.append(Measured(bucket, tuple(points), graph, len(row["launches"]), alone))
+    return found
+
+
+def of_parts(rows: Iterable[Row], plan: Plan) -> list[Measured]:
+    """The buckets of rows of `bench_decode`, whose times are sums by part."""
+    found = []
+    for row in rows:
+        whole = [(plan.get((DECODE, row["npl"])), row["parts_ms"], row["step_ms"])]
+        if split := row.get("prefill_split"):
+            bucket = plan.get((PREFILL, split["tokens"] // PREFILL_TILE))
+            whole.append((bucket, split["parts_ms"], split["alone_ms"]))
+        found += [_by_part(b, parts, ms) for b, parts, ms in whole if b is not None]
+    return found
+
+
+def _by_part(bucket: Bucket, parts_ms: Mapping[str, float], step_ms: float) -> Measured:
+    points = []
+    nodes: dict[Key, list[Counted]] = defaultdict(list)
+    for node, count in grouped(bucket.nodes).items():
+        key = keys_of(node, bucket.prefills)[-1]
+        nodes[key].append(Counted(node.amounts, len(node.symbols), count))
+    for key, counted in nodes.items():
+        if (ms := parts_ms.get(key[-1], 0.0)) > 0:
+            points.append(((key,), Point(tuple(counted), ms * 1e-3)))
+    return Measured(bucket, tuple(points), step_ms * 1e-3)
+
+
+def machine_of(run: Row) -> Machine:
+    """The card, or the part of it, that a run of `launch_times` was measured on."""
+    known = run["machine"]
+    return h200(known["sms"], known["sm_mhz"] * 1e6, known["read"])
