@@ -10,8 +10,8 @@ found from the buckets alone that laws are fitted to, is taken off each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.card_model import Counted, Law, Machine, Point, Times, fitted, h200, times_of
@@ -22,6 +22,8 @@ from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE
 Row = Mapping[str, Any]
 Key = tuple[str, ...]
 Plan = Mapping[tuple[str, int], Bucket]
+OTHER_WORK = 2.0
+LARGE = 16 << 20  # bytes of a node whose time tells how fast DRAM is read
 SHORTEST = 0.2e-6  # seconds: what a launch takes at least when the gap is taken off
 
 
@@ -30,12 +32,14 @@ class Measured:
     """One bucket's times.
 
     Attributes:
+        model: whose.
         bucket: its nodes.
         points: times by the kind of kernel, most exact kind first.
         seconds: of the whole bucket in its graph.
         launches: how many were timed one by one, and what they took together then.
     """
 
+    model: str
     bucket: Bucket
     points: tuple[tuple[tuple[Key, ...], Point], ...]
     seconds: float
@@ -91,8 +95,15 @@ def gap_of(measured: Iterable[Measured]) -> float:
 
 
 def node_times(node: Node, laws: Laws, machine: Machine, prefills: bool) -> Times:
-    """What a node takes on a machine."""
-    return times_of(node.amounts, len(node.symbols), laws.of(node, prefills), machine)
+    """What a node takes on a machine, which is that of its plan or the one the laws are of.
+
+    A tactic that was never timed, and by its own cost takes OTHER_WORK times what its op must,
+    does more than its op asks for (experts read once a chunk): there that cost counts, as work.
+    """
+    times = times_of(node.amounts, len(node.symbols), laws.of(node, prefills), machine)
+    if machine == laws.machine or laws.exact(node, prefills):
+        return times
+    return replace(times, work=node.cost) if node.cost > OTHER_WORK * times.seconds else times
 
 
 def step_seconds(bucket: Bucket, laws: Laws, machine: Machine) -> float:
@@ -104,20 +115,19 @@ def step_seconds(bucket: Bucket, laws: Laws, machine: Machine) -> float:
 
 
 def held_to(measured: Sequence[Measured], machine: Machine) -> list[dict[str, Any]]:
-    """Of each bucket: what was measured, and what laws say that saw it, and that did not."""
+    """Of each bucket: what was measured, what laws say that were fitted to all, and what those say
+    that were fitted to all but this one (None where that leaves none of this model and phase)."""
     whole, rows = laws_of(measured, machine), []
     for one in measured:
-        others = [m for m in measured if m is not one]
-        apart = laws_of(others, machine) if others else Laws(machine, {})
-        said = {
-            "seen": step_seconds(one.bucket, whole, machine),
-            "unseen": step_seconds(one.bucket, apart, machine),
-        }
-        row: dict[str, Any] = {"family": one.bucket.family, "rows": one.bucket.rows}
+        bucket = one.bucket
+        row: dict[str, Any] = {"model": one.model, "family": bucket.family, "rows": bucket.rows}
         row["measured_ms"] = round(one.seconds * 1e3, 3)
-        for name, seconds in said.items():
-            row[f"{name}_ms"] = round(seconds * 1e3, 3)
-            row[f"{name}_error"] = round(seconds / one.seconds - 1, 4)
+        others = [m for m in measured if m is not one]
+        like = any((m.model, m.bucket.prefills) == (one.model, bucket.prefills) for m in others)
+        for name, laws in (("seen", whole), ("unseen", laws_of(others, machine) if like else None)):
+            seconds = step_seconds(bucket, laws, machine) if laws else None
+            row[f"{name}_ms"] = None if seconds is None else round(seconds * 1e3, 3)
+            row[f"{name}_error"] = None if seconds is None else round(seconds / one.seconds - 1, 4)
         rows.append(row)
     return rows
 
@@ -132,29 +142,26 @@ def of_launches(run: Row, plan: Plan) -> list[Measured]:
         bucket = plan.get((row["family"], row["rows"]))
         if bucket is None:
             continue
-        took: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for kind, us in row["launches"]:
-            label, op, tactic, _ = row["kinds"][kind]
-            took[label, op, tactic].append(us * 1e-6)
-        points = []
-        for (label, op, tactic), seconds in took.items():
-            same = [
-                (n, c) for n, c in grouped(bucket.nodes).items() if (n.label, n.op) == (label, op)
-            ]
-            if not same:
-                raise ValueError(
-                    f"{bucket.family} {bucket.rows}: no node {label} of {op} is planned"
-                )
-            each = round(len(seconds) / sum(count for _, count in same))
-            nodes = tuple(Counted(n.amounts, max(each, 1), count) for n, count in same)
-            keys = ((keys_of(same[0][0], bucket.prefills)[0][0], op, tactic),)
-            points.append(
-                ((*keys, *keys_of(same[0][0], bucket.prefills)[1:]), Point(nodes, sum(seconds)))
-            )
         alone = sum(us for _, us in row["launches"]) * 1e-6
-        graph = row["graph_ms"] * 1e-3
-        found.append(Measured(bucket, tuple(points), graph, len(row["launches"]), alone))
+        graph, points = row["graph_ms"] * 1e-3, tuple(_points(row, bucket))
+        found.append(Measured(run["model"], bucket, points, graph, len(row["launches"]), alone))
     return found
+
+
+def _points(row: Row, bucket: Bucket) -> Iterator[tuple[tuple[Key, ...], Point]]:
+    """Launches of equal nodes together, under the tactic that they were timed with."""
+    took: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for kind, us in row["launches"]:
+        label, op, tactic, _ = row["kinds"][kind]
+        took[label, op, tactic].append(us * 1e-6)
+    for (label, op, tactic), seconds in took.items():
+        same = [(n, c) for n, c in grouped(bucket.nodes).items() if (n.label, n.op) == (label, op)]
+        if not same:
+            raise ValueError(f"{bucket.family} {bucket.rows}: no node {label} of {op} is planned")
+        each = max(round(len(seconds) / sum(count for _, count in same)), 1)
+        nodes = tuple(Counted(node.amounts, each, count) for node, count in same)
+        (phase, *_), *rest = keys_of(same[0][0], bucket.prefills)
+        yield ((phase, op, tactic), *rest), Point(nodes, sum(seconds))
 
 
 def of_parts(rows: Iterable[Row], plan: Plan) -> list[Measured]:
@@ -165,11 +172,11 @@ def of_parts(rows: Iterable[Row], plan: Plan) -> list[Measured]:
         if split := row.get("prefill_split"):
             bucket = plan.get((PREFILL, split["tokens"] // PREFILL_TILE))
             whole.append((bucket, split["parts_ms"], split["alone_ms"]))
-        found += [_by_part(b, parts, ms) for b, parts, ms in whole if b is not None]
+        found += [_by_part(row["model"], b, parts, ms) for b, parts, ms in whole if b is not None]
     return found
 
 
-def _by_part(bucket: Bucket, parts_ms: Mapping[str, float], step_ms: float) -> Measured:
+def _by_part(model: str, bucket: Bucket, parts_ms: Mapping[str, float], step_ms: float) -> Measured:
     points = []
     nodes: dict[Key, list[Counted]] = defaultdict(list)
     for node, count in grouped(bucket.nodes).items():
@@ -178,10 +185,21 @@ def _by_part(bucket: Bucket, parts_ms: Mapping[str, float], step_ms: float) -> M
     for key, counted in nodes.items():
         if (ms := parts_ms.get(key[-1], 0.0)) > 0:
             points.append(((key,), Point(tuple(counted), ms * 1e-3)))
-    return Measured(bucket, tuple(points), step_ms * 1e-3)
+    return Measured(model, bucket, tuple(points), step_ms * 1e-3)
 
 
-def machine_of(run: Row) -> Machine:
-    """The card, or the part of it, that a run of `launch_times` was measured on."""
-    known = run["machine"]
-    return h200(known["sms"], known["sm_mhz"] * 1e6, known["read"])
+def machine_of(run: Row, measured: Sequence[Measured]) -> Machine:
+    """The card, or the part of it, that a run of `launch_times` was measured on.
+
+    Its multiprocessors draw what the plain kernel read, or more where a launch of the run did.
+    """
+    known, gap = run["machine"], gap_of(measured)
+    l2_bytes, read = known["l2_bytes"], float(known["read"])
+    for one in measured:
+        for _, point in one.points:
+            nodes = sum(n.count for n in point.nodes)
+            moved = sum(n.count * n.amounts.dram(l2_bytes) for n in point.nodes)
+            launches = sum(n.count * n.launches for n in point.nodes)
+            if moved > nodes * LARGE:
+                read = max(read, moved / (point.seconds - gap * launches))
+    return replace(h200(known["sms"], known["sm_mhz"] * 1e6, read), l2_bytes=l2_bytes)
