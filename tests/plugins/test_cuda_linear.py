@@ -298,6 +298,7 @@ SHAPES = (
     ("fp8_linear", 2200, 2117, 256),
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
+    ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 

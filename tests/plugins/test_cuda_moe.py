@@ -78,7 +78,7 @@ CASES = [
     case(300, LARGE, crowded),
     case(260, TINY, kind="dense"),
     case(600, LARGE, crowded),
-    case(530, (13, 5, 272, 144)),
+    case(530, (13, 5, 336, 144)),  # half k-slabs
     case(520, TINY, kind="dense"),
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
