@@ -9,7 +9,7 @@ found from the buckets alone that laws are fitted to, is taken off each.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -142,26 +142,56 @@ def of_launches(run: Row, plan: Plan) -> list[Measured]:
         bucket = plan.get((row["family"], row["rows"]))
         if bucket is None:
             continue
-        alone = sum(us for _, us in row["launches"]) * 1e-6
-        graph, points = row["graph_ms"] * 1e-3, tuple(_points(row, bucket))
-        found.append(Measured(run["model"], bucket, points, graph, len(row["launches"]), alone))
+        took = _by_node(row)
+        bucket = _as_timed(bucket, took)
+        points = tuple(_points(bucket, took))
+        seconds = [us for launches in took.values() for _, us in launches]
+        graph, alone = row["graph_ms"] * 1e-3, sum(seconds)
+        found.append(Measured(run["model"], bucket, points, graph, len(seconds), alone))
     return found
 
 
-def _points(row: Row, bucket: Bucket) -> Iterator[tuple[tuple[Key, ...], Point]]:
-    """Launches of equal nodes together, under the tactic that they were timed with."""
-    took: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+Took = Mapping[tuple[str, str, str], list[tuple[str, float]]]  # symbols and seconds by node
+
+
+def _by_node(row: Row) -> Took:
+    """Launches of equal nodes, by label, op and tactic."""
+    took: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
     for kind, us in row["launches"]:
-        label, op, tactic, _ = row["kinds"][kind]
-        took[label, op, tactic].append(us * 1e-6)
-    for (label, op, tactic), seconds in took.items():
-        same = [(n, c) for n, c in grouped(bucket.nodes).items() if (n.label, n.op) == (label, op)]
-        if not same:
+        label, op, tactic, symbol = row["kinds"][kind]
+        took[label, op, tactic].append((symbol, us * 1e-6))
+    return took
+
+
+def _as_timed(bucket: Bucket, took: Took) -> Bucket:
+    """The bucket with the tactics and kernels that were timed; as planned where none was."""
+    counts = Counter((node.label, node.op) for node in bucket.nodes)
+
+    def timed(node: Node) -> Node:
+        tactics = [t for label, op, t in took if (label, op) == (node.label, node.op)]
+        if not tactics:
+            return node
+        tactic = node.tactic if node.tactic in tactics else tactics[0]
+        launches = took[node.label, node.op, tactic]
+        each = max(round(len(launches) / counts[node.label, node.op]), 1)
+        symbols = tuple(symbol for symbol, _ in launches[:each])
+        return replace(node, tactic=tactic, symbols=symbols)
+
+    return replace(bucket, nodes=tuple(map(timed, bucket.nodes)))
+
+
+def _points(bucket: Bucket, took: Took) -> Iterator[tuple[tuple[Key, ...], Point]]:
+    """A point for all nodes of one label and tactic."""
+    nodes = grouped(bucket.nodes)
+    for (label, op, tactic), launches in took.items():
+        if not any((n.label, n.op) == (label, op) for n in nodes):
             raise ValueError(f"{bucket.family} {bucket.rows}: no node {label} of {op} is planned")
-        each = max(round(len(seconds) / sum(count for _, count in same)), 1)
-        nodes = tuple(Counted(node.amounts, each, count) for node, count in same)
-        (phase, *_), *rest = keys_of(same[0][0], bucket.prefills)
-        yield ((phase, op, tactic), *rest), Point(nodes, sum(seconds))
+        known = (label, op, tactic)
+        same = [(n, c) for n, c in nodes.items() if (n.label, n.op, n.tactic) == known]
+        if same:
+            counted = tuple(Counted(n.amounts, len(n.symbols), count) for n, count in same)
+            seconds = sum(seconds for _, seconds in launches)
+            yield keys_of(same[0][0], bucket.prefills), Point(counted, seconds)
 
 
 def of_parts(rows: Iterable[Row], plan: Plan) -> list[Measured]:

@@ -32,6 +32,7 @@ from benchmarks.card_model import GB10, Machine, h200
 from benchmarks.hollow_plan import Bucket, Node, grouped, plan_of
 from spark_engine.builder.plan.options import Options
 from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
+from spark_engine.kernel import CARDS
 from spark_engine.kernel import GB10 as GB10_TARGET
 from spark_engine.kernel import H200 as H200_TARGET
 
@@ -78,7 +79,10 @@ def learnt(path: Path) -> list[tuple[Machine, list[Measured]]]:
 
 
 def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
-    """The plan of the engine that a run of `launch_times` measured; tactics are the run's own."""
+    """The plan of the engine that a run of `launch_times` measured, of the GPU that it rehearsed
+    if it did; tactics are the run's own where they differ."""
+    card = CARDS.get(run["engine_card"].partition(" ")[0])
+    target = card.name if card else run["target"]
     sizes: dict[str, list[int]] = {}
     for bucket in run["buckets"]:
         sizes.setdefault(bucket["family"], []).append(bucket["rows"])
@@ -89,7 +93,7 @@ def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
     context = max((b["context"] for b in run["buckets"]), default=1024)
     known = CONFIGS / run["model"]
     config = known if known.is_dir() else Path(run["config"])
-    return plan_of(config, options(run["target"], **given), context)
+    return plan_of(config, options(target, **given), context)
 
 
 def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:

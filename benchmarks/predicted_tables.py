@@ -74,7 +74,7 @@ def decode(model: str, rows: Sequence[Row]) -> str:
                 f"{row['floor_ms']:.1f}",
                 f"{row['ms']:.1f} ({row['apart_ms']:.1f})",
                 f"{rate(n, row['ms'])} ({rate(n, row['apart_ms'])})",
-                f"{goals[n]:,}" if n in goals else "",
+                f"{goals[n]:,} (floor {rate(n, row['floor_ms'])})" if n in goals else "",
                 f"{other['ms']:.1f}, {rate(n, other['ms'])}" if other else "–",
             ]
         )

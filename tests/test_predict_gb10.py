@@ -205,12 +205,13 @@ class TestRuns:
         }
 
     def test_launches_of_equal_nodes_are_one_point(self) -> None:
-        plan = {("decode", 1): Bucket("decode", 1, (node("a"), node("b"), node("a")))}
-        (found,) = calibration.of_launches(self.run(["a", "a", "b", "a", "a"], 5.0), plan)
+        plan = {("decode", 1): Bucket("decode", 1, (node("a"), node("b"), node("a"), node("c")))}
+        (found,) = calibration.of_launches(self.run(["a"] * 4 + ["c"], 5.0), plan)
         assert (found.seconds, found.launches) == (pytest.approx(2e-5), 5)
         assert found.alone == pytest.approx(25e-6)
         (keys, point), _ = found.points
         assert keys[0] == ("decode", "fp8_linear", "timed"), "the tactic that was timed"
+        assert {n.tactic for n in found.bucket.nodes} == {"timed", "t"}, "b as it was planned"
         assert point.nodes == (Counted(Amounts(1e6), 2, 2),) and point.seconds == pytest.approx(
             2e-5
         )
@@ -240,6 +241,7 @@ class TestRuns:
 
         folder = open_folder(built(tmp_path), "sm_90a")
         run: dict[str, Any] = {"model": "tiny", "config": str(TINY), "target": "sm_90a"}
+        run["engine_card"] = folder.manifest.card
         run |= {"options": launch_times.wanted_options(folder.manifest), "buckets": []}
         for file in folder.manifest.buckets:
             told = launches(folder.engine(file).payload)
@@ -350,7 +352,10 @@ def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
     whole = {"machine": "H", "source": "s.json", "commit": "c", "date": "d", "held": [held]}
     (tmp_path / "p.json").write_text(json.dumps(whole | {"rows": rows}))
     text = predicted_tables.predicted({"qwen36-27b": "Q", "other": "O"}, tmp_path / "p.json")
-    assert "\n| 1 | 70.0 | 75.0 | 80.0 (100.0) | 12.5 (10.0) | 12.5 | 40.0, 25.0 |" in text
+    assert (
+        "\n| 1 | 70.0 | 75.0 | 80.0 (100.0) | 12.5 (10.0) | 12.5 (floor 13.3) | 40.0, 25.0 |"
+        in text
+    )
     assert "\n| 1 | `n` (o, t) | 3 | 2.0 | 1.0 | issue |" in text
     assert "\n| 4,096 | 75 | 4,096 | 1,000 | `n` (o, t) 2 (1) |" in text
     assert "\n| 1 | 31.5 (1) |" in text and "O," not in text
