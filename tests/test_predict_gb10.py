@@ -59,19 +59,19 @@ class TestAmounts:
         assert (found.cold, found.warm) == (32 * 64 + 4 + 4 * 32, (64.0, 64.0))
         assert (found.ops, found.kind) == (2 * 8 * 32 * 64, "e4m3")
 
-    def test_experts_are_read_as_tokens_hit_them(self) -> None:
-        """Two of four experts for one token, of which the shared one is a fifth: three of five."""
+    @pytest.mark.parametrize(("tokens", "hit"), [(1, 2), (2, 3)])
+    def test_experts_are_read_as_tokens_hit_them(self, tokens: int, hit: int) -> None:
+        """Of four experts a token hits two, another one more; beside them lies the shared one."""
         ins = (
-            *(spec("bf16", 1, 64), spec("i32", 1, 3), spec("f32", 1, 3)),
+            *(spec("bf16", tokens, 64), spec("i32", tokens, 3), spec("f32", tokens, 3)),
             *(spec("bf16", 5, 32, 64), spec("bf16", 5, 64, 16)),
         )
         attrs = {"format": "dense", "dtype": "bf16"}
-        op, outs = REGISTRY["grouped_moe"], (spec("bf16", 1, 64),)
+        op, outs = REGISTRY["grouped_moe"], (spec("bf16", tokens, 64),)
         found = amounts(NodeWork("grouped_moe", op, attrs, ins, outs, frozenset({3, 4})))
-        assert found.cold == pytest.approx(3 / 5 * 2 * 5 * 3 * 16 * 64)
-        assert found.ops == 2 * (8 * 2 + 8) * 3 * 16 * 64, (
-            "each expert hit takes eight tokens' time"
-        )
+        assert found.cold == pytest.approx((hit + 1) * 2 * 3 * 16 * 64)
+        expected = 2 * (8 * hit + 8) * 3 * 16 * 64
+        assert found.ops == expected, "each expert hit takes eight tokens' time"
 
     def test_a_large_activation_leaves_the_cache(self) -> None:
         found = Amounts(10.0, (40.0, 60.0))
@@ -103,14 +103,14 @@ class TestLaws:
         rng = np.random.default_rng(0)
         made = []
         for moved, ops in rng.uniform(1e5, 1e8, (12, 2)):
-            node = Amounts(moved / 100, (moved * 0.99,), ops * 100)
+            node = Amounts(moved / 2, (moved / 2,), ops * 100)
             one = replace(machine, l2_bytes=1 << 40)
             seconds = 3 * times_of(node, 2, law, one).seconds
             made.append(Point((Counted(node, 2, 3),), seconds))
         return made
 
     def test_a_law_is_found_again(self) -> None:
-        law, machine = Law(2e-6, 0.5, 0.01), replace(CARD, l2_bytes=1 << 40)
+        law, machine = Law(2e-6, 0.5, 0.01), replace(CARD, bandwidth=1e10, l2_bytes=1 << 40)
         found = fitted(self.points(law, machine), machine)
         assert found.launch == pytest.approx(law.launch, rel=0.1)
         assert (found.byte, found.op) == pytest.approx((law.byte, law.op), rel=0.05)
