@@ -215,6 +215,7 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
 # ---- compilation -------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", FORMS)
 def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:

@@ -105,6 +105,7 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array
     return y.astype(DType.BF16.numpy)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
 def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
