@@ -23,6 +23,7 @@ Row = Mapping[str, Any]
 Key = tuple[str, ...]
 Plan = Mapping[tuple[str, int], Bucket]
 OTHER_WORK = 2.0
+EMULATED = ("nvfp4",)  # products that a Hopper has no instruction for
 LARGE = 16 << 20  # bytes of a node whose time tells how fast DRAM is read
 SHORTEST = 0.2e-6  # seconds: what a launch takes at least when the gap is taken off
 
@@ -99,9 +100,13 @@ def node_times(node: Node, laws: Laws, machine: Machine, prefills: bool) -> Time
 
     A tactic that was never timed, and by its own cost takes OTHER_WORK times what its op must,
     does more than its op asks for (experts read once a chunk): there that cost counts, as work.
+    Operations that the laws' machine emulates say nothing of one that has the instruction.
     """
-    times = times_of(node.amounts, len(node.symbols), laws.of(node, prefills), machine)
-    if machine == laws.machine or laws.exact(node, prefills):
+    law, foreign = laws.of(node, prefills), machine != laws.machine
+    if foreign and node.amounts.kind in EMULATED:
+        law = replace(law, op=0.0)
+    times = times_of(node.amounts, len(node.symbols), law, machine)
+    if not foreign or laws.exact(node, prefills):
         return times
     return replace(times, work=node.cost) if node.cost > OTHER_WORK * times.seconds else times
 

@@ -8,6 +8,12 @@ multiprocessors that launches have (all, or those of a partition), their clock u
 bytes a second that a plain kernel on them reads. `benchmarks.predict_gb10 --held-to FILE` holds
 its predictions to these times, and `--from FILE` learns from them.
 
+For a GB10 the engine is a rehearsal (`spark-build CONFIG -o ENGINE --target sm_90a --as sm_121a
+--decode 1,8,32,64,128 --prefill 4096,8192 --verify 1:3,8:3,32:3,64:3,128:3 --max-seqs 128
+--max-context 9216 --kv-tokens 163840`) and so is the run: `SPARK_REHEARSE=sm_121a python -m
+benchmarks.launch_times ENGINE CONFIG --drafts 3 --prefill 4096,8192 --out FILE`. Several calls may
+add to one FILE, each with some of the rows or prompts, where a command may only take so long.
+
 CONFIG names the folder of configs that the engine was built from. Each bucket is written as soon as
 it is measured; runs of other models or multiprocessors in FILE are kept.
 """
@@ -81,7 +87,7 @@ def machine(gpu: Gpu) -> Row:
     """What the GPU, or its partition, is and reaches."""
     known = card()
     told = {"card": known["card"], "driver": known["driver"], "sms": gpu.multiprocessors}
-    told |= {"l2_bytes": gpu.l2_bytes, "sm_mhz": round(probe(gpu).sm_mhz, 1)}
+    told |= {"part": gpu.kind, "l2_bytes": gpu.l2_bytes, "sm_mhz": round(probe(gpu).sm_mhz, 1)}
     return told | {"read": round(read_rate(gpu) / 1e9) * 1e9}
 
 

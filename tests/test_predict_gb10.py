@@ -190,6 +190,14 @@ class TestHeld:
         near = replace(slow, cost=calibration.node_times(timed, laws, GB10, False).seconds)
         assert calibration.node_times(near, laws, GB10, False).work == 0.0
 
+    def test_emulated_products_are_not_carried_over(self) -> None:
+        laws = Laws(h200(), {("decode", "fp8_linear", "t"): Law(1e-6, 0.0, 1.0)})
+        given = replace(node("a"), amounts=Amounts(1e6, (), 1e12, "nvfp4"))
+        assert calibration.node_times(given, laws, laws.machine, False).work > 1
+        assert calibration.node_times(given, laws, GB10, False).work == 0
+        wide = replace(given, amounts=Amounts(1e6, (), 1e12, "bf16"))
+        assert calibration.node_times(wide, laws, GB10, False).work > 1
+
 
 class TestRuns:
     def run(self, labels: list[str], us: float) -> dict[str, Any]:
@@ -294,6 +302,11 @@ class TestPredicted:
         monkeypatch.setattr(predict_gb10, "learnt", lambda path: [(CARD, odd)])
         with pytest.raises(SystemExit, match="off by more than 10%"):
             predict_gb10.main(["--held-to", "f"])
+
+    def test_a_rehearsal_has_the_plan_of_what_it_rehearses(self) -> None:
+        there = small_plan("sm_121a")["decode", 32]
+        assert small_plan("sm_90a", rehearses="sm_121a")["decode", 32] == there
+        assert small_plan("sm_90a")["decode", 32] != there
 
     def test_equal_nodes_are_counted(self) -> None:
         assert grouped([node("a"), node("b"), node("a")]) == {node("a"): 2, node("b"): 1}
