@@ -160,6 +160,12 @@ class TestHeld:
             assert row["seen_error"] == pytest.approx(0, abs=0.01)
             assert row["unseen_error"] == pytest.approx(0, abs=0.03)
 
+    def test_a_long_bucket_does_not_move_the_gap(self) -> None:
+        """Its launches take 1 ms more by themselves, of a second: that is the clocks."""
+        odd = replace(measured(50e6), seconds=1.0, alone=1.01)
+        gap = calibration.gap_of([measured(1e6), measured(2e6), odd])
+        assert gap == pytest.approx(4e-6) and calibration.gap_of([]) == 0
+
     def test_a_bucket_that_is_left_out_says_nothing(self) -> None:
         """Its times are twice too long: the prediction without them is not moved."""
         good = [measured(n * 1e6) for n in (1, 4, 16)]
