@@ -24,6 +24,7 @@ Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, 
 TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
 LARGE: Sizes = (12, 9, 2048, 512)
+OWN_ORDER = ("wide_128", "tiles_128")  # of sums; parts are bf16
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats whose activations are rounded to codes
 Route = Callable[[np.random.Generator, int, Sizes], Array]
 
@@ -78,7 +79,8 @@ CASES = [
     case(300, LARGE, crowded),
     case(260, TINY, kind="dense"),
     case(600, LARGE, crowded),
-    case(530, (13, 5, 272, 144)),
+    case(530, (13, 5, 240, 144)),
+    *(case(600, LARGE, crowded, kind) for kind in ("dense", "fp8")),
     case(520, TINY, kind="dense"),
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
@@ -113,7 +115,8 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
     works = list(cuda_node.planned(OP, some, target))
     few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
     more = ["wide_128"] * (target.wgmma and tokens >= 512)
-    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more]
+    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)]
+    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more, *tiles]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
@@ -135,7 +138,7 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
         (got,) = cuda_node.run(bench, work, arrays)
         label = f"{work.tactic.name} {one.label}"
         cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
-        own = work.tactic.name == "wide_128"  # its order of sums, and parts of bf16
+        own = work.tactic.name in OWN_ORDER
         norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may fall the other way
         near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 or own else 2.0**-7)
         cuda_node.compare(label, got, with_bf16_inside(one, arrays, own), near, False)
@@ -163,7 +166,7 @@ def test_the_norm_in_the_same_launch_changes_no_bit(
     apart = Case("", {**attrs, "add": 1}, lambda rng: (x, norm, residual, *scales))
     (second,) = cuda_node.planned(norm_quant.OP, apart, bench.target)
     wanted = {}
-    for work in (works[0], *(w for w in works if w.tactic.name == "wide_128")):
+    for work in (works[0], *(w for w in works if w.tactic.name in OWN_ORDER)):
         (y,) = cuda_node.run(bench, work, (x, ids, weights, *params))
         wanted[work.tactic.name] = cuda_node.run(bench, second, (y, norm, residual, *scales))
     given = (x, ids, weights, residual, norm, *params, *scales)

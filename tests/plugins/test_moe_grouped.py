@@ -149,9 +149,10 @@ def test_tactics_of_one_order_say_so() -> None:
         takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
         return {t.name: t.reduction_key(attrs, packed, H200) for t in takers}
 
-    assert set(keys(1)) == {"each", "grouped", "wide"} and len(set(keys(1).values())) == 1
+    assert set(keys(1)) == {"each", "grouped", "wide", "tiles"} and len(set(keys(1).values())) == 1
     many = keys(4096)
-    assert many["grouped"] == many["wide"] == keys(1)["each"] != many["wide_128"]
+    assert many["grouped"] == many["wide"] == many["tiles"] == keys(1)["each"]
+    assert len({many["grouped"], many["wide_128"], many["tiles_128"]}) == 3
 
 
 # ---- the index arithmetic ------------------------------------------------------------------------
