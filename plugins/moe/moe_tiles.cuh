@@ -5,8 +5,9 @@
 // and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is filled
 // by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its weights
 // in a stage: their place serves to turn its results before they are stored.
-// The including file has STAGE bytes, RUNS<UP> stages a dot product, WEIGHTS_AT, LIST_AT (pairs of
-// the tile's tokens, there with the last run), Source<UP> (open, copy) and multiply<UP>.
+// The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
+// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST (left
+// of the weights' scale), multiply<UP> and write_inner.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"
@@ -47,7 +48,7 @@ struct Factors {
   float low[2], high[2], next;
 
   template <bool UP>
-  DEVICE void load(const Operands& o, int expert, int item) {
+  DEVICE void load(const Operands& o, int expert, int item, float rest) {
     const int g = lane_id() >> 2;
     const float input = BY_PAIR ? o.given[expert] : 1.0f;
     next = BY_PAIR && UP ? o.next[expert] : 1.0f;
@@ -57,47 +58,15 @@ struct Factors {
       if (WEIGHTS == 0) continue;
       const int row = Item<UP>::row(item) + (UP ? i * 8 : i * 16) + g;
       const float* two = o.scale2 + (u64)expert * (UP ? 2 * INNER : HIDDEN) + row;
-      low[i] = row < (UP ? INNER : HIDDEN) ? two[0] * input : 0.0f;
-      high[i] = row + (UP ? 0 : 8) < (UP ? INNER : HIDDEN) ? two[UP ? INNER : 8] * input : 0.0f;
+      low[i] = row < (UP ? INNER : HIDDEN) ? two[0] * input * rest : 0.0f;
+      high[i] =
+          row + (UP ? 0 : 8) < (UP ? INNER : HIDDEN) ? two[UP ? INNER : 8] * input * rest : 0.0f;
     }
   }
 };
 
 DEVICE float inner_of(const float (&v)[4], int column, const Factors& f, int i) {
-  return silu_mul(scaled(v[column], f.low[i]), scaled(v[2 + column], f.high[i]));
-}
-
-// `h`, bf16 [places, INNER]: sixteen columns of sixteen tokens at a time, turned in `room`.
-DEVICE void write_inner(const Operands& o, const int4& tile, int item, const Factors& f,
-                        const Sums& sums, u8* room) {
-  const int lane = lane_id(), row = Item<true>::row(item);
-  const int token = (lane >> 4) * 8 + (lane & 7);  // whose address a lane gives
-  u8* const mine = room + token * 32 + (((lane >> 3) & 1) ^ (lane >> 2 & 1)) * 16;
-  const u8* const whole = room + (lane >> 1) * 32 + ((lane & 1) ^ (lane >> 3 & 1)) * 16;
-#pragma unroll
-  for (int p = 0; p < COLUMNS / 2; ++p) {
-    if (p * 16 >= tile.z) break;
-    u32 turned[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      float v[2];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        v[c] = inner_of(sums[q & 1][2 * p + (q >> 1)], c, f, q & 1);
-#if QUANT == 1
-        v[c] = e4m3_of(v[c], f.next);
-#endif
-      }
-      turned[q] = pack_bf16(v[0], v[1]);
-    }
-    store_matrix_transposed(mine, turned);
-    __syncwarp();
-    const uint4 values = load_shared16(whole);
-    const int column = p * 16 + (lane >> 1);
-    if (column < tile.z && row < INNER)
-      *(uint4*)((u16*)o.to + (u64)(tile.y + column) * INNER + row + (lane & 1) * 8) = values;
-    __syncwarp();
-  }
+  return silu_mul(__fmul_rn(v[column], f.low[i]), __fmul_rn(v[2 + column], f.high[i]));
 }
 
 // An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time.
@@ -116,7 +85,7 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
     for (int q = 0; q < 4; ++q) {
       const float (&v)[4] = sums[q >> 1][j];
       const float by = q & 1 ? f.high[q >> 1] : f.low[q >> 1];
-      turned[q] = pack_bf16(scaled(v[2 * (q & 1)], by), scaled(v[2 * (q & 1) + 1], by));
+      turned[q] = pack_bf16(__fmul_rn(v[2 * (q & 1)], by), __fmul_rn(v[2 * (q & 1) + 1], by));
     }
     store_matrix_transposed(mine, turned);
     __syncwarp();
@@ -134,8 +103,8 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (row + i * 16 >= HIDDEN) continue;
-        y[i * 16] = scaled(sums[i][j][c], f.low[i]);
-        y[i * 16 + 8] = scaled(sums[i][j][2 + c], f.high[i]);
+        y[i * 16] = __fmul_rn(sums[i][j][c], f.low[i]);
+        y[i * 16 + 8] = __fmul_rn(sums[i][j][2 + c], f.high[i]);
       }
     }
 #endif
@@ -143,10 +112,10 @@ DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Fac
 }
 
 // The copies of a ring, DEPTH - 1 stages ahead of its products.
-template <bool UP>
+template <class F, bool UP>
 struct Feeder {
   int item, items, run, slot;
-  Source<UP> source;
+  typename F::template Source<UP> source;
 
   DEVICE void open(const Operands& o) {
     run = 0;
@@ -154,22 +123,22 @@ struct Feeder {
   }
   DEVICE void fetch(const Operands& o, u8* memory) {
     if (item < items) {
-      source.copy(o, memory + slot * STAGE, run);
-      if (++run == RUNS<UP>) item += gridDim.x, open(o);
+      source.copy(o, memory + slot * F::STAGE, run);
+      if (++run == F::template runs<UP>()) item += gridDim.x, open(o);
     }
     commit_copies();
     if (++slot == DEPTH) slot = 0;
   }
 };
 
-template <bool UP>
+template <class F, bool UP>
 DEVICE void multiply_tiles(const Operands& o) {
   extern __shared__ __align__(1024) u8 memory[];
   using S = Side<UP>;
   wait_for_previous();
   launch_dependents();
   const int items = __ldcg(&o.tiles[0].x) * Item<UP>::BLOCKS;
-  Feeder<UP> feeder = {(int)blockIdx.x, items, 0, 0};
+  Feeder<F, UP> feeder = {(int)blockIdx.x, items, 0, 0};
   feeder.open(o);
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; ++i) feeder.fetch(o, memory);
@@ -180,7 +149,7 @@ DEVICE void multiply_tiles(const Operands& o) {
     const int4 tile = next;
     next = Item<UP>::tile(o, min(item + (int)gridDim.x, items - 1));
     Factors factors;
-    factors.load<UP>(o, tile.x, item);
+    factors.load<UP>(o, tile.x, item, F::REST);
     Sums sums = {};
     u8* stage = memory;
 #pragma unroll 1
@@ -193,12 +162,12 @@ DEVICE void multiply_tiles(const Operands& o) {
           before[i / COLUMNS / 4][i / 4 % COLUMNS][i % 4] = sum, sum = 0.0f;
         }
 #pragma unroll 1
-      for (int run = 0; run < RUNS<UP> / S::WK; ++run) {
+      for (int run = 0; run < F::template runs<UP>() / S::WK; ++run) {
         wait_copies<DEPTH - 2>();
         __syncthreads();
         feeder.fetch(o, memory);
-        stage = memory + slot * STAGE;
-        if (Item<UP>::there(item)) multiply<UP>(stage, tile.z, sums);
+        stage = memory + slot * F::STAGE;
+        if (Item<UP>::there(item)) F::template multiply<UP>(stage, tile.z, run, sums);
         if (++slot == DEPTH) slot = 0;
       }
       if (S::WK > 1)
@@ -209,9 +178,9 @@ DEVICE void multiply_tiles(const Operands& o) {
         }
     }
     __syncwarp();
-    u8* const room = stage + WEIGHTS_AT + Item<UP>::warp() * OWN_BYTES;
+    u8* const room = stage + F::WEIGHTS_AT + Item<UP>::warp() * F::OWN_BYTES;
     if (!Item<UP>::there(item)) continue;
-    if constexpr (UP) write_inner(o, tile, item, factors, sums, room);
-    else write_outer(o, tile, item, factors, sums, room, (const int*)(stage + LIST_AT));
+    if constexpr (UP) F::write_inner(o, tile, item, factors, sums, room);
+    else write_outer(o, tile, item, factors, sums, room, (const int*)(stage + F::LIST_AT));
   }
 }

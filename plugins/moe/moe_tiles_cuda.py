@@ -128,17 +128,21 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
     return Plan(tuple(launches), tuple(Scratch(n) for n in sizes))
 
 
-def cost_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
-    """Reading or multiplying, whichever is longer; rows written and read; launches. Predicted."""
-    p = problem(attrs, specs)
+def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
+    """Reading weights or multiplying at `rate`, whichever is longer; `row_bytes` moved for each
+    pair; launches. Predicted, not measured."""
     columns = 16 * max(1.0, p.pairs / p.hit / 16 + 0.5)  # of an expert: whole groups of sixteen
-    rate = target.bf16_flops * (HOPPER_RATE if target.wgmma else OTHER_RATE)
     multiply = 6 * p.hit * columns * p.hidden * p.inner / rate
     read = 1.1 * p.hit * p.expert_bytes / target.bandwidth
-    rows = p.pairs * (2 * tiling.part_bytes * p.hidden + 4 * p.inner)
-    if p.quant:
-        rows += 4 * p.pairs * p.hidden
-    return max(read, multiply) + rows / target.bandwidth + 20e-6
+    return max(read, multiply) + p.pairs * row_bytes / target.bandwidth + 20e-6
+
+
+def cost_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
+    """`seconds` at the rate of mma.sync; the rows are h, parts and what a format quantises."""
+    p = problem(attrs, specs)
+    rate = target.bf16_flops * (HOPPER_RATE if target.wgmma else OTHER_RATE)
+    rows = 2 * tiling.part_bytes * p.hidden + 4 * p.inner + (4 * p.hidden if p.quant else 0)
+    return seconds(p, target, rate, rows)
 
 
 def _tactic(name: str, tiling: Tiling, key: Key | None = None) -> Tactic:

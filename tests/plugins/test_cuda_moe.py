@@ -17,6 +17,7 @@ from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
 from spark_engine.plugins.rowwise import norm_quant, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
 from tests.plugins.test_moe_grouped import squeezed  # noqa: E402
 
 OP = grouped_moe.OP
@@ -24,7 +25,7 @@ Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, 
 TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
 LARGE: Sizes = (12, 9, 2048, 512)
-OWN_ORDER = ("wide_128", "tiles_128")  # of sums; parts are bf16
+OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats whose activations are rounded to codes
 Route = Callable[[np.random.Generator, int, Sizes], Array]
 
@@ -80,7 +81,9 @@ CASES = [
     case(260, TINY, kind="dense"),
     case(600, LARGE, crowded),
     case(530, (13, 5, 240, 144)),
-    *(case(600, LARGE, crowded, kind) for kind in ("dense", "fp8")),
+    *(case(600, LARGE, crowded, kind) for kind in ("dense", "fp8", "nvfp4_a4")),
+    case(530, (13, 5, 112, 144), kind="nvfp4_a4"),
+    case(1030, MANY, kind="nvfp4_a4"),
     case(520, TINY, kind="dense"),
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
@@ -123,6 +126,24 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
             for launch in work.plan.launches:
                 spared = 16 if launch.symbol == "wide_down" else 0  # bytes
                 assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", ["dense", "fp8", "nvfp4_a4"])
+def test_prefills_of_other_formats_compile_without_spills(
+    kind: str, target: Target, cache: Path, tmp_path: Path
+) -> None:
+    sizes: Sizes = (3, 9, 2048, 512)
+    some = case(512, sizes, lambda rng, n, s: np.zeros((n, s[1]), np.int32), kind)
+    works = {w.tactic.name: w for w in cuda_node.planned(OP, some, target)}
+    work = works["tiles_fp4" if kind == "nvfp4_a4" else "tiles_128"]
+    for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+        usage = nvrtc.compile(job, target, cache).usage
+        for launch in work.plan.launches:
+            assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
+            assert usage[launch.symbol].shared + launch.shared <= target.shared_bytes
+        if kind == "nvfp4_a4" and target.fp4_mma:
+            assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
 
 
 @pytest.mark.gpu
