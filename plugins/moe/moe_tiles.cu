@@ -68,7 +68,7 @@ struct Slab {
     }
   };
 
-  // A k-slab of 32 weight rows times the tile's tokens, sixteen at a time, the next loaded meanwhile.
+  // A k-slab of 32 weight rows times the tile's tokens, sixteen at a time, the next under way.
   template <bool UP>
   DEVICE static void multiply(const u8* stage, int count, int, Sums& sums) {
     const int warp = threadIdx.x >> 5, g = lane_id() >> 2, t = lane_id() & 3;

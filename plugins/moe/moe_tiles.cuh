@@ -2,12 +2,12 @@
 //
 // Work: a tile of up to BLOCK_M tokens of one expert (moe_sort.cuh) times four panels of 64 weight
 // rows. Persistent blocks of eight warps; a warp has 32 weight rows (mma.sync's m, in registers)
-// and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is filled
-// by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its weights
-// in a stage: their place serves to turn its results before they are stored.
+// and all tokens (its n), so that weights are unpacked once a tile. A ring of DEPTH stages is
+// filled by cp.async across the bounds of tiles; one block barrier a stage. A warp alone reads its
+// weights in a stage: their place serves to turn its results before they are stored.
 // The including file defines a form F: STAGE bytes, runs<UP>() stages a dot product, WEIGHTS_AT,
-// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST (left
-// of the weights' scale), multiply<UP> and write_inner.
+// LIST_AT (pairs of the tile's tokens, there with the last run), Source<UP> (open, copy), REST
+// (left of the weights' scale), multiply<UP> and write_inner.
 // Macros: moe_common.cuh's, BLOCK_M, DEPTH, SORT_BLOCKS, QUANT.
 #pragma once
 #include "moe/moe_quantise.cuh"

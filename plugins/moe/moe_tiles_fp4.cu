@@ -1,5 +1,5 @@
-// Grouped GEMM of experts with NVFP4 activations (W4A4), many tokens, by the FP4 instruction: native
-// on sm_121a, emulated on sm_90a (fp4_mma.cuh: correct, not fast).
+// Grouped GEMM of experts with NVFP4 activations (W4A4), many tokens, by the FP4 instruction:
+// native on sm_121a, emulated on sm_90a (fp4_mma.cuh: correct, not fast).
 //
 // Launches: moe_sort, quantise_rows, tile_up, tile_down, moe_combine. The weights are packed to be
 // dequantised (expert_layout.py); here a word's bits become eight codes again, in an order that
