@@ -129,12 +129,13 @@ def plan_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> Pl
 
 
 def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
-    """Reading weights or multiplying at `rate`, whichever is longer; `row_bytes` moved for each
-    pair; launches. Predicted, not measured."""
+    """Reading weights or multiplying at `rate`, whichever is longer, or, on Hopper, both, as
+    measured of `wide`; `row_bytes` moved for each pair; launches. Predicted, not measured."""
     columns = 16 * max(1.0, p.pairs / p.hit / 16 + 0.5)  # of an expert: whole groups of sixteen
     multiply = 6 * p.hit * columns * p.hidden * p.inner / rate
     read = 1.1 * p.hit * p.expert_bytes / target.bandwidth
-    return max(read, multiply) + p.pairs * row_bytes / target.bandwidth + 20e-6
+    both = read + multiply if target.wgmma else max(read, multiply)
+    return both + p.pairs * row_bytes / target.bandwidth + 20e-6
 
 
 def cost_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> float:
