@@ -133,7 +133,7 @@ def seconds(p: Problem, target: Target, rate: float, row_bytes: float) -> float:
     measured of `wide`; `row_bytes` moved for each pair; launches. Predicted, not measured."""
     columns = 16 * max(1.0, p.pairs / p.hit / 16 + 0.5)  # of an expert: whole groups of sixteen
     multiply = 6 * p.hit * columns * p.hidden * p.inner / rate
-    read = 1.1 * p.hit * p.expert_bytes / target.bandwidth
+    read = 1.2 * p.hit * p.expert_bytes / target.bandwidth
     both = read + multiply if target.wgmma else max(read, multiply)
     return both + p.pairs * row_bytes / target.bandwidth + 20e-6
 
