@@ -24,7 +24,7 @@ ARROWS = {
     "bench": {"spark_engine", "runtime"},
 }
 # Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
-_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts"}
+_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
         "common": set(),
@@ -35,6 +35,7 @@ FOLDERS = {
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
         "drafts": {"common"},
+        "ranks": {"common"},
         "": _OPS,
     },
     "models": {
