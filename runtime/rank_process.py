@@ -28,6 +28,7 @@ from spark_engine.errors import CapacityError, EngineError, UserError
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.ranks.channel import Receiver
 from spark_engine.runtime.ranks.follower import Follower
+from spark_engine.runtime.ranks.group import OPEN_S
 from spark_engine.runtime.ranks.messages import (
     Begin,
     Fallen,
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _opened(seat: Seat, seated: Seated, begin: Begin) -> Loaded:
     comm = seated.comm
+    comm.limit_s = OPEN_S
     loaded = load(
         Path(seat.engine),
         threads=begin.threads,

@@ -172,9 +172,15 @@ def _led(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
     executors = {
         key: LeadExecutor(one, key, orders, names, arrays) for key, one in loaded.executors.items()
     }
-    own = {"store": LeadStates(store, orders), "sink": LeadTables(loaded.sink, orders)}
-    more = {"opener": None, "synchronous": synchronous, "group": group}
-    return replace(loaded, executors=executors, **own, **more)
+    return replace(
+        loaded,
+        executors=executors,
+        store=LeadStates(store, orders),
+        sink=LeadTables(loaded.sink, orders),
+        opener=None,
+        synchronous=synchronous,
+        group=group,
+    )
 
 
 def _load(
@@ -186,17 +192,18 @@ def _load(
     comm: Communicator | None,
 ) -> Loaded:
     """One rank's part, or all of an engine that has one."""
-    rank, here = 0 if comm is None else comm.rank, manifest.ranks
+    rank = 0 if comm is None else comm.rank
     if not wishes.graphs and manifest.executor != NATIVE:
         words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
         raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
-    shown.say(f"loading {path}: {contents}" + (f" of rank {rank} of {here}" if here > 1 else ""))
+    shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
     swap_bytes = min(wishes.swap_bytes, memory.kv + memory.states)
     free = available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        check_capacity(manifest, swap_bytes, free)
+        ranks = manifest.ranks if comm is not None and comm.here else 1
+        check_capacity(manifest, swap_bytes, free, ranks=ranks)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
@@ -302,11 +309,11 @@ def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | 
 
 
 def check_capacity(
-    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0
+    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0, ranks: int = 1
 ) -> None:
-    """Raises CapacityError, with the numbers, when the engine needs more than the bytes that are
-    `available`, beside which `kept` are left to the host."""
-    need = manifest.memory.total + swap_bytes
+    """Raises CapacityError, with the numbers, when `ranks` of the engine need more than the bytes
+    that are `available`, beside which `kept` are left to the host."""
+    need = (manifest.memory.total + swap_bytes) * ranks
     if available is not None and need > available:
         m = manifest.memory
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
@@ -316,12 +323,13 @@ def check_capacity(
         card = f", built for the card {manifest.card}," if manifest.card else ""
         less = " or snapshots (--cache-gib)" if m.snapshots else ""
         here = "for this card (--card), or " if manifest.card else ""
+        each = f", for each of {ranks} ranks" if ranks > 1 else ""
         host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
-            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free{host}: stop other "
-            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs, "
-            f"or with fewer buckets (--decode, --prefill){less}"
+            f"{swap_bytes / GIB:.2f}{each}) and {available / GIB:.2f} GiB are free{host}: stop "
+            f"other programs, or rebuild {here}with a smaller --kv-tokens, --max-context or "
+            f"--max-seqs, or with fewer buckets (--decode, --prefill){less}"
         )
 
 

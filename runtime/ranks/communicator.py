@@ -29,6 +29,7 @@ class Communicator(Protocol):
     """
 
     limit_s: float  # seconds that a call waits for the others
+    here: bool  # all ranks are this host's
 
     @property
     def rank(self) -> int:
@@ -121,6 +122,8 @@ class _OverLinks:
 class TcpCommunicator(_OverLinks):
     """Ranks of several hosts: arrays go through the links."""
 
+    here = False
+
     def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
         own = flat.view(np.uint8)
         found = self._links.exchange(what, own.nbytes, own)
@@ -139,6 +142,8 @@ class SharedCommunicator(_OverLinks):
     `memory` is a file of `shared_bytes(ranks)`, a memfd for instance. A rank writes its two slots
     in turn: who has heard of everybody's next call knows that all have read the last one.
     """
+
+    here = True
 
     def __init__(self, links: Links, memory: int) -> None:
         super().__init__(links)

@@ -1,4 +1,4 @@
-"""How ranks of several hosts find each other: all come to rank 0's address, and are told the others'.
+"""How ranks of several hosts find each other: all come to rank 0, which says where each is.
 
 Knows addresses and sockets. Whoever reaches these addresses may take a rank's place, so they belong
 on a network of the hosts' own.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who comes; `port`: where its socket to rank 0 says that it listens, 0 for one between ranks."""
+    """Who comes, and the port where it listens; 0 for a connection between ranks."""
 
     rank: int
     ranks: int
@@ -65,8 +65,7 @@ def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S)
     """
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
-        where = "%s:%d" % server.getsockname()[:2]
-        log.info("waiting at %s for ranks 1 to %d: start them there", where, others[-1])
+        log.info("waiting at %s:%d for the other ranks", *server.getsockname()[:2])
         came = _come(server, others, len(hosts), come_s, undo)
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():
