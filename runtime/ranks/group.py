@@ -30,6 +30,7 @@ LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
 DEVICE_S = 30.0  # a step on a device; a chunk of prefill takes a second
 GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end
 EXIT_S = 5.0  # and the others to close
+KILLED_S = 1.0  # or less, where one has fallen
 TICK_S = 0.25
 EXIT_CODE = 70  # of a rank 0 that could not leave its step
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Group:
         """What a rank says that it fell of, which is what led to `error`; or else that."""
         with self._heard:
             self._heard.wait_for(lambda: self._fallen, LAST_WORDS_S)
+        self._fall(error)
         return self._fallen or error
 
     def waiting(self, waits: bool) -> None:
@@ -120,7 +122,7 @@ class Group:
         return sorted(set(self._controls) - self._opened)
 
     def _end_processes(self) -> None:
-        until = time.monotonic() + (EXIT_S if self._fallen is None else GRACE_S)
+        until = time.monotonic() + (EXIT_S if self._fallen is None else KILLED_S)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from spark_engine.errors import ExecutorError, SparkError
 from spark_engine.interface import STATE_OUT
 from spark_engine.runtime.executors.executor import Executor, Specs, Wait
@@ -41,7 +39,7 @@ from spark_engine.runtime.ranks.messages import (
     Tables,
     encode,
 )
-from spark_engine.tensors import Array, Bytes
+from spark_engine.tensors import Array
 
 MOST_MERGED = 4  # sets of buffers remembered by an executor; an engine has one or two
 
@@ -122,6 +120,7 @@ class LeadExecutor:
     ) -> None:
         self._inner, self._key, self._orders = inner, key, orders
         self._steps = tuple(s for s in inner.specs.inputs if s.name not in tables)
+        self._tables = tuple(s.name for s in inner.specs.inputs if s.name in tables)
         self._buffers = Merged(inner.specs, states)
 
     @property
@@ -130,11 +129,12 @@ class LeadExecutor:
         return self._inner.specs
 
     def run(self, buffers: Mapping[str, Array]) -> None:
-        """One step to its end, over tables as they were last told and states of every rank's own.
-
-        Wide outputs are left as `launch` leaves them.
-        """
-        self.launch(buffers)()
+        """One step to its end, over the tables in `buffers` and states of every rank's own."""
+        told = [told_rows(name, buffers[name], range(len(buffers[name]))) for name in self._tables]
+        self._orders.add(Tables(told))
+        self._tell(buffers, part=False)
+        with self._orders.explained():
+            self._inner.run(self._buffers.over(buffers))
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """Tells the others and launches."""
@@ -256,11 +256,13 @@ class LeadTables:
 
     def write(self, tables: Mapping[str, Array], changed: Changed) -> None:
         """Brings these rows to every rank, for every launch from here on."""
-        told = []
-        for name, slots in changed.items():
-            where = sorted(slots)
-            rows: Bytes = np.ascontiguousarray(tables[name][where])
-            told.append(Table(name, where, rows.tobytes()))
+        told = [told_rows(name, tables[name], slots) for name, slots in changed.items()]
         self._orders.add(Tables(told))
         if self._inner is not None:
             self._inner.write(tables, changed)
+
+
+def told_rows(name: str, table: Array, slots: Collection[int]) -> Table:
+    """These rows as they are now."""
+    where = sorted(slots)
+    return Table(name, where, table[where].tobytes())
