@@ -17,14 +17,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from spark_engine.engine_file import MANIFEST
-from spark_engine.errors import CapacityError, EngineError, UserError
+from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.ranks.channel import Receiver
 from spark_engine.runtime.ranks.follower import Follower
@@ -39,6 +39,7 @@ from spark_engine.runtime.ranks.messages import (
 )
 from spark_engine.runtime.ranks.seats import Seat, Seated, manifest_digest, take
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
 
@@ -48,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (given,) = sys.argv[1:] if arguments is None else arguments
     seat = msgspec.json.decode(given, type=Seat)
     _end_with(seat.parent)
-    seated = take(seat)
+    if not seat.hosts:
+        _show_own_first(os.environ, seat.rank, seat.ranks)
+    try:
+        seated = take(seat)
+    except SparkError as error:
+        print(f"rank {seat.rank}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
     receiver = Receiver(seat.rank, seated.control, seated.ring)
     threading.Thread(target=_leave_with_rank_0, args=(receiver,), daemon=True).start()
     loaded: Loaded | None = None
@@ -126,6 +133,13 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:  # it has gone already
         os._exit(1)
+
+
+def _show_own_first(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
+    """The GPU of its number among those that rank 0 sees is the first that this process does."""
+    given = environment.get(VISIBLE)
+    seen = [str(i) for i in range(ranks)] if given is None else given.split(",")
+    environment[VISIBLE] = ",".join([*seen[rank:], *seen[:rank]])
 
 
 def _leave_with_rank_0(receiver: Receiver) -> None:

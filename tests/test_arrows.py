@@ -60,8 +60,8 @@ FOLDERS = {
         "engine": {"executors", "ranks"},
         "text": {"engine"},
         "structured": {"engine", "text"},
-        "server": {"engine", "text", "structured"},
-        "doctor": {"engine", "executors"},
+        "server": {"engine", "ranks", "text", "structured"},
+        "doctor": {"engine", "executors", "ranks"},
         "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor"},
     },
 }

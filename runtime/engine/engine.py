@@ -29,6 +29,7 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.watched import Watched
+from spark_engine.runtime.ranks.meeting import split_hosts
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class EngineOptions:
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        tp: ranks that the engine must have; None: as many as it was built for.
+        hosts: where each rank is, `a,b`, the first being this host; None: all are here.
         grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
@@ -61,6 +64,8 @@ class EngineOptions:
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
+    tp: int | None = None
+    hosts: str | None = None
     grammars: Grammars | None = None
 
 
@@ -117,6 +122,7 @@ class Engine:
             shown=shown,
             cache_bytes=options.cache_bytes,
             graphs=options.graphs,
+            hosts=split_hosts(options.hosts),
         )
         return cls(loaded, options, trace)
 

@@ -151,7 +151,7 @@ def load(
     if manifest.ranks == 1 or comm is not None:
         return _load(path, manifest, wishes, mark, shown, comm)
     with ExitStack() as undo:
-        group = gather_ranks(path, manifest, hosts)
+        group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
         group.begin(begin_of(path, threads, cache_bytes, graphs, least))

@@ -58,6 +58,14 @@ def address_of(host: str, port: int = PORT) -> tuple[str, int]:
     return name, int(found)
 
 
+def split_hosts(text: str | None) -> tuple[str, ...]:
+    """`a,b:port,[v6]:port`; none where there is no text. Raises OptionError."""
+    hosts = tuple(part.strip() for part in (text or "").split(",")) if text else ()
+    for host in hosts:
+        address_of(host)
+    return hosts
+
+
 def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
     """Rank 0's group, when a rank has come from each of the other hosts.
 
@@ -65,7 +73,6 @@ def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S)
     """
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
-        log.info("waiting at %s:%d for the other ranks", *server.getsockname()[:2])
         came = _come(server, others, len(hosts), come_s, undo)
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -63,7 +63,12 @@ class Seated:
     ring: Ring | None = None
 
 
-def gather_ranks(engine: Path, manifest: Manifest, hosts: Sequence[str] = ()) -> Group:
+def gather_ranks(
+    engine: Path,
+    manifest: Manifest,
+    hosts: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> Group:
     """Rank 0's group: the other ranks are processes of this host, or come from the other `hosts`.
 
     Raises CapacityError where this host has fewer GPUs than ranks, OptionError for hosts that are
@@ -71,9 +76,9 @@ def gather_ranks(engine: Path, manifest: Manifest, hosts: Sequence[str] = ()) ->
     """
     check_hosts(hosts, manifest.ranks)
     if hosts:
+        say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
         return meet(hosts)
-    if manifest.executor == NATIVE:
-        _check_gpus(engine, manifest)
+    check_gpus(manifest)
     return start_here(engine, manifest.ranks)
 
 
@@ -86,16 +91,19 @@ def check_hosts(hosts: Sequence[str], ranks: int) -> None:
         )
 
 
-def _check_gpus(engine: Path, manifest: Manifest) -> None:
+def check_gpus(manifest: Manifest) -> None:
+    """Raises CapacityError where this host has fewer GPUs than the engine has ranks on them."""
+    if manifest.executor != NATIVE or manifest.ranks == 1:
+        return
     from spark_engine.device import count  # needs the extra `cuda`
 
     found = count()
     if found < manifest.ranks:
         need = manifest.memory.total / (1 << 30)
         raise CapacityError(
-            f"{engine} was built for {manifest.ranks} GPUs, of which each holds {need:.2f} GiB, "
-            f"and this machine shows {found}: name a host for each (--hosts), or rebuild with "
-            f"--tp {max(found, 1)}"
+            f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
+            f"{need:.2f} GiB, and this machine shows {found}: name a host for each (--hosts), "
+            f"or rebuild with --tp {max(found, 1)}"
         )
 
 
@@ -147,7 +155,7 @@ def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
 def start(seat: Seat) -> subprocess.Popen[bytes]:
     """A rank's process. Raises OSError."""
     numbers = (seat.control, *seat.links.values(), seat.memory, seat.ring)
-    command = [sys.executable, "-m", MODULE, msgspec.json.encode(seat).decode()]
+    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(seat).decode()]
     passed = [number for number in numbers if number >= 0]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
 
