@@ -56,12 +56,13 @@ FOLDERS = {
     },
     "runtime": {
         "executors": set(),
-        "engine": {"executors"},
+        "ranks": {"executors"},
+        "engine": {"executors", "ranks"},
         "text": {"engine"},
         "structured": {"engine", "text"},
         "server": {"engine", "text", "structured"},
         "doctor": {"engine", "executors"},
-        "": {"engine", "executors", "server", "text", "structured", "doctor"},
+        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor"},
     },
 }
 # Rooms at the bottom say what they may use; the others what they must not.

@@ -77,7 +77,8 @@ class Engine:
         self.options = options or EngineOptions()
         self._trace = trace or NoTrace()
         given = self.options.depth
-        self.depth = int(loaded.store is not None) if given is None else given
+        ahead = loaded.store is not None and not loaded.synchronous
+        self.depth = int(ahead) if given is None else given
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
         own = (loaded.store, loaded.sink)

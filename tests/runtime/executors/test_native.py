@@ -122,7 +122,7 @@ def engine(
     )
     folder = SimpleNamespace(
         manifest=manifest,
-        weights_path=tmp_path / "w.safetensors",
+        weights_of=lambda rank: tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
     rows: Any = lambda room: 0  # noqa: E731
@@ -320,16 +320,18 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
     gpu: FakeGpu, tmp_path: Path
 ) -> None:
     write_weights(
-        tmp_path / "w", plan_weights([TensorSpec("w", DType.F32, (2,))]), [np.zeros(2, "f4")]
+        tmp_path / "weights.safetensors",
+        plan_weights([TensorSpec("w", DType.F32, (2,))]),
+        [np.zeros(2, "f4")],
     )
 
     def check(name: str, index: int, digest: str) -> None:
-        assert digest == hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest()
+        assert digest == hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
         manifest=SimpleNamespace(buckets=(), card="h200"),
-        weights_path=tmp_path / "w",
+        weights_of=lambda rank: tmp_path / "weights.safetensors",
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
