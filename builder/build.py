@@ -74,9 +74,8 @@ def build(
     gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
-    model = open_model(checkpoint)
     wish, options = options.target, with_target(options)
-    model = with_ranks(model, options.tp, TILE if options.gpu else 1)
+    model = with_ranks(open_model(checkpoint), options.tp, TILE if options.gpu else 1)
     plan = resolve(options, facts_of(model))
     found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
     for note in found:
@@ -113,11 +112,10 @@ def build(
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
-        written = plan.ranks * layout.total
-        check_space(destination, written + tokenizer_bytes(checkpoint) + small)
+        check_space(destination, plan.ranks * layout.total + tokenizer_bytes(checkpoint) + small)
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
-            clock.start("write", f"{report.size(written)} of weights")
+            clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
             emit_weights(model, graphs, layout, folder, plan.ranks, clock)
             clock.start("emit", "the buckets")
             backend.weights = folder / weights_name(0, plan.ranks)

@@ -149,35 +149,44 @@ def local_config(config: ModelConfig, ranks: int) -> ModelConfig:
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise OptionError(f"--tp {ranks}: give 1 to {MOST_RANKS} ranks")
-    if ranks == 1:
-        return config
-    kv = config.kv_heads
-    if kv % ranks and ranks % kv:
-        raise OptionError(f"--tp {ranks}: the model's {kv} KV heads divide neither by nor into it")
-    moe, sizes = config.moe, {"attention heads": config.heads, "vocabulary": config.vocab}
-    sizes |= {"key heads": config.key_heads, "value heads": config.value_heads}
+    uneven = _uneven(config, ranks)
+    if uneven:
+        legal = [n for n in range(1, MOST_RANKS + 1) if not _uneven(config, n)]
+        raise OptionError(
+            f"--tp {ranks}: {uneven}; choose from {', '.join(map(str, legal))}: what ranks have "
+            "is equal, and no head is cut"
+        )
+    moe = config.moe
     if moe is not None:
-        sizes |= {"expert width": moe.intermediate, "shared width": moe.shared_intermediate}
         inner, wide = moe.intermediate // ranks, moe.shared_intermediate // ranks
         moe = replace(moe, intermediate=inner, shared_intermediate=wide)
-    if config.intermediate is not None:
-        sizes["intermediate"] = config.intermediate
-    for what, size in sizes.items():
-        if size % ranks:
-            legal = [n for n in range(1, MOST_RANKS + 1) if not any(s % n for s in sizes.values())]
-            raise OptionError(
-                f"--tp {ranks}: the model's {what} of {size} does not divide by {ranks}; choose "
-                f"from {', '.join(map(str, legal))}"
-            )
     return replace(
         config,
         heads=config.heads // ranks,
-        kv_heads=share(kv, ranks),
+        kv_heads=share(config.kv_heads, ranks),
         key_heads=config.key_heads // ranks,
         value_heads=config.value_heads // ranks,
         intermediate=None if config.intermediate is None else config.intermediate // ranks,
         moe=moe,
     )
+
+
+def _uneven(config: ModelConfig, ranks: int) -> str:
+    """What of the model does not divide by so many ranks; "" where all of it does."""
+    moe, kv = config.moe, config.kv_heads
+    sizes = {"attention heads": config.heads, "ids of the vocabulary": config.vocab}
+    sizes |= {"key heads": config.key_heads, "value heads": config.value_heads}
+    if moe is not None:
+        inner = {"expert": moe.intermediate, "shared expert": moe.shared_intermediate}
+        sizes |= {f"columns of each {what}": size for what, size in inner.items()}
+    if config.intermediate is not None:
+        sizes["columns of the MLP"] = config.intermediate
+    for what, size in sizes.items():
+        if size % ranks:
+            return f"the model's {size} {what} do not divide by {ranks}"
+    if kv % ranks and ranks % kv:
+        return f"the model's {kv} KV heads neither divide by {ranks} nor are shared evenly by it"
+    return ""
 
 
 def _check_blocks(row: Linear, split: Split, scheme: Scheme, shards: Shards) -> None:

@@ -16,6 +16,7 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import ACTIVATIONS, count, expect
+from spark_engine.plugins.ranks import collectives_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -72,4 +73,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=collectives_cuda.ALL_REDUCE,
 )

@@ -12,6 +12,7 @@ from spark_engine.operand import Result
 from spark_engine.plugins.common import operands, random_arrays
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.ranks import collectives_cuda
 from spark_engine.tensors import Array, DType, TensorSpec
 
 
@@ -59,4 +60,5 @@ OP = Op(
     reference=reference,
     body=body,
     cases=CASES,
+    cuda=collectives_cuda.GATHER_LOGITS,
 )
