@@ -43,10 +43,9 @@ class PeerMemory:
                 resources.finally_(partial(_close, address))
             addresses.append(address)
         self.addresses = tuple(addresses)
-        stage = resources.pinned(8 * len(addresses)).view(np.uint64)
-        stage[:] = addresses
-        self.table = resources.memory(stage.nbytes)
-        gpu.upload(self.table, stage)
+        table = np.array(addresses, np.uint64)
+        self.table = resources.memory(table.nbytes)
+        gpu.upload(self.table, table)
         gpu.wait()
 
 

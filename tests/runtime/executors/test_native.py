@@ -374,3 +374,44 @@ def test_the_last_executor_gives_the_device_back(engine: native.NativeEngine) ->
     assert engine.gpu.closed and not engine.gpu.blocks
     with pytest.raises(ExecutorError, match="was closed"):
         second.launch({})
+
+
+def test_a_rank_launches_over_its_region_and_everybodys(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 reads its own weights, and its kernels are told where the regions are."""
+    specs = [TensorSpec("w", DType.F32, (2,))]
+    name = "weights.1.safetensors"
+    write_weights(tmp_path / name, plan_weights(specs), [np.array([7, 8], np.float32)])
+    bucket = Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 4 * ROWS * VOCAB, symmetric_bytes=96)
+    manifest = SimpleNamespace(card="h200", states=STATES, tables=tables(LIMITS), buckets=[bucket])
+    names: list[str] = []
+    folder: Any = SimpleNamespace(
+        manifest=manifest,
+        weights_of=lambda rank: tmp_path / f"weights.{rank}.safetensors",
+        check_chunk=lambda name, index, digest: names.append(name),
+    )
+    shown: list[int] = []
+
+    def meet(resources: Any, nbytes: int, comm: Any) -> Any:
+        shown.append(nbytes)
+        return SimpleNamespace(own=5000, table=9000)
+
+    monkeypatch.setattr(native, "meet", meet)
+    args = [["peers"], ["rank"], ["symmetric", 32, 64]]
+    body = {**BODY, "symmetric_bytes": 96, "launches": [launch_row(0, *args)]}
+    told: list[tuple[int, ...]] = []
+    gpu.kernels["sum_up"] = lambda gpu, *operands: told.append(operands)
+    comm: Any = SimpleNamespace(rank=1)
+    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, True, comm)
+    executor = engine.open(header(), payload(body), Path(), 1)
+    assert told[0] == (9000, 1, 5032) and shown == [96] and names == [name]
+    with pytest.raises(EngineError, match="wants 97 bytes of symmetric memory, the engine has 96"):
+        engine.open(header(), payload({**body, "symmetric_bytes": 97}), Path(), 1)
+    executor.close()
+
+
+def test_one_rank_alone_has_no_region(engine: native.NativeEngine) -> None:
+    body = {**BODY, "launches": [launch_row(0, ["peers"])]}
+    with pytest.raises(EngineError, match=r"launches are not readable.*the engine has one rank"):
+        engine.open(header(), payload(body), Path(), 1)
