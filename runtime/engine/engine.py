@@ -31,6 +31,8 @@ from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.watched import Watched
 from spark_engine.runtime.ranks.meeting import split_hosts
 
+CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -225,6 +227,15 @@ class Engine:
             **scheduler.reuse.stats(),
             **counted,
         }
+
+    def check(self) -> float | None:
+        """Raises what another rank has fallen of; seconds until it is to be asked again, None where
+        there are no others. A step asks by itself."""
+        group = self.loaded.group
+        if group is None:
+            return None
+        group.check()
+        return CHECK_S
 
     def state(self) -> dict[str, object]:
         """What the engine is doing, for a dump: plain values without a token. It may be called by
