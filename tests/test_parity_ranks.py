@@ -77,8 +77,12 @@ def test_two_ranks_are_one(format: str, moe: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_kv_heads_are_shared_and_a_tied_head_is_cut(ranks: int, tmp_path: Path) -> None:
-    """One KV head for all ranks, four key heads, experts stacked in the file."""
-    heads = {"num_key_value_heads": 1, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    """Two ranks to a KV head, four key heads, experts stacked in the file."""
+    heads = {
+        "num_key_value_heads": ranks // 2,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+    }
     changes = {**SHALLOW, **heads, "tie_word_embeddings": True}
     write_checkpoint(tmp_path / "c", changes, "f32", moe=True, experts="fused")
     (one,) = _runs(tmp_path / "c", 1, _ids(71))
