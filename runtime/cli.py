@@ -122,7 +122,7 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
             return
         mode = _mode(context, values)
         choose(os.environ, values["device"])
-        folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
+        folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
         run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
@@ -166,7 +166,7 @@ def _unasked() -> Mode:
     return Mode.TALK
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     return Path(given) if given else Path.home() / ".cache"
 

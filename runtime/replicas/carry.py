@@ -17,6 +17,7 @@ import msgspec
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
+from spark_engine.runtime.replicas.routing import Choice, Ticket
 from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstream
 from spark_engine.runtime.server.api.answers import error
 from spark_engine.runtime.server.api.messages_answer import anthropic_error
@@ -95,10 +96,11 @@ class Carrier:
             if replica is None:
                 break
             asked.tried.add(replica.name)
-            shared = choice.shared if choice and choice.name == replica.name else 0
-            self._metrics.routed(prompt[-1].length if prompt else 0, shared)
+            if choice is None or choice.name != replica.name:
+                choice = Choice(replica.name)
+            self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
             try:
-                refused = await self._through(replica, asked, prompt)
+                refused = await self._through(replica, asked, prompt, choice)
             except Lost as problem:
                 if await self._broke(replica, asked, problem):
                     return
@@ -114,19 +116,21 @@ class Carrier:
         await self._fail(asked, refused, lost[-1] if lost else None)
 
     async def _through(
-        self, replica: Replica, asked: Asked, prompt: Sequence[Place]
+        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice
     ) -> Refusal | None:
         router = self._fleet.router
-        router.begin(replica.name, prompt)
+        ticket = router.begin(choice, prompt)
         try:
             with replica.flight():
                 url = replica.address.url + asked.target
                 async with self._upstream.ask(asked.method, url, asked.up, asked.body) as answer:
-                    return await self._pass_on(replica, asked, answer)
+                    return await self._pass_on(replica, asked, answer, ticket)
         finally:
-            router.end(replica.name)
+            router.end(ticket)
 
-    async def _pass_on(self, replica: Replica, asked: Asked, answer: Answer) -> Refusal | None:
+    async def _pass_on(
+        self, replica: Replica, asked: Asked, answer: Answer, ticket: Ticket
+    ) -> Refusal | None:
         headers = [(k, v) for k, v in answer.headers if k.lower() not in _NOT_DOWN]
         headers.append(("x-spark-replica", replica.name))
         if not answer.streams:
@@ -145,6 +149,7 @@ class Carrier:
             if not mark:
                 continue
             if not asked.begun:
+                self._fleet.router.started(ticket)
                 self._note_kept(asked, replica, whole)
                 await self._send(asked, status, headers, whole + mark, more=True)
             else:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_engine.runtime.replicas.prefix import FIRST, GRID, IDS, LAST, Place, places
-from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Policy, Router
+from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Choice, Policy, Router
 
 SYSTEM = {"role": "system", "content": "You are terse."}
 
@@ -86,7 +86,7 @@ def _router(*names: str, policy: Policy = Policy.PREFIX, **more: int) -> Router:
 def _ask(router: Router, prompt: tuple[Place, ...]) -> str:
     choice = router.choose(prompt)
     assert choice is not None
-    router.begin(choice.name, prompt)
+    router.begin(choice, prompt)
     return choice.name
 
 
@@ -109,36 +109,56 @@ def test_a_common_beginning_is_not_worth_a_queue() -> None:
 def test_a_long_prefix_is_worth_a_short_queue_and_no_long_one() -> None:
     router = _router("a", "b")
     prompt = _chat("x" * 4 * REQUEST)
-    router.begin("a", prompt)
-    for _ in range(3):
-        router.begin("a", ())
+    router.end(router.begin(Choice("a"), prompt))
+    tickets = [router.begin(Choice("a"), ()) for _ in range(4)]
     assert router.open == {"a": 4, "b": 0}
-    assert router.choose(prompt).name == "a"  # type: ignore[union-attr]
-    router.begin("a", ())
-    assert router.choose(prompt).name == "b"  # type: ignore[union-attr]
-    for _ in range(5):
-        router.end("a")
-    assert router.choose(prompt).name == "a"  # type: ignore[union-attr]
+    assert router.choose(prompt) == Choice("a", prompt[-1].length)
+    tickets.append(router.begin(Choice("a"), ()))
+    assert router.choose(prompt) == Choice("b")
+    for ticket in tickets:
+        router.end(ticket)
+    assert router.choose(prompt) == Choice("a", prompt[-1].length)
+
+
+def test_what_is_still_to_be_computed_counts_until_the_first_token() -> None:
+    router = _router("a", "b", policy=Policy.LEAST)
+    long = router.begin(Choice("a"), _chat("x" * 9 * REQUEST))
+    short = [router.begin(Choice("b"), ()) for _ in range(3)]
+    assert router.choose(()) == Choice("b")
+    router.started(long)
+    assert router.choose(()) == Choice("a")
+    router.started(long)
+    for ticket in (*short, long):
+        router.end(ticket)
+    assert router.open == {"a": 0, "b": 0} and router._ahead == {"a": 0, "b": 0}
+
+
+def test_what_is_held_there_is_not_to_be_computed() -> None:
+    router = _router("a", "b", policy=Policy.LEAST)
+    prompt = _chat("x" * 9 * REQUEST)
+    router.begin(Choice("a", prompt[-1].length), prompt)
+    router.begin(Choice("b"), prompt)
+    assert router._ahead == {"a": 0, "b": prompt[-1].length}
 
 
 def test_the_least_loaded_holder_is_taken() -> None:
     router = _router("a", "b", "c")
     prompt = _chat("x" * 4 * REQUEST)
     for name in ("a", "b"):
-        router.begin(name, prompt)
-    router.begin("a", ())
-    assert router.choose(prompt).name == "b"  # type: ignore[union-attr]
+        router.started(router.begin(Choice(name), prompt))
+    router.begin(Choice("a"), ())
+    assert router.choose(prompt) == Choice("b", prompt[-1].length)
 
 
 def test_a_replica_that_left_holds_nothing() -> None:
     router = _router("a", "b")
     prompt = _chat("x" * 9 * REQUEST)
-    router.begin("a", prompt)
-    assert router.choose(prompt, without={"a"}).name == "b"  # type: ignore[union-attr]
+    ticket = router.begin(Choice("a"), prompt)
+    router.started(ticket)
+    assert router.choose(prompt, without={"a"}) == Choice("b")
     router.remove("a")
-    assert router.choose(prompt).name == "b"  # type: ignore[union-attr]
-    router.end("a")
-    router.begin("a", prompt)
+    assert router.choose(prompt) == Choice("b") and router.open == {"a": 1, "b": 0}
+    router.end(ticket)
     assert router.open == {"b": 0}
     router.remove("b")
     assert router.choose(prompt) is None
@@ -146,18 +166,18 @@ def test_a_replica_that_left_holds_nothing() -> None:
 
 def test_who_comes_back_still_has_what_it_had() -> None:
     router = _router("a", "b")
-    router.begin("a", ())
+    ticket = router.begin(Choice("a"), ())
     router.remove("a")
     router.add("a")
     assert router.open == {"a": 1, "b": 0}
-    router.end("a")
+    router.end(ticket)
     assert router.open == {"a": 0, "b": 0}
 
 
 def test_memory_is_bounded_and_beginnings_stay_longest() -> None:
     router = _router("a", "b", places=4)
     prompt = _chat("1" * REQUEST, "2", "3", "4", "5", "6")
-    router.begin("a", prompt)
+    router.begin(Choice("a"), prompt)
     assert len(router._holders) == 4
     assert router.choose(prompt).shared == prompt[3].length  # type: ignore[union-attr]
 
@@ -166,7 +186,7 @@ def test_few_holders_are_kept_of_a_place() -> None:
     names = [f"r{i}" for i in range(HOLDERS + 3)]
     router, prompt = _router(*names), _chat("x")
     for name in names:
-        router.begin(name, prompt)
+        router.begin(Choice(name), prompt)
     assert router._holders[prompt[0].digest] == tuple(names[-HOLDERS:])
 
 
@@ -175,5 +195,5 @@ def test_other_policies_ask_for_no_prefix() -> None:
     turn = _router("a", "b", "c", policy=Policy.TURN)
     assert [_ask(turn, prompt) for _ in range(6)] == list("abcabc")
     least = _router("a", "b", policy=Policy.LEAST)
-    least.begin("a", prompt)
+    least.begin(Choice("a"), prompt)
     assert least.choose(prompt).name == "b"  # type: ignore[union-attr]
