@@ -94,6 +94,12 @@ DEVICE uint2 load_shared8(Address from) {
                : "r"(shared_address(from)));
   return v;
 }
+template <class Address>
+DEVICE u32 load_shared4(Address from) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(shared_address(from)));
+  return v;
+}
 DEVICE void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
