@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse fuzz forms newcomer served soak soak-server page clients clean
+.PHONY: run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server page clients clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -25,6 +25,11 @@ run: $(VENV)/.run
 # products, whose threads wait for one another longer than they compute.
 test: $(VENV)/.test lint types
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Kernels of the served models' sizes for both targets: registers, spills, shared memory. Three
+# minutes; `make test` compiles every form once.
+kernels: $(VENV)/.test
+	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test

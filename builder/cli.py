@@ -56,6 +56,14 @@ def _one_of(*words: str) -> Complete:
     shell_complete=_one_of(*CARDS),
     help=f"The GPU to fit: auto (the one here, else the target's first), {', '.join(CARDS)}.",
 )
+@click.option(
+    "--as",
+    "rehearses",
+    default="",
+    metavar="TARGET",
+    help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to be "
+    "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
+)
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
 @click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
 @click.option("--verify", help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2.")

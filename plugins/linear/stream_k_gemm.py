@@ -10,11 +10,13 @@ import math
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
 BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
 LARGE_N, LARGE_M = 128, 256
+SWIZZLED = 1024  # bytes of eight rows in the 128-byte swizzle
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
 
@@ -86,9 +88,10 @@ class StreamKConfig:
         return (self.warps + 4) * 32
 
     def stage_bytes(self, form: Format) -> int:
-        """Shared memory of one stage."""
+        """Shared memory of one stage; wgmma's swizzle counts from a multiple of 1,024 bytes."""
         x = self.block_m * (KSLAB + form.x_scale_bytes)
-        return self.stage_slabs * (x + self.block_n // M16 * form.m16_slab_bytes)
+        own = self.stage_slabs * (x + self.block_n // M16 * form.m16_slab_bytes)
+        return padded(own, SWIZZLED) if self.wgmma else own
 
 
 def refuse(problem: Problem) -> str | None:

@@ -214,6 +214,7 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
 # ---- compilation -------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", FORMS)
 def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
@@ -297,6 +298,7 @@ SHAPES = (
     ("fp8_linear", 2200, 2117, 256),
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
+    ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 

@@ -76,6 +76,7 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
     assert packed("fp8_block_linear", 2, raw).shape == (130, 48)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", OPS)
 def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:

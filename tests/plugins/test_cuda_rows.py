@@ -1,6 +1,6 @@
 """Linears of 64 rows and more where there is no wgmma, and NVFP4 activations: tiles, keys, the GPU.
 
-An H200 runs them as `NO_WGMMA`: its instructions with GB10's shared memory and multiprocessors.
+An H200 runs them as `REHEARSED`: GB10's tactics and limits compiled for Hopper.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.kernel import GB10, H200, Architecture, Plan, Target
+from spark_engine.kernel import GB10, H200, Plan, Target, rehearsal
 from spark_engine.op import Attrs, Case, Op
 from spark_engine.plugins.common import formats
 from spark_engine.plugins.linear import (
@@ -31,7 +31,7 @@ from tests.plugins import test_cuda_linear
 
 A4 = "nvfp4_linear_a4"
 BF16: Attrs = {"dtype": "bf16"}
-NO_WGMMA = Target(Architecture("sm_90a", (9, 0), GB10.shared_bytes), GB10.card)
+REHEARSED = rehearsal(GB10, H200)
 OPS = {o.name: o for o in (linear.OP, fp8_linear.OP, nvfp4_linear.OP, nvfp4_linear_a4.OP)}
 FORMS = {
     f.FORM.symbol: f.FORM
@@ -55,7 +55,7 @@ def banded(op: str, m: int, n: int, k: int, target: Target) -> Plan | None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_tiles_fit_where_wgmma_is_not(op: str, layer: tuple[int, int]) -> None:
-    for target in (GB10, NO_WGMMA):
+    for target in (GB10, REHEARSED):
         for m in DECODE + MORE:
             (launch,) = made(op, m, *layer, target).launches
             macros = {name: int(value) for name, value in launch.defines}
@@ -147,7 +147,8 @@ def test_scales_count_among_the_bytes() -> None:
 # ---- compilation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [GB10, NO_WGMMA], ids=lambda t: t.name)
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", [GB10, REHEARSED], ids=lambda t: t.name)
 @pytest.mark.parametrize("op", OPS)
 def test_128_rows_compile_without_spills(op: str, target: Target, cache: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
@@ -178,7 +179,7 @@ def run(bench: object, op: Op, arrays: tuple[Array, ...]) -> dict[str, Array]:
     from tests.plugins import cuda_node
 
     assert isinstance(bench, cuda_node.Bench)
-    target = NO_WGMMA if bench.target.wgmma else bench.target
+    target = REHEARSED if bench.target.wgmma else bench.target
     other = cuda_node.Bench(bench.gpu, target, bench._cache)
     case = Case("served", BF16, lambda rng: arrays)
     works = cuda_node.planned(op, case, target)
