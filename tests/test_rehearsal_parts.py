@@ -137,15 +137,16 @@ def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_pa
         small = open_model(shapes.cut(model, tmp_path / model))
         assert small.config.layers == ("linear_attention", "full_attention")
         assert small.config.hidden == whole.config.hidden
-        names = {t.rpartition("layers.")[2] for t in small.checkpoint.tensors if ".layers." in t}
-        for name in names:
-            layer, _, rest = name.partition(".")
-            old = f".layers.{shapes.KEPT[int(layer)]}.{rest}"
-            (same,) = (t for n, t in whole.checkpoint.tensors.items()
-                       if n.endswith(old) and not n.startswith("mtp"))  # fmt: skip
-            ending = f".layers.{name}"
-            (own,) = (t for n, t in small.checkpoint.tensors.items() if n.endswith(ending))
-            assert (own.dtype, own.shape) == (same.dtype, same.shape), name
+        published = {
+            name.rpartition(".layers.")[2]: (tensor.dtype, tensor.shape)
+            for name, tensor in whole.checkpoint.tensors.items()
+            if not name.startswith("mtp")
+        }
+        for name, tensor in small.checkpoint.tensors.items():
+            if ".layers." in name:
+                layer, _, rest = name.rpartition(".layers.")[2].partition(".")
+                same = published[f"{shapes.KEPT[int(layer)]}.{rest}"]
+                assert (tensor.dtype, tensor.shape) == same, name
 
 
 @pytest.mark.parametrize(
