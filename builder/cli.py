@@ -120,6 +120,7 @@ def _one_of(*words: str) -> Complete:
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
+@click.option("--tp", type=int, default=1, help="Ranks that share the model, each on its own GPU.")
 @click.option(
     "--record/--no-record",
     default=None,
