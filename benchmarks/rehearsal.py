@@ -39,6 +39,7 @@ PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
     "steps": 60.0,
 }
 TRIES = 6
+KEEP = 1.0  # seconds between two writings of a file
 Row = dict[str, Any]
 Start = Callable[[str, Sequence[str]], Sequence[str]]
 
@@ -51,6 +52,7 @@ class Found:
     head: Row = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     begun: str = ""
+    _kept: float = 0.0
 
     def hear(self, said: Mapping[str, Any]) -> str:
         """Takes one line of a part, and returns what a person is told."""
@@ -64,7 +66,8 @@ class Found:
         if "row" in said:
             row = said["row"]
             self.rows[row["label"]], self.begun = row, ""
-            self.keep()
+            if time.monotonic() - self._kept >= KEEP:
+                self.keep()
             more = {
                 k: v for k, v in row.items() if k not in ("label", "right") and v not in ("", 0)
             }
@@ -79,6 +82,7 @@ class Found:
 
     def keep(self) -> None:
         """Writes the file, whole."""
+        self._kept = time.monotonic()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         made = {**self.head, "date": str(date.today()), "rows": [*self.rows.values()]}
         scratch = self.path.with_suffix(".part")
@@ -96,16 +100,21 @@ def run_part(
 ) -> bool:
     """Runs a part to its end; True where all its rows are right."""
     for _ in range(TRIES):
+        before = len(found.rows)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
             json.dump([*found.rows], done)
             done.flush()
             why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
         if not why:
             break
-        lost = found.begun or not found.rows
-        print(found.fail(why), flush=True)
-        if not lost:
-            break  # it died between two things: it would again
+        if found.begun or len(found.rows) == before:
+            told = bool(found.begun)
+            print(found.fail(why), flush=True)
+            if not told:
+                break  # it died of no row: it would again
+    else:
+        found.head["gave_up"] = f"after {TRIES} tries: {why}"
+    found.keep()
     return bool(found.rows) and all(row.get("right") for row in found.rows.values())
 
 
@@ -149,7 +158,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
-    parser.add_argument("--again", action="store_true", help="forget what the files hold")
+    parser.add_argument("--again", action="store_true", help="also what was right before")
     args = parser.parse_args(words)
     unknown = sorted(set(args.part.split(",")) - set(PARTS))
     if unknown:
@@ -169,7 +178,7 @@ def main() -> int:
         found = Found(args.out / f"rehearsal_{part}.json")
         if found.path.is_file() and not args.again:
             kept = json.loads(found.path.read_text())
-            found.rows = {row["label"]: row for row in kept.pop("rows")}
+            found.rows = {row["label"]: row for row in kept.pop("rows") if row.get("right")}
             found.head = kept
         start = time.monotonic()
         print(f"== {part}", flush=True)
