@@ -17,12 +17,14 @@ import argparse
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -32,11 +34,11 @@ from spark_engine.rehearsal import OCCUPY, VARIABLE
 
 HERE = Path(__file__).parent
 PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
-    "ops": 120.0,
+    "ops": 180.0,
     "tests": 240.0,
     "check": 240.0,
     "layers": 240.0,
-    "steps": 60.0,
+    "steps": 180.0,
 }
 TRIES = 6
 KEEP = 1.0  # seconds between two writings of a file
@@ -121,7 +123,9 @@ def run_part(
 def _watched(command: Sequence[str], found: Found, silence: float, options: Row) -> str:
     """Why the process did not end as it should; empty where it did."""
     environment = {**os.environ, VARIABLE: options["rehearse"], "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
@@ -138,7 +142,8 @@ def _watched(command: Sequence[str], found: Found, silence: float, options: Row)
             if words:
                 print(words, flush=True)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # with what it started, which may be on the GPU
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
