@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import predicted_tables
 from benchmarks.predicted_tables import table
+from benchmarks.rehearsal_tables import rehearsed
 from benchmarks.seed_rows import seed_rows
 
 HERE = Path(__file__).parent
@@ -268,6 +269,7 @@ TABLES = {
     "short": short,
     "seeds": seeds,
     "predicted": predicted,
+    "rehearsed": rehearsed,
 }
 
 

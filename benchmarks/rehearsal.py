@@ -17,12 +17,14 @@ import argparse
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -32,13 +34,14 @@ from spark_engine.rehearsal import OCCUPY, VARIABLE
 
 HERE = Path(__file__).parent
 PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
-    "ops": 120.0,
+    "ops": 180.0,
     "tests": 240.0,
     "check": 240.0,
     "layers": 240.0,
-    "steps": 60.0,
+    "steps": 180.0,
 }
 TRIES = 6
+KEEP = 1.0  # seconds between two writings of a file
 Row = dict[str, Any]
 Start = Callable[[str, Sequence[str]], Sequence[str]]
 
@@ -51,6 +54,7 @@ class Found:
     head: Row = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     begun: str = ""
+    _kept: float = 0.0
 
     def hear(self, said: Mapping[str, Any]) -> str:
         """Takes one line of a part, and returns what a person is told."""
@@ -64,7 +68,8 @@ class Found:
         if "row" in said:
             row = said["row"]
             self.rows[row["label"]], self.begun = row, ""
-            self.keep()
+            if time.monotonic() - self._kept >= KEEP:
+                self.keep()
             more = {
                 k: v for k, v in row.items() if k not in ("label", "right") and v not in ("", 0)
             }
@@ -79,6 +84,7 @@ class Found:
 
     def keep(self) -> None:
         """Writes the file, whole."""
+        self._kept = time.monotonic()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         made = {**self.head, "date": str(date.today()), "rows": [*self.rows.values()]}
         scratch = self.path.with_suffix(".part")
@@ -96,23 +102,30 @@ def run_part(
 ) -> bool:
     """Runs a part to its end; True where all its rows are right."""
     for _ in range(TRIES):
+        before = len(found.rows)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
             json.dump([*found.rows], done)
             done.flush()
             why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
         if not why:
             break
-        lost = found.begun or not found.rows
-        print(found.fail(why), flush=True)
-        if not lost:
-            break  # it died between two things: it would again
+        if found.begun or len(found.rows) == before:
+            told = bool(found.begun)
+            print(found.fail(why), flush=True)
+            if not told:
+                break  # it died of no row: it would again
+    else:
+        found.head["gave_up"] = f"after {TRIES} tries: {why}"
+    found.keep()
     return bool(found.rows) and all(row.get("right") for row in found.rows.values())
 
 
 def _watched(command: Sequence[str], found: Found, silence: float, options: Row) -> str:
     """Why the process did not end as it should; empty where it did."""
     environment = {**os.environ, VARIABLE: options["rehearse"], "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
@@ -129,7 +142,8 @@ def _watched(command: Sequence[str], found: Found, silence: float, options: Row)
             if words:
                 print(words, flush=True)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # with what it started, which may be on the GPU
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -149,7 +163,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
-    parser.add_argument("--again", action="store_true", help="forget what the files hold")
+    parser.add_argument("--again", action="store_true", help="also what was right before")
     args = parser.parse_args(words)
     unknown = sorted(set(args.part.split(",")) - set(PARTS))
     if unknown:
@@ -169,7 +183,7 @@ def main() -> int:
         found = Found(args.out / f"rehearsal_{part}.json")
         if found.path.is_file() and not args.again:
             kept = json.loads(found.path.read_text())
-            found.rows = {row["label"]: row for row in kept.pop("rows")}
+            found.rows = {row["label"]: row for row in kept.pop("rows") if row.get("right")}
             found.head = kept
         start = time.monotonic()
         print(f"== {part}", flush=True)

@@ -17,6 +17,7 @@ pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks import rehearsal  # noqa: E402
+from benchmarks import rehearsal_tables as tables  # noqa: E402
 from benchmarks.rehearsals import check, layers, ops, shapes, steps  # noqa: E402
 from benchmarks.rehearsals import tests as gpu_tests  # noqa: E402
 from benchmarks.rehearsals.told import Told  # noqa: E402
@@ -30,6 +31,9 @@ PART = """
 import json, os, sys, time
 sys.path.insert(0, {root!r})
 from benchmarks.rehearsals.told import Told
+from spark_engine.errors import ExecutorError
+def lose():
+    raise ExecutorError("an illegal address")
 told = Told()
 told.head(sms=48, rehearses=os.environ["SPARK_REHEARSE"], given=told.options["work"])
 print("a line of a library")
@@ -77,6 +81,8 @@ def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
     ("fault", "silence", "says"),
     [
         ("os._exit(9) if label == 'b' else None", 20.0, "ended with code 9"),
+        ("told._lose() if label == 'b' else None", 20.0, "AttributeError"),
+        ("lose() if label == 'b' else None", 20.0, "ExecutorError: an illegal address"),
         ("time.sleep(60) if label == 'b' else None", 1.5, "hung: it said nothing for 2 s"),
     ],
 )
@@ -137,15 +143,16 @@ def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_pa
         small = open_model(shapes.cut(model, tmp_path / model))
         assert small.config.layers == ("linear_attention", "full_attention")
         assert small.config.hidden == whole.config.hidden
-        names = {t.rpartition("layers.")[2] for t in small.checkpoint.tensors if ".layers." in t}
-        for name in names:
-            layer, _, rest = name.partition(".")
-            old = f".layers.{shapes.KEPT[int(layer)]}.{rest}"
-            (same,) = (t for n, t in whole.checkpoint.tensors.items()
-                       if n.endswith(old) and not n.startswith("mtp"))  # fmt: skip
-            ending = f".layers.{name}"
-            (own,) = (t for n, t in small.checkpoint.tensors.items() if n.endswith(ending))
-            assert (own.dtype, own.shape) == (same.dtype, same.shape), name
+        published = {
+            name.rpartition(".layers.")[2]: (tensor.dtype, tensor.shape)
+            for name, tensor in whole.checkpoint.tensors.items()
+            if not name.startswith("mtp")
+        }
+        for name, tensor in small.checkpoint.tensors.items():
+            if ".layers." in name:
+                layer, _, rest = name.rpartition(".layers.")[2].partition(".")
+                same = published[f"{shapes.KEPT[int(layer)]}.{rest}"]
+                assert (tensor.dtype, tensor.shape) == same, name
 
 
 @pytest.mark.parametrize(
@@ -250,3 +257,37 @@ def test_steps_are_counted_and_the_first_answer_is_asked_again(
     row = steps.run(Told([]), Path("x"), 40)
     assert row["steps"] == 40 and row["same"] is not rots
     assert 9 <= engine.most <= 16
+
+
+def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:
+    assert tables.rehearsed(tmp_path) == "Not run yet."
+    head = {"kind": "green context", "multiprocessors": 48, "seen": [48, 48], "date": "d"}
+    rows = {
+        "ops": [
+            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8},
+            {"label": "linear/m16/3x4", "right": False, "note": "off"},
+        ],
+        "layers": [
+            {"label": "m/op/linear", "right": True, "findings": 3, "failed": 0,
+             "worst": {"rel_l2": 0.0123}},
+            {"label": "m/decode 8", "right": True, "graph_ms": 2.5,
+             "kinds": [["mlp.down", "linear", "m16", 2, 700.0]]},
+        ],
+        "steps": [{"label": "m", "right": True, "steps": 40000, "median_ms": 0.5, "most_ms": 9.0}],
+    }  # fmt: skip
+    for part, found in rows.items():
+        kept = json.dumps({**(head if part == "ops" else {}), "rows": found})
+        (tmp_path / f"rehearsal_{part}.json").write_text(kept)
+    lines = tables.rehearsed(tmp_path).splitlines()
+    for line in (
+        "| every tactic over its op's cases | 2 | 1 | "
+        ", green context, blocks on 48 multiprocessors | d |",
+        "| the other tests that need a GPU | – | not run |  |  |",
+        "| ops | linear/m16/3x4 | off |",
+        "| linear | m16 | 2 | 1 | 3.0 to 3.0 | 8 |",
+        "| m | linear | 3 |  | 0.012 |  |",
+        "m, decode 8 rows: 2.500 ms as a graph",
+        "| mlp.down | linear | m16 | 2 | 0.700 |",
+        "| m | 40,000 | 0.5 | 9.0 | yes |",
+    ):
+        assert line in lines, (line, lines)

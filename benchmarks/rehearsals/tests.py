@@ -6,6 +6,7 @@ Those that ask for what only the whole GPU has skip themselves; the ops' own cas
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,10 @@ class Teller:
 
 def main() -> None:
     """Runs them in this process; the output of pytest goes to standard error."""
-    told = Told()
+    told = Told(stream=os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
     ignored = [f"--ignore={path}" for path in LEFT_OUT]
-    words = ["-m", "gpu", "-q", "-p", "no:terminal", "--timeout", "600", *ignored, *WHERE]
+    words = ["-m", "gpu", "--timeout", "600", *ignored, *WHERE]
     code = pytest.main(["--rootdir", str(ROOT), *words], plugins=[Teller(told)])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit(int(code))

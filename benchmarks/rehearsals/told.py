@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from spark_engine.errors import ExecutorError
 
@@ -19,9 +19,11 @@ Row = dict[str, Any]
 
 
 class Told:
-    """Standard output, and the labels that are done: those in the JSON list that argv names."""
+    """Standard output, or the stream, and the labels that are done: those in the JSON list that
+    argv names."""
 
-    def __init__(self, words: Sequence[str] | None = None) -> None:
+    def __init__(self, words: Sequence[str] | None = None, stream: TextIO | None = None) -> None:
+        self._stream = stream
         given = sys.argv[1:] if words is None else words
         self.done: set[str] = set(json.loads(Path(given[0]).read_text())) if given else set()
         self.options: Row = json.loads(given[1]) if len(given) > 1 else {}
@@ -55,4 +57,4 @@ class Told:
                 raise
 
     def _say(self, kind: str, value: Any) -> None:
-        print(json.dumps({kind: value}), flush=True)
+        print(json.dumps({kind: value}), file=self._stream, flush=True)
