@@ -4,9 +4,10 @@
 (`hollow_plan`) and reckons every launch: its latency, and the longest of its bytes at 243 GB/s, its
 operations at the rates that libraries reach on a GB10, and its multiprocessors' own work in cycles
 (`card_model`). The latter, and the latency, are learnt from times of an H200 (`calibration`):
-today from `benchmarks/results/decode_h200.json`, whose kernels with wgmma a GB10 does not have, and
-with `--from FILE` from launches that `benchmarks.launch_times` timed, best on 48 multiprocessors of
-an H200 and the sources of sm_121a. `--out FILE` keeps the rows that docs/performance.md shows.
+from `benchmarks/results/rehearsal_launches.json`, where the rehearsal has left its own (the sources
+of sm_121a on 48 multiprocessors), else from `decode_h200.json` there, whose kernels with wgmma a
+GB10 does not have, or `--from FILE` of `benchmarks.launch_times`. `--out FILE` keeps the rows that
+docs/performance.md shows.
 
 `--held-to FILE` predicts that H200, or its partition, instead, and prints by how much it errs for
 each bucket of FILE: "seen" with laws fitted to all its buckets, "unseen" to all but that one.
@@ -39,6 +40,7 @@ from spark_engine.kernel import H200 as H200_TARGET
 HERE = Path(__file__).parent
 CONFIGS, RESULTS = HERE / "configs", HERE / "results"
 KNOWN = RESULTS / "decode_h200.json"
+REHEARSED = RESULTS / "rehearsal_launches.json"  # as `benchmarks.rehearsal --part layers` writes it
 MODELS = ("qwen36-27b", "qwen36-35b-a3b")
 ROWS, PROMPTS, DRAFTS = (1, 8, 32, 64, 128), (4096, 8192), (1, 3)
 ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as bench_decode has them
@@ -242,7 +244,8 @@ def _ms(seconds: float) -> float:
 def main(words: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--from", dest="source", type=Path, default=KNOWN, help="measured times")
+    default = REHEARSED if REHEARSED.is_file() else KNOWN
+    parser.add_argument("--from", dest="source", type=Path, default=default, help="measured times")
     parser.add_argument("--held-to", type=Path, help="predict what was measured there instead")
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     parser.add_argument("--commit", default="unknown")
