@@ -26,6 +26,7 @@ FEW = {"tiles": 41, "tiles_128": 25, "tiles_fp4": 41}  # tokens
     ("tactic", "kind"),
     [
         (moe_tiles_cuda.TILES, "nvfp4"),
+        (moe_tiles_cuda.TILES, "nvfp4_a4"),
         (moe_tiles_cuda.TILES_128, "fp8"),
         (moe_tiles_fp4_cuda.TILES_FP4, "nvfp4_a4"),
     ],
