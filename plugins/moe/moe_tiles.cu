@@ -1,5 +1,5 @@
 // Grouped GEMM of experts by mma.sync, many tokens: y = Σ_e weight_e · w2_e(silu(gate_e(x)) ·
-// up_e(x)), where there is no wgmma. bf16 activations; e4m3 ones as the bf16 of their codes.
+// up_e(x)), where there is no wgmma. Activations are bf16, or codes as the bf16 they stand for.
 //
 // Launches: moe_sort, [quantise_x], tile_up, tile_down, moe_combine. A stage is a k-slab: 128 bytes
 // of each token's row, 16-byte chunks swizzled by the row, and the block's weights as they lie; a
@@ -113,19 +113,26 @@ struct Slab {
 #pragma unroll
     for (int p = 0; p < COLUMNS / 2; ++p) {
       if (p * 16 >= tile.z) break;
+      float v[4][2];
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        v[i / 2][i % 2] = inner_of(sums[i / 2 % 2][2 * p + i / 4], i % 2, f, i / 2 % 2);
+#if QUANT == 1
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i / 2][i % 2] = e4m3_of(v[i / 2][i % 2], f.next);
+#elif QUANT == 3
+      const float gain = 1.0f / f.next;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float &first = v[i / 2 * 2][i % 2], &second = v[i / 2 * 2 + 1][i % 2];
+        const float scale = from_e4m3(scale_code(most_of_block(first, second), gain));
+        first = from_e2m1(value_code(first, gain, scale)) * scale;
+        second = from_e2m1(value_code(second, gain, scale)) * scale;
+      }
+#endif
       u32 turned[4];
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        float v[2];
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          v[c] = inner_of(sums[q & 1][2 * p + (q >> 1)], c, f, q & 1);
-#if QUANT == 1
-          v[c] = e4m3_of(v[c], f.next);
-#endif
-        }
-        turned[q] = pack_bf16(v[0], v[1]);
-      }
+      for (int q = 0; q < 4; ++q) turned[q] = pack_bf16(v[q][0], v[q][1]);
       store_matrix_transposed(mine, turned);
       __syncwarp();
       const uint4 values = load_shared16(whole);

@@ -69,6 +69,20 @@ DEVICE float inner_of(const float (&v)[4], int column, const Factors& f, int i) 
   return silu_mul(__fmul_rn(v[column], f.low[i]), __fmul_rn(v[2 + column], f.high[i]));
 }
 
+// The block scale's code of a maximum, given as bits lest a NaN is lost, and the code of a value.
+DEVICE u8 scale_code(u32 most, float gain) { return to_e4m3(__uint_as_float(most) / 6.0f * gain); }
+DEVICE u32 value_code(float v, float gain, float scale) {
+  return scale == 0.0f ? 0 : to_e2m1(v * gain, scale);
+}
+DEVICE u32 size_bits(float v) { return __float_as_uint(v) & 0x7fffffff; }
+// Of the 16 inner columns of a token that the lanes of one t hold, two each.
+DEVICE u32 most_of_block(float first, float second) {
+  u32 most = max(size_bits(first), size_bits(second));
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
+  return most;
+}
+
 // An expert's output [pairs, HIDDEN], in bf16 or f32: 32 columns of eight tokens at a time.
 DEVICE void write_outer(const Operands& o, const int4& tile, int item, const Factors& f,
                         const Sums& sums, u8* room, const int* list) {

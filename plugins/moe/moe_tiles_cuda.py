@@ -71,13 +71,13 @@ def _stage(p: Problem, tiling: Tiling) -> Stage:
 
 
 def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> str | None:
-    """Refuses activations that carry block scales, a small shared memory, few tokens of `_128`."""
+    """Refuses scales along k that no bf16 holds, a small shared memory, few tokens of `_128`."""
     reason = refuse(attrs, specs)
     if reason:
         return reason
     p = problem(attrs, specs)
-    if p.kind in ("fp8_block", "nvfp4_a4"):
-        return f"format {p.kind} has block scales of activations; these kernels take none"
+    if p.kind == "fp8_block":
+        return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
     if _stage(p, tiling).depth(target) < 2:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     if tiling is ASCENDING and p.tokens < FEWEST:

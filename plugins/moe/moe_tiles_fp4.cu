@@ -23,13 +23,6 @@ DEVICE int scale_place(int block) { return (block >> 2) * 4 + (block & 1) * 2 + 
 // The place in a word of the code of k, of eight.
 DEVICE int nibble(int k) { return 0x51374062 >> 4 * k & 7; }
 
-// The block scale's code of a maximum, given as bits lest a NaN is lost, and the code of a value.
-DEVICE u8 scale_code(u32 most, float gain) { return to_e4m3(__uint_as_float(most) / 6.0f * gain); }
-DEVICE u32 value_code(float v, float gain, float scale) {
-  return scale == 0.0f ? 0 : to_e2m1(v * gain, scale);
-}
-DEVICE u32 size_bits(float v) { return __float_as_uint(v) & 0x7fffffff; }
-
 // The instruction; its emulation is called, lest the code of a tile is that of 64 emulations.
 #if defined(__CUDA_ARCH_SPECIFIC__) && __CUDA_ARCH_SPECIFIC__ / 100 == 12
 DEVICE void multiply_codes(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
@@ -229,10 +222,7 @@ struct Codes {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float v[2] = {inner_of(sums[0][j], c, f, 0), inner_of(sums[1][j], c, f, 1)};
-        u32 most = max(size_bits(v[0]), size_bits(v[1]));
-#pragma unroll
-        for (int d = 4; d < 32; d *= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
-        code[c] = scale_code(most, gain);
+        code[c] = scale_code(most_of_block(v[0], v[1]), gain);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
           words[c][i] = value_code(v[i], gain, from_e4m3(code[c])) << 4 * nibble(g);

@@ -118,6 +118,13 @@ template <class T>
 T __shfl_sync(u32, T value, int lane) {
   return from_lane(value, lane);
 }
+inline u32 __ballot_sync(u32, bool mine) {
+  u32 all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= (u32)from_lane(mine, lane) << lane;
+  return all;
+}
+inline int __popc(u32 bits) { return __builtin_popcount(bits); }
+inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 // What every lane gave, seen by all; the caller meets again when it has read.
 inline const u32 (*gathered(std::initializer_list<u32> words))[8] {
   std::copy(words.begin(), words.end(), exchange().words[lane_id()]);
@@ -237,6 +244,12 @@ template <class Address>
 void copy_async(Address to, const void* from, u32 bytes = 16) {
   copy_async_few<16>(to, from, bytes);
 }
+inline u64 evict_first_policy() { return 0; }
+template <class Address>
+void copy_async_hinted(Address to, const void* from, u64) {
+  copy_async(to, from);
+}
+inline u32 forget(u32 value) { return value; }
 inline void commit_copies() { self().groups.emplace_back(); }
 template <int PENDING>
 void wait_copies() {
