@@ -214,9 +214,10 @@ def test_equals_the_reference(bench: object, op: str, shape: tuple[int, int, int
 @pytest.mark.parametrize("op", OPS)
 def test_a_row_does_not_depend_on_its_bucket(bench: object, op: str) -> None:
     """Up to 128 rows for every tactic, beyond for whole tiles, which have a key there too."""
-    arrays = operands(op, 512, 1040, 1024)
+    arrays = operands(op, 512, 1040, 2048)
     many = 2 if op == A4 else 1  # operands with a row a token
-    full = run(bench, OPS[op], arrays)["whole tiles"]
+    found = run(bench, OPS[op], arrays)
+    full = found.get("whole tiles", found["stream-k"])  # refused where stream-K cuts no tile
     most = run(bench, OPS[op], (*(a[:128] for a in arrays[:many]), *arrays[many:]))
     for m in (1, 8, 16, 32, 64, 96, 128, 256):
         for tactic, part in run(
