@@ -114,11 +114,11 @@ def check_gpus(manifest: Manifest) -> None:
 
 
 def begin_of(
-    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, least: bool
+    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, masks: bool, least: bool
 ) -> Begin:
     """What every rank is told first."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, least, LIMIT_S)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, LIMIT_S)
 
 
 def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
