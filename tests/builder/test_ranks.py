@@ -60,6 +60,9 @@ def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
 def test_a_cpus_bucket_is_cut_where_ranks_meet(tmp_path: Path) -> None:
     engine = open_folder(built(tmp_path, 2, "cpu"), "cpu")
     assert engine.manifest.ranks == 2
+    shares = engine.manifest.shares
+    assert (shares["KV heads"], shares["attention heads"]) == ((1, 2), (2, 4))
+    assert shares["ids of the vocabulary"] == (256, 512)
     for bucket in engine.manifest.buckets:
         file = engine.engine(bucket)
         steps = Segments.decode(file.payload).steps
