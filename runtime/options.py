@@ -34,7 +34,9 @@ TASK = (
     Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
     Option("--chat", Group.TASK, "Answer this message; - reads standard input."),
-    Option("--serve", Group.TASK, "Serve the OpenAI API over HTTP.", bool),
+    Option(
+        "--serve", Group.TASK, "Serve the OpenAI and Anthropic APIs, and a page, over HTTP.", bool
+    ),
 )
 ENGINE = (
     Option(

@@ -89,6 +89,7 @@ def _opened(seat: Seat, seated: Seated, begin: Begin) -> Loaded:
         threads=begin.threads,
         cache_bytes=begin.cache_bytes,
         graphs=begin.graphs,
+        masks=begin.masks,
         least=begin.least,
         comm=comm,
     )

@@ -125,6 +125,7 @@ class Engine:
             cache_bytes=options.cache_bytes,
             graphs=options.graphs,
             hosts=split_hosts(options.hosts),
+            masks=options.grammars is not None,
         )
         return cls(loaded, options, trace)
 

@@ -118,6 +118,7 @@ class Wishes:
     threads: int = 0
     cache_bytes: int | None = None
     graphs: bool = True
+    masks: bool = False
     least: bool = False
 
 
@@ -129,6 +130,7 @@ def load(
     shown: Progress | None = None,
     cache_bytes: int | None = None,
     graphs: bool = True,
+    masks: bool = False,
     least: bool = False,
     comm: Communicator | None = None,
     hosts: Sequence[str] = (),
@@ -139,14 +141,15 @@ def load(
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one; with `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
-    of several ranks is opened as rank 0, whose others are processes of this host, or wait on the
+    one; with `masks` all of its graphs are recorded here, also those of steps that wait for masks.
+    With `least` only the least bucket of decode and of prefill is opened on a CPU. An engine of
+    several ranks is opened as rank 0, whose others are processes of this host, or wait on the
     `hosts` behind the first; with `comm` as the rank that this is the end of. Raises EngineError
     when the folder is damaged, newer, or for another machine, and CapacityError, before anything is
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
     manifest = read_manifest(path)
-    wishes = Wishes(swap_bytes, threads, cache_bytes, graphs, least)
+    wishes = Wishes(swap_bytes, threads, cache_bytes, graphs, masks, least)
     mark, shown = mark or _ignore, shown or Progress(None)
     if manifest.ranks == 1 or comm is not None:
         return _load(path, manifest, wishes, mark, shown, comm)
@@ -154,7 +157,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        group.begin(begin_of(path, threads, cache_bytes, graphs, least))
+        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least))
         with orders.explained():
             loaded = _load(path, manifest, wishes, mark, shown, group.comm)
         undo.callback(loaded.close)
@@ -273,7 +276,7 @@ def _load_native(
         # the same on all ranks: what the least room holds
         return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
 
-    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, comm)
+    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
     rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
     if rows:
         shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from spark_engine.device import Event, Function, Gpu
+from spark_engine.device import Function, Gpu
 from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
@@ -36,8 +35,9 @@ from spark_engine.runtime.executors.program import (
     ScalarOperand,
 )
 from spark_engine.runtime.executors.queued import MASKS, QueuedLaunch, StepQueue
+from spark_engine.runtime.executors.staging import Staging
 from spark_engine.runtime.executors.upload import upload_file
-from spark_engine.tensors import Array, Bytes
+from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
@@ -49,9 +49,10 @@ class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
     `rows_in` is given the device's memory before anything is allocated, raises when the engine does
-    not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
-    which has a process and a GPU. The weights are verified while they are copied.
-    Without `graphs` the launches of a step are queued one by one. Raises EngineError when a byte of
+    not fit, and says how many snapshot rows do. The weights are verified while they are copied.
+    With `comm` it is one of several ranks, each of which has a process and a GPU.
+    Without `graphs` the launches of a step are queued one by one; with `masks` the graphs of steps
+    that wait for masks are recorded at the start. Raises EngineError when a byte of
     the weights is not the manifest's, and where blocks that wait for one another may not all be
     running: beside another engine of this process, or under MPS. Closed with its last executor, or
     by `close`.
@@ -63,9 +64,10 @@ class NativeEngine:
         rows_in: Callable[[Room], int],
         mark: Mark,
         graphs: bool = True,
+        masks: bool = False,
         comm: Ranked | None = None,
     ) -> None:
-        self.graphs = graphs
+        self.graphs, self.masks = graphs, masks
         self.rank = 0 if comm is None else comm.rank
         manifest, path = folder.manifest, folder.weights_of(self.rank)
         buckets, self.card = manifest.buckets, manifest.card
@@ -130,18 +132,6 @@ class NativeEngine:
         self._undo.close()
 
 
-@dataclass(frozen=True)
-class _Staging:
-    """Pinned copies of one set of host buffers, and when their last launch is done."""
-
-    buffers: Mapping[str, Array]
-    steps: Bytes
-    outputs: Bytes
-    done: Event
-    fed: tuple[tuple[str, Array], ...]  # views of `steps`
-    read: tuple[tuple[str, Array], ...]  # views of `outputs`
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -149,7 +139,7 @@ class NativeExecutor:
         self._engine, self._gpu = engine, engine.gpu
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[_Staging] = []
+        self._staged: list[Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
         self._resources = DeviceResources(self._gpu)
         try:
@@ -227,7 +217,7 @@ class NativeExecutor:
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Queues what comes before sampling; what it returns queues the rest, as `launch` does.
 
-        The two graphs are recorded when they are first asked for.
+        The two graphs are recorded when they are first asked for, if not at the start.
         """
         staging = self._feed(buffers)
         first, rest = self._queue.parts()
@@ -240,7 +230,7 @@ class NativeExecutor:
 
         return go_on
 
-    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         """Queues the copy of the step inputs."""
         if not self._open:
             raise ExecutorError(f"{self._label} was closed")
@@ -251,7 +241,7 @@ class NativeExecutor:
         self._gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs, and returns what waits for them."""
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
@@ -276,7 +266,7 @@ class NativeExecutor:
         finally:
             self._engine.release(self)
 
-    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _staging(self, buffers: Mapping[str, Array]) -> Staging:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
@@ -292,7 +282,7 @@ class NativeExecutor:
             done = self._resources.event()
         fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
         read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = _Staging(buffers, steps, outputs, done, fed, read)
+        made = Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
 
@@ -351,7 +341,8 @@ class NativeExecutor:
         for launch in launches:
             launch.queue()
         self._gpu.wait()
-        return StepQueue(self._label, launches, self._resources, self._engine.graphs)
+        engine = self._engine
+        return StepQueue(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:

@@ -23,6 +23,7 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     threads: int
     cache_bytes: int | None
     graphs: bool
+    masks: bool
     least: bool
     limit_s: float
 

@@ -72,9 +72,15 @@ def gather_ranks(
     """Rank 0's group: the other ranks are processes of this host, or come from the other `hosts`.
 
     Raises CapacityError where this host has fewer GPUs than ranks, OptionError for hosts that are
-    not one for each rank, ExecutorError where a rank does not come.
+    not one for each rank or whose GPUs are to read each other, ExecutorError where a rank does not
+    come.
     """
     check_hosts(hosts, manifest.ranks)
+    if hosts and manifest.executor == NATIVE:
+        raise OptionError(
+            "--hosts: ranks of a GPU's engine read each other's memory, as GPUs of one host can: "
+            "leave --hosts out, and serve an engine of its own on each host"
+        )
     if hosts:
         say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
         return meet(hosts)
@@ -108,11 +114,11 @@ def check_gpus(manifest: Manifest) -> None:
 
 
 def begin_of(
-    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, least: bool
+    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, masks: bool, least: bool
 ) -> Begin:
     """What every rank is told first."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, least, LIMIT_S)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, LIMIT_S)
 
 
 def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:

@@ -223,6 +223,25 @@ def test_the_part_before_sampling_runs_without_the_masks(engine: native.NativeEn
     np.testing.assert_array_equal(buffers["next_tokens"], base * 4 + 5002)
 
 
+def test_an_engine_that_takes_grammars_records_both_graphs_at_its_start(
+    engine: native.NativeEngine,
+) -> None:
+    last = launch_row(2, ["input", "allow"], ["output", "next_tokens"])
+    masked = {**BODY, "launches": [*BODY["launches"], last]}
+    gpu: Any = engine.gpu
+    engine.masks = True
+    before = gpu.calls.count("capture")
+    executor = engine.open(header(), payload(masked), Path(), 1)
+    assert gpu.calls.count("capture") - before == (3 if engine.graphs else 0)
+    memory = EngineMemory(
+        STATES, tables(LIMITS), {("decode", ROWS): executor.specs}, 2, engine.states, engine.tables
+    )
+    memory.flush()
+    executor.launch_to_sample(memory.buffers("decode", ROWS, 0))()()
+    assert gpu.calls.count("capture") - before == (3 if engine.graphs else 0)
+    engine.open(header(), payload(), Path(), 1)  # no launch of it reads masks
+
+
 def test_a_bucket_that_reads_no_masks_is_refused_in_parts(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
     with pytest.raises(EngineError, match="decode 3 bucket has no launch that reads which ids"):
@@ -403,7 +422,7 @@ def test_a_rank_launches_over_its_region_and_everybodys(
     told: list[tuple[int, ...]] = []
     gpu.kernels["sum_up"] = lambda gpu, *operands: told.append(operands)
     comm: Any = SimpleNamespace(rank=1)
-    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, True, comm)
+    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, True, False, comm)
     executor = engine.open(header(), payload(body), Path(), 1)
     assert told[0] == (9000, 1, 5032) and shown == [96] and names == [name]
     with pytest.raises(EngineError, match="wants 97 bytes of symmetric memory, the engine has 96"):

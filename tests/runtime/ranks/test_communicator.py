@@ -63,17 +63,20 @@ def together(comms: list[Communicator], work: Callable[[Communicator], T]) -> li
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_all_ranks_have_the_bits_of_the_sum_in_their_order(way: str, ranks: int) -> None:
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
+    way: str, ranks: int, dtype: type
+) -> None:
     rng = np.random.default_rng(0)
-    parts = rng.standard_normal((ranks, 7, 33)).astype(ml_dtypes.bfloat16)
-    parts[0] *= 1e4  # another order of sums rounds otherwise
+    parts = rng.standard_normal((ranks, 7, 33)).astype(dtype)
+    parts[0] *= 100  # another order of sums rounds otherwise
     found = together(meeting(way, ranks), lambda comm: comm.all_reduce(parts[comm.rank]))
     total = np.zeros((7, 33), np.float32)
     for part in parts:
         total = total + part.astype(np.float32)
     for one in found:
         assert one.dtype == parts.dtype
-        assert one.tobytes() == total.astype(ml_dtypes.bfloat16).tobytes()
+        assert one.tobytes() == total.astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize("way", WAYS)
