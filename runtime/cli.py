@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from spark_engine.command import command
+from spark_engine.device_choice import choose
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
@@ -123,7 +124,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
             click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
             return
         mode = _mode(context, values)
-        folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
+        choose(os.environ, values["device"])
+        folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
         run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
@@ -167,7 +169,7 @@ def _unasked() -> Mode:
     return Mode.TALK
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     return Path(given) if given else Path.home() / ".cache"
 

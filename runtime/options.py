@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from spark_engine.device_choice import HELP
 from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.answer_options import ANSWER, CHAT
@@ -39,6 +40,7 @@ TASK = (
     ),
 )
 ENGINE = (
+    Option("--device", Group.ENGINE, HELP, click.IntRange(0), metavar="N"),
     Option(
         "--tp",
         Group.ENGINE,

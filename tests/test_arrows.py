@@ -62,7 +62,8 @@ FOLDERS = {
         "structured": {"engine", "text"},
         "server": {"engine", "ranks", "text", "structured"},
         "doctor": {"engine", "executors", "ranks"},
-        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor"},
+        "replicas": {"engine", "server"},
+        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor", "replicas"},
     },
 }
 # Rooms at the bottom say what they may use; the others what they must not.
@@ -92,7 +93,8 @@ ONE_FILE = {
         "builder/native/nvrtc.py",
     },
     "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
-    "aiohttp": {"bench/client.py"},
+    "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
+    "ray": {"runtime/replicas/ray_serve.py"},
     "opentelemetry": {"runtime/server/telemetry.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},

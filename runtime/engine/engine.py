@@ -124,8 +124,8 @@ class Engine:
             shown=shown,
             cache_bytes=options.cache_bytes,
             graphs=options.graphs,
-            hosts=split_hosts(options.hosts),
             masks=options.grammars is not None,
+            hosts=split_hosts(options.hosts),
         )
         return cls(loaded, options, trace)
 

@@ -141,9 +141,9 @@ def load(
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one; with `masks` all of its graphs are recorded here, also those of steps that wait for masks.
-    With `least` only the least bucket of decode and of prefill is opened on a CPU. An engine of
-    several ranks is opened as rank 0, whose others are processes of this host, or wait on the
+    one; with `masks` all of its graphs are recorded at the start, also those of steps that wait for
+    masks. With `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
+    of several ranks is opened as rank 0, whose others are processes of this host, or wait on the
     `hosts` behind the first; with `comm` as the rank that this is the end of. Raises EngineError
     when the folder is damaged, newer, or for another machine, and CapacityError, before anything is
     loaded, when it does not fit the free memory or there are fewer GPUs than ranks.

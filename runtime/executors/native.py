@@ -49,8 +49,8 @@ class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
     `rows_in` is given the device's memory before anything is allocated, raises when the engine does
-    not fit, and says how many snapshot rows do. The weights are verified while they are copied.
-    With `comm` it is one of several ranks, each of which has a process and a GPU.
+    not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
+    which has a process and a GPU. The weights are verified while they are copied.
     Without `graphs` the launches of a step are queued one by one; with `masks` the graphs of steps
     that wait for masks are recorded at the start. Raises EngineError when a byte of
     the weights is not the manifest's, and where blocks that wait for one another may not all be

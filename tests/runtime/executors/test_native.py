@@ -422,7 +422,7 @@ def test_a_rank_launches_over_its_region_and_everybodys(
     told: list[tuple[int, ...]] = []
     gpu.kernels["sum_up"] = lambda gpu, *operands: told.append(operands)
     comm: Any = SimpleNamespace(rank=1)
-    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, True, False, comm)
+    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, comm=comm)
     executor = engine.open(header(), payload(body), Path(), 1)
     assert told[0] == (9000, 1, 5032) and shown == [96] and names == [name]
     with pytest.raises(EngineError, match="wants 97 bytes of symmetric memory, the engine has 96"):
