@@ -86,6 +86,7 @@ def make_manifest(
         files={},
         invariant=plan.invariant,
         ranks=plan.ranks,
+        shares=model.shards.shares,
     )
 
 

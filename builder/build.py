@@ -127,7 +127,7 @@ def build(
                 backend.executor, backend.tactics,
             )  # fmt: skip
             manifest = seal(folder, manifest)
-            if record is not False and plan.ranks == 1:
+            if record is not False:
                 clock.start("record", "what the buckets say to fixed prompts")
                 manifest, unsaid = recorded(folder, manifest, least=record is None)
     costs = draft_costs(manifest, (entry.spec for entry in layout.entries.values()))

@@ -65,13 +65,14 @@ def with_ranks(model: Model, ranks: int, tile: int) -> Model:
     """
     if ranks == 1:
         return model
+    local = local_config(model.config, ranks)
     family = family_of(model.config)
     rows = (*model.rows, *family.draft_tensors(model.config)[0])
-    shards = Shards.of(rows, ranks, tile)
+    shards = Shards.of(model.config, rows, ranks, tile)
     if not shards.splits:
         raise OptionError(f"--tp {ranks}: networks of {family.name} are not split by ranks")
     shards.check(model.table)
-    return replace(model, config=local_config(model.config, ranks), shards=shards)
+    return replace(model, config=local, shards=shards)
 
 
 def read_description(folder: Path) -> ModelConfig:

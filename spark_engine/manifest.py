@@ -244,6 +244,9 @@ class Manifest:
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
     greedy: Greedy = Greedy()
     ranks: int = 1  # that share each tensor; memory is that of one of them
+    shares: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of a rank, and of how many
 
     @property
     def weights_files(self) -> tuple[str, ...]:

@@ -72,18 +72,21 @@ class Shards:
         rows: the tensors, sizes those of the whole model.
         splits: of them that are shared, by tensor name and module.
         tile: columns of NVFP4 that are never cut.
+        shares: what each rank has, and of how many, by what is counted.
     """
 
     ranks: int = 1
     rows: tuple[Row, ...] = ()
     splits: Mapping[str, Split] = field(default_factory=dict)
     tile: int = NVFP4_BLOCK
+    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:
+    def of(cls, config: ModelConfig, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:
         """From a network's list of tensors."""
         named = ((r.module if isinstance(r, Linear) else r.name, r.split) for r in rows)
-        return cls(ranks, rows, {name: s for name, s in named if s is not None}, tile)
+        splits = {name: s for name, s in named if s is not None}
+        return cls(ranks, rows, splits, tile, shares(config, ranks))
 
     def check(self, table: QuantTable) -> None:
         """Raises OptionError where a share would end inside an FP8 block or an NVFP4 tile."""
@@ -171,9 +174,17 @@ def local_config(config: ModelConfig, ranks: int) -> ModelConfig:
     )
 
 
-def _uneven(config: ModelConfig, ranks: int) -> str:
-    """What of the model does not divide by so many ranks; "" where all of it does."""
-    moe, kv = config.moe, config.kv_heads
+def shares(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
+    """What each rank has, and of how many, by what is counted; of the whole model's `config`."""
+    if ranks == 1:
+        return {}
+    sizes = {"KV heads": config.kv_heads, **_sizes(config)}
+    return {what: (share(size, ranks), size) for what, size in sizes.items()}
+
+
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """All that is divided evenly."""
+    moe = config.moe
     sizes = {"attention heads": config.heads, "ids of the vocabulary": config.vocab}
     sizes |= {"key heads": config.key_heads, "value heads": config.value_heads}
     if moe is not None:
@@ -181,7 +192,13 @@ def _uneven(config: ModelConfig, ranks: int) -> str:
         sizes |= {f"columns of each {what}": size for what, size in inner.items()}
     if config.intermediate is not None:
         sizes["columns of the MLP"] = config.intermediate
-    for what, size in sizes.items():
+    return sizes
+
+
+def _uneven(config: ModelConfig, ranks: int) -> str:
+    """What of the model does not divide by so many ranks; "" where all of it does."""
+    kv = config.kv_heads
+    for what, size in _sizes(config).items():
         if size % ranks:
             return f"the model's {size} {what} do not divide by {ranks}"
     if kv % ranks and ranks % kv:

@@ -1,8 +1,8 @@
 // What ranks make together: the sum of their bf16 rows, and their logits side by side.
 //
 // One shot: each block shows its vectors in its own region (peers.cuh), meets the same block of the
-// other ranks, and reads theirs. Sums are taken in f32 in the order of ranks and rounded once, so all
-// ranks have the same bits, in a batch of any size. Alone (RANKS 1) there is nobody to ask.
+// other ranks, and reads theirs. Sums are taken in f32 in the order of ranks and rounded once, so
+// all ranks have the same bits, in a batch of any size. Alone (RANKS 1) there is nobody to ask.
 // What was tried: benchmarks/log/collectives.md.
 #include "ranks/peers.cuh"
 

@@ -24,8 +24,7 @@ from spark_engine.tensors import DType
 
 SOURCE = "ranks/collectives.cu"
 VECTOR = 16  # bytes
-THREADS = 512
-LEAST_THREADS = 64  # of a block: few rows are spread over more multiprocessors
+THREADS = (64, 128, 256, 512)  # of a block: few rows are spread over many multiprocessors
 DATA, TURN = 16384, 256  # bytes before the data, and of one turn: peers.cuh
 LATENCY = 4e-6  # seconds of the smallest collective
 PEER_BANDWIDTH = 150e9  # bytes a second from one other GPU, where nothing was measured
@@ -39,7 +38,7 @@ def symmetric_bytes(nbytes: int) -> int:
 def _plan(symbol: str, attrs: Attrs, specs: Specs, target: Target, **macros: int) -> Plan:
     ranks, nbytes = int(attrs["ranks"]), specs[0].nbytes
     count = nbytes // VECTOR
-    threads = THREADS if count >= THREADS * target.sms else LEAST_THREADS
+    threads = next((t for t in THREADS if t * target.sms >= count), THREADS[-1])
     blocks = max(1, min(target.sms, -(-count // threads)))
     alone = ranks == 1
     where: tuple[Arg, ...] = (NULL, Scalar("i32", 0)) if alone else (Pointer("peers", 0), Rank())

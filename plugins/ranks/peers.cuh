@@ -5,7 +5,7 @@
 // flag for each block and rank, then the data. Data is held twice, in turns of 256 bytes: a launch
 // writes the turn that the launch before did not. No rank can still read what is written over: who
 // has been shown the launch before by every rank knows that the one before that is over everywhere.
-// All ranks make the same launches in the same order, on one stream each. Nothing here is multicast.
+// All ranks make the same launches in the same order, each on one stream. Nothing is multicast.
 #pragma once
 #include "common/numeric.cuh"
 

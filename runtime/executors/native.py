@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from spark_engine.device import Event, Function, Gpu
+from spark_engine.device import Function, Gpu
 from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
 from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
@@ -36,8 +35,9 @@ from spark_engine.runtime.executors.program import (
     ScalarOperand,
 )
 from spark_engine.runtime.executors.queued import MASKS, QueuedLaunch, StepQueue
+from spark_engine.runtime.executors.staging import Staging
 from spark_engine.runtime.executors.upload import upload_file
-from spark_engine.tensors import Array, Bytes
+from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
@@ -132,18 +132,6 @@ class NativeEngine:
         self._undo.close()
 
 
-@dataclass(frozen=True)
-class _Staging:
-    """Pinned copies of one set of host buffers, and when their last launch is done."""
-
-    buffers: Mapping[str, Array]
-    steps: Bytes
-    outputs: Bytes
-    done: Event
-    fed: tuple[tuple[str, Array], ...]  # views of `steps`
-    read: tuple[tuple[str, Array], ...]  # views of `outputs`
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -151,7 +139,7 @@ class NativeExecutor:
         self._engine, self._gpu = engine, engine.gpu
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[_Staging] = []
+        self._staged: list[Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
         self._resources = DeviceResources(self._gpu)
         try:
@@ -242,7 +230,7 @@ class NativeExecutor:
 
         return go_on
 
-    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         """Queues the copy of the step inputs."""
         if not self._open:
             raise ExecutorError(f"{self._label} was closed")
@@ -253,7 +241,7 @@ class NativeExecutor:
         self._gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs, and returns what waits for them."""
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
@@ -278,7 +266,7 @@ class NativeExecutor:
         finally:
             self._engine.release(self)
 
-    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _staging(self, buffers: Mapping[str, Array]) -> Staging:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
@@ -294,7 +282,7 @@ class NativeExecutor:
             done = self._resources.event()
         fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
         read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = _Staging(buffers, steps, outputs, done, fed, read)
+        made = Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
 

@@ -16,7 +16,9 @@ from spark_engine.errors import EngineError, OptionError
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.weights_file import map_weights
 from tests.checkpoints import write_checkpoint
+from tests.house import ROOT
 
+TINY = ROOT / "models" / "tiny" / "checkpoint"
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
 HEADS = {
     "linear_num_value_heads": 32,  # so that the projection of each rank has 16 rows
@@ -60,6 +62,9 @@ def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
 def test_a_cpus_bucket_is_cut_where_ranks_meet(tmp_path: Path) -> None:
     engine = open_folder(built(tmp_path, 2, "cpu"), "cpu")
     assert engine.manifest.ranks == 2
+    shares = engine.manifest.shares
+    assert (shares["KV heads"], shares["attention heads"]) == ((1, 2), (2, 4))
+    assert shares["ids of the vocabulary"] == (256, 512)
     for bucket in engine.manifest.buckets:
         file = engine.engine(bucket)
         steps = Segments.decode(file.payload).steps
@@ -111,3 +116,28 @@ def test_what_cannot_be_split_is_refused(
     more = {"linear_num_key_heads": 4, **config}
     with pytest.raises(OptionError, match=words):
         built(tmp_path, ranks, "cpu", {**HEADS, **more}, format=format)
+
+
+def test_a_draft_head_is_quantised_whole_and_then_cut(tmp_path: Path) -> None:
+    """So that each group has the scale that it has on one rank."""
+    wishes: dict[str, Any] = {
+        "draft_dtype": "nvfp4",
+        "drafts": 1,
+        "decode": (1,),
+        "verify": ((1, 1),),
+    }
+    found = []
+    for ranks in (1, 2):
+        options = Options("cpu", prefill=(64,), max_context=128, max_seqs=1, tp=ranks, **wishes)
+        path = tmp_path / str(ranks)
+        build(TINY, path, options, lambda text: None)
+        found.append([map_weights(path / name) for name in read_manifest(path).weights_files])
+    (whole,), ranked = found
+    name = "mtp.layers.0.self_attn.o_proj."
+    for suffix in ("weight", "weight_scale"):
+        parts = [rank[name + suffix].view(np.uint8) for rank in ranked]
+        np.testing.assert_array_equal(np.hstack(parts), whole[name + suffix].view(np.uint8))
+    assert all((rank[name + "w_scale2"] == whole[name + "w_scale2"]).all() for rank in ranked)
+    with pytest.raises(OptionError, match="mtp.* would be cut .* 128 are stored together"):
+        options = Options("cpu", tp=2, **{**wishes, "draft_dtype": "fp8"})
+        build(TINY, tmp_path / "refused", options, lambda text: None)

@@ -149,6 +149,22 @@ def test_a_load_that_swaps_and_shares_says_what_one_rank_says(
         assert found == [drain(alone, asked[:1]), drain(alone, asked)]
 
 
+@AT_LENGTH
+def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "c", {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
+    options = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4)
+    path, asked = make(tmp_path / "c", 2, options), requests()
+    said = {}
+    for drafts in (0, 2):
+        with closing(Engine.open(path, EngineOptions(drafts=drafts))) as engine:
+            if drafts:
+                engine.scheduler.depth.choose = lambda seqs: 2  # type: ignore[method-assign]
+            said[drafts] = drain(engine, asked)
+            rounds = engine.stats()["rounds_by_k"]
+            engine.check_idle()
+    assert said[0] == said[2] and rounds[2]  # type: ignore[index]
+
+
 def until_it_falls(engine: Engine) -> str:
     start_ = time.monotonic()
     with pytest.raises(ExecutorError) as error:
