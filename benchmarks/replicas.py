@@ -16,7 +16,7 @@ import heapq
 import json
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,9 +242,8 @@ class Load:
     spread: float = 8.0  # seconds in which the agents begin
 
 
-def table(sizes: Sequence[int], load: Load, seconds: float) -> list[dict[str, Any]]:
+def table(sizes: Sequence[int], load: Load, seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each number of replicas and policy."""
-    rows: list[dict[str, Any]] = []
     alone: dict[str, float] = {}
     for count in sizes:
         for policy in Policy:
@@ -252,16 +251,13 @@ def table(sizes: Sequence[int], load: Load, seconds: float) -> list[dict[str, An
             each = alone.setdefault(policy.value, row["tokens_per_s"] / count)
             growth = row["tokens_per_s"] / (each * count)
             found = {k: round(v, 4) for k, v in row.items()}
-            rows.append(
-                {"replicas": count, "policy": policy.value, **found, "of_n": round(growth, 3)}
-            )
+            yield {"replicas": count, "policy": policy.value, **found, "of_n": round(growth, 3)}
             print(
                 f"{count:5} {policy.value:7} {row['tokens_per_s']:11,.0f} tokens/s "
                 f"({growth:.3f} x N), hits {row['hit_rate']:6.1%}, first token "
                 f"{row['first_ms']:7.1f} / {row['first_p99_ms']:7.1f} ms",
                 flush=True,
             )
-    return rows
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -277,10 +273,12 @@ def main(words: Sequence[str] | None = None) -> None:
     (row,) = replay.read(TRACE)
     load = Load(row, measured(), args.agents, args.longer, args.cache)
     sizes = [int(n) for n in args.replicas.split(",")]
-    rows = table(sizes, load, args.seconds)
-    if args.out:
-        given = {k: v for k, v in vars(args).items() if k != "out"}
-        args.out.write_text(json.dumps({"options": given, "rows": rows}, indent=1) + "\n")
+    given = {k: v for k, v in vars(args).items() if k != "out"}
+    rows = []
+    for row in table(sizes, load, args.seconds):
+        rows.append(row)
+        if args.out:  # as they come: the largest take long
+            args.out.write_text(json.dumps({"options": given, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

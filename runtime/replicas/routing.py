@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from spark_engine.runtime.replicas.prefix import Place
 
 REQUEST = 512  # bytes of a prompt worth one more request in front: prefilled in its time
-MOST_PLACES = 1 << 17  # that are remembered: some 40 MiB
+MOST_PLACES = 1 << 17  # that are remembered: some 50 MiB
+MOST_PARTS = 64  # where so many prompts part, more make no difference
 HOLDERS = 8  # replicas that are remembered for a place
 
 
@@ -34,6 +35,16 @@ class Choice:
     shared: int = 0
 
 
+@dataclass(slots=True)
+class _Known:
+    """A place: the replicas that a prompt up to it went to, the place that came next and how often
+    another came. Where many prompts part, what is before it will soon be held by all."""
+
+    names: tuple[str, ...] = ()
+    next: bytes = b""
+    parts: int = 1
+
+
 @dataclass
 class Ticket:
     """A request at a replica: bytes of its prompt that are still to be computed there."""
@@ -47,9 +58,7 @@ class Router:
 
     def __init__(self, policy: Policy = Policy.PREFIX, places: int = MOST_PLACES) -> None:
         self._policy, self._most = policy, places
-        self._holders: OrderedDict[bytes, tuple[str, ...]] = (
-            OrderedDict()
-        )  # the longest unused first
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()  # the longest unused first
         self._turn = 0
         self._order: dict[str, int] = {}  # by name: its last turn; the lowest is next
         self.open: dict[str, int] = {}  # requests of each that have not ended
@@ -76,9 +85,9 @@ class Router:
         least = min(names, key=lambda n: (self._load(n), self._order[n]))
         if self._policy is Policy.LEAST:
             return Choice(least)
-        best, gain = Choice(least), 0
-        for name, shared in self._held(prompt, without).items():
-            worth = shared - (self._load(name) - self._load(least))
+        best, gain = Choice(least), 0.0
+        for name, (shared, worth) in self._held(prompt, without).items():
+            worth -= self._load(name) - self._load(least)
             if worth > gain or name == least:
                 best, gain = Choice(name, shared), max(worth, gain)
         return best
@@ -117,23 +126,40 @@ class Router:
             self.open.pop(name, None)
             self._ahead.pop(name, None)
 
-    def _held(self, prompt: Sequence[Place], without: Collection[str]) -> dict[str, int]:
-        """By replica: bytes of the prompt's beginning that went to it before."""
-        found: dict[str, int] = {}
+    def _held(
+        self, prompt: Sequence[Place], without: Collection[str]
+    ) -> dict[str, tuple[int, float]]:
+        """By replica: bytes of the prompt's beginning that went to it before, and what those are
+        worth: what many prompts share is worth less, as it is computed once for all of them."""
+        met: list[tuple[Place, _Known]] = []
         for place in prompt:
-            names = self._holders.get(place.digest)
-            if names is None:
+            if (known := self._known.get(place.digest)) is None:
                 break
-            for name in names:
+            met.append((place, known))
+        parts, values = 1, []
+        for i in reversed(range(len(met))):
+            parts = max(parts, met[i][1].parts)
+            values.append((met[i][0].length - (met[i - 1][0].length if i else 0)) / parts)
+        found: dict[str, tuple[int, float]] = {}
+        worth = 0.0
+        for (place, known), value in zip(met, reversed(values), strict=True):
+            worth += value
+            for name in known.names:
                 if name in self._order and name not in without:
-                    found[name] = place.length
+                    found[name] = place.length, worth
         return found
 
     def _remember(self, name: str, prompt: Sequence[Place]) -> None:
         # the last place first: the beginnings, which more prompts share, are forgotten last
+        following = b""
         for place in reversed(prompt):
-            holders = self._holders.pop(place.digest, ())
-            others = tuple(h for h in holders if h != name and h in self._order)
-            self._holders[place.digest] = (*others[1 - HOLDERS :], name)
-        while len(self._holders) > self._most:
-            self._holders.popitem(last=False)
+            known = self._known.pop(place.digest, None) or _Known()
+            others = tuple(h for h in known.names if h != name and h in self._order)
+            known.names = (*others[1 - HOLDERS :], name)
+            if following and known.next not in (b"", following):
+                known.parts = min(known.parts + 1, MOST_PARTS)
+            known.next = following or known.next
+            self._known[place.digest] = known
+            following = place.digest
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)

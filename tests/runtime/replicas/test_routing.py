@@ -141,6 +141,22 @@ def test_what_is_held_there_is_not_to_be_computed() -> None:
     assert router._ahead == {"a": 0, "b": prompt[-1].length}
 
 
+def test_where_many_part_the_beginning_is_worth_little() -> None:
+    router = _router("a", "b")
+    common = "s" * 64 * REQUEST
+    for i in range(40):
+        router.end(router.begin(Choice("a"), _chat(common, "ok", str(i))))
+    kept = [router.begin(Choice("a"), ()) for _ in range(2)]
+    new = _chat(common, "ok", "new")
+    assert router.choose(new) == Choice("b"), "64 requests' worth, of which 40 have a part"
+    long = _chat(common, "ok", "x" * 9 * REQUEST)
+    router.end(router.begin(Choice("a"), long))
+    assert router.choose(long) == Choice("a", long[-1].length), "its own part is its own"
+    for ticket in kept:
+        router.end(ticket)
+    assert router.choose(new).name == "a"  # type: ignore[union-attr]
+
+
 def test_the_least_loaded_holder_is_taken() -> None:
     router = _router("a", "b", "c")
     prompt = _chat("x" * 4 * REQUEST)
@@ -177,8 +193,8 @@ def test_who_comes_back_still_has_what_it_had() -> None:
 def test_memory_is_bounded_and_beginnings_stay_longest() -> None:
     router = _router("a", "b", places=4)
     prompt = _chat("1" * REQUEST, "2", "3", "4", "5", "6")
-    router.begin(Choice("a"), prompt)
-    assert len(router._holders) == 4
+    router.end(router.begin(Choice("a"), prompt))
+    assert len(router._known) == 4
     assert router.choose(prompt).shared == prompt[3].length  # type: ignore[union-attr]
 
 
@@ -187,7 +203,7 @@ def test_few_holders_are_kept_of_a_place() -> None:
     router, prompt = _router(*names), _chat("x")
     for name in names:
         router.begin(Choice(name), prompt)
-    assert router._holders[prompt[0].digest] == tuple(names[-HOLDERS:])
+    assert router._known[prompt[0].digest].names == tuple(names[-HOLDERS:])
 
 
 def test_other_policies_ask_for_no_prefix() -> None:
