@@ -101,7 +101,8 @@ class Bench:
 
     def run(self, npl: int, ctx: int, steps: int) -> Row:
         """One concurrency: prefill, warm-up, `steps` timed steps; the sequences stay alive."""
-        prompts = self.rng.integers(0, IDS, (npl, ctx)).tolist()
+        most_id = min(IDS, self.engine.loaded.limits.vocab)
+        prompts = self.rng.integers(0, most_id, (npl, ctx)).tolist()
         # The first sequences decode while the last ones prefill.
         early = -(-npl * ctx // (PREFILL_TILE * self.engine.loaded.rows("prefill")[-1]))
         most = early + WARM + steps + SPARE

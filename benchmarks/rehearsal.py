@@ -2,9 +2,9 @@
 
 `python -m benchmarks.rehearsal` runs, with SPARK_REHEARSE=sm_121a in the environment of every part
 (so that all it opens is a part of 48 multiprocessors, with that GPU's kernels): `ops`, every tactic
-over its op's cases; `check`, the embedded model's engine by spark-check and the trial of batches;
-`layers`, both published models' shapes with drawn weights, launch by launch; `steps`, 100,000 steps
-beside another process. `--part ops,check` runs some, each within eight minutes on sixteen cores.
+over its op's cases; `tests`, the other tests that need a GPU; `check`, the embedded model's engine
+by spark-check and the trial of batches; `layers`, both published models' shapes with drawn weights,
+launch by launch; `steps`, 100,000 steps beside another process. `--part ops,check` runs some.
 What is found is printed and written as it comes, to `rehearsal_PART.json` under `--out`; docs/
 performance.md is made from these. A part that dies or says nothing for a while is started again
 behind what it died of, which is a row of its own: wrong, or hung. Exit code 1 where a row is not
@@ -33,6 +33,7 @@ from spark_engine.rehearsal import OCCUPY, VARIABLE
 HERE = Path(__file__).parent
 PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
     "ops": 120.0,
+    "tests": 240.0,
     "check": 240.0,
     "layers": 240.0,
     "steps": 60.0,
@@ -161,6 +162,7 @@ def main() -> int:
     args = arguments()
     rehearse = args.target + (f":{OCCUPY}" if args.occupy else "")
     options = {"rehearse": rehearse, "work": str(args.work), "steps": args.steps}
+    options |= {"out": str(args.out)}
     options |= {"models": args.models.split(",")} if args.models else {}
     right = True
     for part in args.part.split(","):

@@ -85,6 +85,7 @@ def make_manifest(
         fingerprint=fingerprint,
         files={},
         invariant=plan.invariant,
+        ranks=plan.ranks,
     )
 
 

@@ -6,6 +6,7 @@ Knows the command line; the work is `build.build`, and `command` says how it end
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from spark_engine.builder.plan.options import (
 )
 from spark_engine.builder.report import report_json, show_report
 from spark_engine.command import command
+from spark_engine.device_choice import HELP, choose
 from spark_engine.kernel import CARDS
 from spark_engine.models.open_model import read_description
 from spark_engine.progress import Progress
@@ -64,6 +66,7 @@ def _one_of(*words: str) -> Complete:
     help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to be "
     "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
 )
+@click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
 @click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
 @click.option("--verify", help="Rows and drafts of the buckets that verify, e.g. 1:3,8:2.")
@@ -120,6 +123,7 @@ def _one_of(*words: str) -> Complete:
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
+@click.option("--tp", type=int, default=1, help="Ranks that share the model, each on its own GPU.")
 @click.option(
     "--record/--no-record",
     default=None,
@@ -141,6 +145,7 @@ def main(
     no_fuse: bool,
     record: bool | None,
     as_json: bool,
+    device: int | None,
     **rest: object,
 ) -> None:
     """Compiles the Hugging Face folder CHECKPOINT into an engine folder.
@@ -152,6 +157,7 @@ def main(
     name = hub.partition("@")[0].rpartition("/")[2] if hub else checkpoint.resolve().name
     folder = output or Path("engines") / name
     with command("spark-build"):
+        choose(os.environ, device)
         sizes = {
             "decode": parse_sizes("--decode", decode) if decode is not None else None,
             "prefill": parse_sizes("--prefill", prefill) if prefill is not None else None,

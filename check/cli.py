@@ -22,6 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from spark_engine.check.report import show
 from spark_engine.command import DIVERGED, OK, command
+from spark_engine.device_choice import HELP, choose
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
 from spark_engine.progress import Progress
@@ -42,6 +43,7 @@ from spark_engine.progress import Progress
     metavar="N",
     help="Instead: serve the same requests again N times, and print how often a text parts.",
 )
+@click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--seed", default=0, help="Of the random prompts.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.version_option(package_name="spark-engine", prog_name="spark-check")
@@ -52,6 +54,7 @@ def main(
     against: Path | None,
     level: str,
     repeat: int | None,
+    device: int | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -64,6 +67,7 @@ def main(
     level asks whether every bucket still says what it said when the engine was built.
     """
     with command("spark-check"):
+        choose(os.environ, device)
         try:  # polygraphy is an extra, and --help must work without it
             from spark_engine.check.check import LEVELS, run_check, run_repeat
             from spark_engine.check.repeat import show_repeated

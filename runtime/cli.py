@@ -19,12 +19,14 @@ import click
 from click.core import ParameterSource
 
 from spark_engine.command import command
+from spark_engine.device_choice import choose
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.hosts import own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
     OF_FILE,
@@ -37,6 +39,8 @@ from spark_engine.runtime.options import (
 )
 from spark_engine.runtime.printable import printable
 from spark_engine.runtime.profile import finish
+from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.server.assets import check_ranks
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
@@ -120,7 +124,8 @@ def main(context: click.Context, /, engine: Path | None, print_config: bool, **v
             click.echo(config_file.write(OF_FILE, {"engine": engine, **values}, given), nl=False)
             return
         mode = _mode(context, values)
-        folder = engine or embedded_engine(_cache(), lambda text: click.echo(text, err=True))
+        choose(os.environ, values["device"])
+        folder = engine or embedded_engine(cache_folder(), lambda text: click.echo(text, err=True))
         run = {Mode.SERVE: _serve, Mode.TALK: _talk}.get(mode, partial(_answer, mode))
         code = run(folder, values)
         if values["profile"] is not None:
@@ -164,7 +169,7 @@ def _unasked() -> Mode:
     return Mode.TALK
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     return Path(given) if given else Path.home() / ".cache"
 
@@ -177,6 +182,10 @@ def _state() -> Path:
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     options = server_options(values)
     set_up(options.log_format, options.log_level)
+    check_ranks(folder, options.engine)
+    hosts = split_hosts(options.engine.hosts)
+    if rank := own_rank(hosts, values["rank"]):
+        return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
     return run(folder, options)
 
 

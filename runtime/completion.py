@@ -9,7 +9,14 @@ import click
 from click.shell_completion import get_completion_class
 
 SHELLS = ("bash", "zsh", "fish")
-COMMANDS = ("spark-bench", "spark-build", "spark-check", "spark-inspect", "spark-run")
+COMMANDS = (
+    "spark-bench",
+    "spark-build",
+    "spark-check",
+    "spark-inspect",
+    "spark-replicas",
+    "spark-run",
+)
 
 
 def script(shell: str) -> str:

@@ -7,12 +7,14 @@ are those of every command.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from spark_engine.command import command
+from spark_engine.device_choice import HELP, choose
 from spark_engine.runtime.doctor import engines, gpu, machine
 from spark_engine.runtime.doctor.report import Report, roots
 
@@ -24,16 +26,18 @@ SERVED, NONE_SERVED = 0, 1
 @click.argument(
     "folders", metavar="[ENGINE]...", nargs=-1, type=click.Path(path_type=Path, file_okay=False)
 )
+@click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--no-load", is_flag=True, help="Do not work on the GPU: no clock, no bandwidth.")
-def doctor(folders: tuple[Path, ...], as_json: bool, no_load: bool) -> None:
+def doctor(folders: tuple[Path, ...], device: int | None, as_json: bool, no_load: bool) -> None:
     """Says what this machine is and which engines it can serve, and what to do where it cannot.
 
     The engines are the folders ENGINE, or all under engines/. The GPU works for about a second.
     Ends with 0 where an engine can be served, with 1 where none can.
     """
     with command(f"spark-run {NAME}"):
-        report = examine(folders, load=not no_load)
+        name = choose(os.environ, device)
+        report = examine(folders, not no_load, name or "0")
         if as_json:
             click.echo(json.dumps(report.to_json(), indent=2))
         else:
@@ -42,9 +46,10 @@ def doctor(folders: tuple[Path, ...], as_json: bool, no_load: bool) -> None:
         sys.exit(SERVED if report.served else NONE_SERVED)
 
 
-def examine(folders: tuple[Path, ...], load: bool) -> Report:
-    """Looks at everything; with `load` the GPU works for a second."""
-    host, found = machine.host(), gpu.look(load)
+def examine(folders: tuple[Path, ...], load: bool, device: str = "0") -> Report:
+    """Looks at everything; with `load` the GPU works for a second. `device`: its name for
+    nvidia-smi."""
+    host, found = machine.host(), gpu.look(load, device)
     paths = engines.folders(folders)
     room = found.card.room if found.card else None
     return Report(

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from spark_engine.device_choice import HELP
 from spark_engine.errors import OptionError
 from spark_engine.interface import MOST_DRAFTS
 from spark_engine.runtime.answer_options import ANSWER, CHAT
@@ -39,6 +40,32 @@ TASK = (
     ),
 )
 ENGINE = (
+    Option("--device", Group.ENGINE, HELP, click.IntRange(0), metavar="N"),
+    Option(
+        "--tp",
+        Group.ENGINE,
+        "Ranks that the engine must have, each on a GPU; by default as many as it was built for.",
+        click.IntRange(1),
+        metavar="N",
+        fills=(EngineOptions, "tp"),
+    ),
+    Option(
+        "--hosts",
+        Group.ENGINE,
+        "Where each rank is, e.g. a,b: the same command on all of them, of which the first serves.",
+        metavar="HOSTS",
+        fills=(EngineOptions, "hosts"),
+        modes=SERVING,
+    ),
+    Option(
+        "--rank",
+        Group.ENGINE,
+        "This host's place among --hosts, from 0; by default the one whose address is its own.",
+        click.IntRange(0),
+        metavar="N",
+        modes=SERVING,
+        needs=("--hosts", "which names the places"),
+    ),
     Option(
         "--drafts",
         Group.ENGINE,

@@ -67,6 +67,15 @@ def architecture() -> str | None:
     return found.name if found else None
 
 
+def count() -> int:
+    """GPUs that this process may use; 0 where there is none, or no driver."""
+    try:
+        value(driver.cuInit(0))
+        return int(value(driver.cuDeviceGetCount()))
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return 0
+
+
 def capability() -> tuple[int, int] | None:
     """The first GPU's compute capability, whatever it is; None where there is none."""
     try:

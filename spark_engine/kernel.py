@@ -180,10 +180,19 @@ def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) 
 
 @dataclass(frozen=True)
 class Pointer:
-    """The device address of the node's i-th input, output, or scratch buffer."""
+    """The device address of the node's i-th input, output, or scratch buffer; or "peers", that of
+    u64 [ranks]: where each rank's symmetric memory begins."""
 
-    kind: Literal["input", "output", "scratch"]
+    kind: Literal["input", "output", "scratch", "peers"]
     index: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The number of the rank that runs the launch, an i32 by value; 0 where one runs alone."""
+
+    kind: Literal["i32"] = "i32"
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,7 @@ class Scalar:
     value: int | float
 
 
-Arg = Pointer | Scalar
+Arg = Pointer | Scalar | Rank
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
@@ -263,10 +272,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a tactic does for one node of fixed shapes."""
+    """What a tactic does for one node of fixed shapes. `symmetric`: bytes of memory that each rank
+    has for the others to read; zero before the first run, and shared by all nodes."""
 
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...] = ()
+    symmetric: int = 0
 
 
 Specs = tuple[TensorSpec, ...]

@@ -24,7 +24,7 @@ ARROWS = {
     "bench": {"spark_engine", "runtime"},
 }
 # Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
-_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts"}
+_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
         "common": set(),
@@ -35,6 +35,7 @@ FOLDERS = {
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
         "drafts": {"common"},
+        "ranks": {"common"},
         "": _OPS,
     },
     "models": {
@@ -55,12 +56,14 @@ FOLDERS = {
     },
     "runtime": {
         "executors": set(),
-        "engine": {"executors"},
+        "ranks": {"executors"},
+        "engine": {"executors", "ranks"},
         "text": {"engine"},
         "structured": {"engine", "text"},
-        "server": {"engine", "text", "structured"},
-        "doctor": {"engine", "executors"},
-        "": {"engine", "executors", "server", "text", "structured", "doctor"},
+        "server": {"engine", "ranks", "text", "structured"},
+        "doctor": {"engine", "executors", "ranks"},
+        "replicas": {"engine", "server"},
+        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor", "replicas"},
     },
 }
 # Rooms at the bottom say what they may use; the others what they must not.
@@ -90,7 +93,8 @@ ONE_FILE = {
         "builder/native/nvrtc.py",
     },
     "tensorrt_rtx": {"builder/executors/trt.py", "runtime/executors/trt.py"},
-    "aiohttp": {"bench/client.py"},
+    "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
+    "ray": {"runtime/replicas/ray_serve.py"},
     "opentelemetry": {"runtime/server/telemetry.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},

@@ -19,8 +19,8 @@ from tests.models.test_synthetic import folder
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import bench_decode, bench_ops, predict_gb10  # noqa: E402
-from benchmarks.floors import GB10_BANDWIDTH, H200_BANDWIDTH, Floor, Work  # noqa: E402
+from benchmarks import bench_decode, bench_ops  # noqa: E402
+from benchmarks.floors import H200_BANDWIDTH, Floor, Work  # noqa: E402
 from benchmarks.kernel_split import Timed, by_part, counts, part_of  # noqa: E402
 
 CONFIGS = ROOT / "benchmarks" / "configs"
@@ -80,14 +80,6 @@ def test_seconds_of_replays() -> None:
     assert graphs.mean_seconds(Clock(), lambda: None, 4) == pytest.approx((2 + 3 + 4 + 5) / 4e3)
     launches = [lambda: None] * 5
     assert prepared.timed(Clock(), launches, 7) == pytest.approx(5e-3 / 5), "of 2 … 7 ms"
-
-
-def test_predictions_keep_the_fraction() -> None:
-    row = {"model": "qwen36-27b", "npl": 1, "ctx": 1024, "gdn_state": "f32", "kv": "f8e4m3"}
-    (found,) = predict_gb10.predict([row | {"floor_ms": 4.17, "step_ms": 8.34}])
-    assert found["fraction"] == 0.5
-    assert found["step_ms"] == pytest.approx(8.34 * H200_BANDWIDTH / GB10_BANDWIDTH, rel=0.01)
-    assert "| qwen36-27b | 1 | f32 |" in predict_gb10.table([found])
 
 
 def test_the_recorded_rows_are_whole() -> None:

@@ -21,7 +21,14 @@ from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.server.server import worker_command
 from tests.house import ROOMS, ROOT, files
 
-TOOLS = ("spark-bench", "spark-build", "spark-run", "spark-check", "spark-inspect")
+TOOLS = (
+    "spark-replicas",
+    "spark-bench",
+    "spark-build",
+    "spark-run",
+    "spark-check",
+    "spark-inspect",
+)
 TRACKED = files(*ROOMS, tracked_only=True)
 IMPORT_ALL = """
 import importlib, pathlib, spark_engine
@@ -55,6 +62,7 @@ CUDA = (
     ),
     *("spark_engine/device_resources.py", "runtime/doctor/probe.py"),
 )
+RAY = "runtime/replicas/ray_serve.py"
 
 
 def _installed(path: Path) -> str:
@@ -63,10 +71,12 @@ def _installed(path: Path) -> str:
 
 
 def _modules() -> list[str]:
-    """Every module that must import without torch or, where it is absent, the extra `cuda`."""
+    """Every module that must import without torch or, where they are absent, `cuda` and `ray`."""
     sources = [p for p in TRACKED if p.suffix == ".py" and "tiny" not in p.parts]
     if importlib.util.find_spec("cuda") is None:
         sources = [p for p in sources if p.as_posix() not in CUDA]
+    if importlib.util.find_spec("ray") is None:
+        sources = [p for p in sources if p.as_posix() != RAY]
     names = (_installed(path)[:-3].replace("/", ".") for path in sources)
     return [name.removesuffix(".__init__") for name in names]
 

@@ -38,10 +38,14 @@ class Told:
         """A finding; `right` says whether it is as it should be."""
         self._say("row", {"label": label, **fields})
 
+    def begin(self, label: str) -> None:
+        """What a death would be of."""
+        self._say("begin", label)
+
     @contextmanager
     def trial(self, label: str) -> Iterator[None]:
         """What fails in it is a row that is not right; a lost GPU ends the process."""
-        self._say("begin", label)
+        self.begin(label)
         try:
             yield
         except Exception as error:

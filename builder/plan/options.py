@@ -76,6 +76,7 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    tp: int = 1  # ranks that share every tensor, each on a GPU of its own
     gpu: Target | None = None  # what target and card come to
 
     def to_json(self) -> dict[str, object]:
@@ -152,12 +153,15 @@ class Plan:
     gpu: Target | None = None
     draft: DraftOptions | None = None  # of the draft head; None: there is none
     finer: tuple[Size, ...] = ()
+    ranks: int = 1
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
     gpu = options.gpu or gpu_of(options)
     target = gpu.name if gpu else CPU if options.target == "auto" else options.target
+    if target == RTX and options.tp > 1:
+        raise OptionError(f"--tp {options.tp}: --target {RTX} has one rank; name another target")
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
@@ -181,7 +185,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
-        _finer(options, limits, gpu),
+        _finer(options, limits, gpu), options.tp,
     )  # fmt: skip
 
 

@@ -63,8 +63,9 @@ class Found:
     advice: tuple[str, ...] = ()
 
 
-def look(load: bool = True) -> Found:
-    """Looks at the first GPU; with `load` it works for a second."""
+def look(load: bool = True, device: str = "0") -> Found:
+    """Looks at the GPU that CUDA shows first, `device` for nvidia-smi; with `load` it works for a
+    second."""
     if find_spec("cuda") is None:
         if driver_present():
             return Found(None, (f"NVIDIA's driver is here but not the extra `cuda`: {EXTRA}",))
@@ -84,7 +85,7 @@ def look(load: bool = True) -> Found:
             f"the driver speaks CUDA {release(int(cuda))}: install NVIDIA's driver 580 or later "
             "(sudo apt install nvidia-driver-580-open on Ubuntu), then start the machine again"
         )
-    target, smi = present(), _smi()
+    target, smi = present(), _smi(device)
     if target is None:
         known = ", ".join(t.card.product for t in KNOWN)
         advice.append(f"there are no kernels for {name}, only for {known} and their like")
@@ -101,7 +102,7 @@ def look(load: bool = True) -> Found:
     if mps:
         stop = "echo quit | nvidia-cuda-mps-control"
         advice.append(f"NVIDIA MPS shares the GPU, beside which no engine opens: {stop}")
-    after = _smi() if load else {}
+    after = _smi(device) if load else {}
     card = Card(
         name=name,
         target=target.name if target else None,
@@ -148,9 +149,15 @@ def slow(card: Card) -> list[str]:
     return words
 
 
-def _smi() -> dict[str, str]:
-    """What nvidia-smi tells of the first GPU, by field; nothing where there is none."""
-    command = [SMI, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "-i", "0"]
+def _smi(device: str = "0") -> dict[str, str]:
+    """What nvidia-smi tells of a GPU, by field; nothing where there is none."""
+    command = [
+        SMI,
+        f"--query-gpu={','.join(FIELDS)}",
+        "--format=csv,noheader,nounits",
+        "-i",
+        device,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

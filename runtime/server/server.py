@@ -163,7 +163,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
     limit_log()
     _give_large_buffers_back()
     descriptors = raise_descriptor_limit()
-    listener = _bind(options.host, options.port)
+    listener = bind(options.host, options.port)
     keys = Keyring(None if options.api_keys is None else Path(options.api_keys), options.api_key)
     _warn_without_keys(keys, listener)
     tokenizer, template = read_text(folder)
@@ -324,7 +324,7 @@ class _Server(uvicorn.Server):
         self.force_exit = True
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet, so that nobody waits on a loading engine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)

@@ -1,0 +1,260 @@
+"""One request on its way: chosen a replica, carried there, tried again where nothing was lost.
+
+Knows which failures may be tried again: those of which the client has seen nothing. Knows HTTP's
+heads; knows no socket.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from spark_engine.runtime.replicas.fleet import Fleet, Replica
+from spark_engine.runtime.replicas.front_metrics import FrontMetrics
+from spark_engine.runtime.replicas.prefix import Place, places
+from spark_engine.runtime.replicas.routing import Choice, Ticket
+from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstream
+from spark_engine.runtime.server.api.answers import error
+from spark_engine.runtime.server.api.messages_answer import anthropic_error
+
+TRIES = 3  # replicas that a request is offered to while they refuse it
+BREAKS = 2  # replicas that may break under it: a request that breaks engines breaks no more
+REFUSED = 503
+ENGINE_ERROR = b'"engine_error"'
+ASK_S = 5.0  # for an answer that some replica keeps
+MOST_KEPT = 1 << 16  # ids of kept answers whose replica is remembered
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
+_NOT_UP = _HOP | {"host", "content-length", "expect", "x-request-id"}
+_NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
+_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
+_MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
+
+Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
+
+
+@dataclass
+class Asked:
+    """A request as it came. `target`: its path and query; `name`: its x-request-id.
+
+    `send` gets the status and the headers (0 and none after the first time), a part of the body,
+    and whether more comes.
+    """
+
+    method: str
+    path: str
+    target: str
+    headers: Headers
+    body: bytes
+    name: str
+    send: Send
+    begun: bool = False  # the client has seen something
+    tried: set[str] = field(default_factory=set)
+
+    @property
+    def up(self) -> Headers:
+        """The headers for a replica."""
+        kept = [(k, v) for k, v in self.headers if k.lower() not in _NOT_UP]
+        return [*kept, ("x-request-id", self.name)] if self.name else kept
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that says: not here, not now."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Failed(Lost):
+    """A replica whose engine failed, while its server did not."""
+
+
+class Carrier:
+    """Carries requests to the replicas of one fleet."""
+
+    def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
+        self._fleet, self._upstream, self._metrics = fleet, upstream, metrics
+        self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
+
+    async def carry(self, asked: Asked) -> None:
+        """Answers the request, by whichever replica."""
+        prompt = places(asked.body) if asked.method == "POST" else ()
+        owner = await self._owner(asked)
+        refused: Refusal | None = None
+        lost: list[Lost] = []
+        for _ in range(TRIES):
+            choice = self._fleet.router.choose(prompt, asked.tried)
+            name = owner or (choice.name if choice else None)
+            replica = self._fleet.replicas.get(name) if name else None
+            if replica is None:
+                break
+            asked.tried.add(replica.name)
+            if choice is None or choice.name != replica.name:
+                choice = Choice(replica.name)
+            self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
+            try:
+                refused = await self._through(replica, asked, prompt, choice)
+            except Lost as problem:
+                if await self._broke(replica, asked, problem):
+                    return
+                lost.append(problem)
+                if len(lost) == BREAKS or owner:
+                    break
+                continue
+            if refused is None:
+                return
+            if owner:
+                break
+            self._metrics.again("refused")
+        await self._fail(asked, refused, lost[-1] if lost else None)
+
+    async def _through(
+        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice
+    ) -> Refusal | None:
+        router = self._fleet.router
+        ticket = router.begin(choice, prompt)
+        try:
+            with replica.flight():
+                url = replica.address.url + asked.target
+                async with self._upstream.ask(asked.method, url, asked.up, asked.body) as answer:
+                    return await self._pass_on(replica, asked, answer, ticket)
+        finally:
+            router.end(ticket)
+
+    async def _pass_on(
+        self, replica: Replica, asked: Asked, answer: Answer, ticket: Ticket
+    ) -> Refusal | None:
+        headers = [(k, v) for k, v in answer.headers if k.lower() not in _NOT_DOWN]
+        headers.append(("x-spark-replica", replica.name))
+        if not answer.streams:
+            body = await answer.whole()
+            if answer.status == REFUSED:
+                return Refusal(answer.status, headers, body)
+            if answer.status == 500 and ENGINE_ERROR in body:
+                raise Failed(f"its engine failed: {body.decode('utf-8', 'replace')[:300]}")
+            self._note_kept(asked, replica, body)
+            await self._send(asked, answer.status, headers, body, more=False)
+            return None
+        status, left = answer.status, b""
+        async for part in answer.parts():
+            left += part
+            whole, mark, left = left.rpartition(b"\n\n")  # events are passed on whole
+            if not mark:
+                continue
+            if not asked.begun:
+                self._fleet.router.started(ticket)
+                self._note_kept(asked, replica, whole)
+                await self._send(asked, status, headers, whole + mark, more=True)
+            else:
+                await self._send(asked, 0, (), whole + mark, more=True)
+        await self._send(asked, 0 if asked.begun else status, headers, left, more=False)
+        return None
+
+    async def _send(
+        self, asked: Asked, status: int, headers: Headers, part: bytes, more: bool
+    ) -> None:
+        asked.begun = True
+        await asked.send(status, headers, part, more)
+
+    async def _broke(self, replica: Replica, asked: Asked, problem: Lost) -> bool:
+        """A replica broke; whether the request has ended with that."""
+        if not isinstance(problem, Failed):
+            self._fleet.suspect(replica, str(problem))
+        if not asked.begun:
+            self._metrics.again("lost")
+            return False
+        self._metrics.broken()
+        words = f"replica {replica.name} broke its answer off: {problem}; ask again"
+        await asked.send(0, (), last_words(asked.path, words, asked.name), False)
+        return True
+
+    async def _fail(self, asked: Asked, refused: Refusal | None, lost: Lost | None) -> None:
+        if refused is not None:
+            await self._send(asked, refused.status, refused.headers, refused.body, more=False)
+            return
+        if lost is not None:
+            words = f"the replica broke before its first token: {lost}; nothing was said, ask again"
+        else:
+            words = "no replica takes requests now; retry"
+        self._metrics.failed()
+        status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
+        await self._send(asked, status, headers, body, more=False)
+
+    def _note_kept(self, asked: Asked, replica: Replica, body: bytes) -> None:
+        """Whose answer this is, if it is one that may be asked for again."""
+        if asked.path == RESPONSES and (found := _MADE.search(body)):
+            self._kept[found[1].decode()] = replica.name
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+
+    async def _owner(self, asked: Asked) -> str | None:
+        """The replica that keeps the answer which the request is about; None: any will do."""
+        ident = ""
+        if asked.path == RESPONSES and (found := _PREVIOUS.search(asked.body)):
+            ident = found[1].decode("utf-8", "replace")
+        elif asked.path.startswith(RESPONSES + "/"):
+            ident = asked.path.removeprefix(RESPONSES + "/").partition("/")[0]
+        if not ident:
+            return None
+        known = self._kept.get(ident)
+        if known is not None and known in self._fleet.replicas:
+            return known
+        headers = [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
+        for replica in self._fleet.up:  # this front was started again, or there are several
+            url = f"{replica.address.url}{RESPONSES}/{ident}"
+            try:
+                status, _, _ = await self._upstream.get(url, ASK_S, headers)
+            except Lost:
+                continue
+            if status == 200:
+                self._kept[ident] = replica.name
+                return replica.name
+        return None
+
+
+def problem_of(path: str, status: int, words: str, name: str) -> tuple[int, bytes, Headers]:
+    """(status, body, headers) of an error in the form of the API under `path`."""
+    kind = "service_unavailable" if status == REFUSED else "invalid_request_error"
+    code = "no_replica" if status == REFUSED else None
+    headers = [("content-type", "application/json")]
+    if status == REFUSED:
+        headers.append(("retry-after", "1"))
+    return status, msgspec.json.encode(_form(path, status, words, name, kind, code)), headers
+
+
+def last_words(path: str, words: str, name: str) -> bytes:
+    """The events that end a stream which has begun, in the form of its API."""
+    body = _form(path, 500, words, name, "server_error", "replica_lost")
+    if path.startswith(MESSAGES):
+        return _event("error", body)
+    if path.startswith(RESPONSES):
+        row = body["error"]
+        return _event(
+            "error", {"type": "error", **{k: row[k] for k in ("code", "message", "param")}}
+        )
+    return _event("", body) + b"data: [DONE]\n\n"
+
+
+def _form(
+    path: str, status: int, words: str, name: str, kind: str, code: str | None
+) -> dict[str, Any]:
+    body = error(words, kind, code=code)
+    body |= {"request_id": name} if name else {}
+    return anthropic_error(status, body) if path.startswith(MESSAGES) else body
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers as ASGI has them, as text."""
+    return [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers]

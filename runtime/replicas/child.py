@@ -1,0 +1,113 @@
+"""One replica's server: `spark-run --serve`, started by what places the replicas.
+
+`python -m spark_engine.runtime.replicas.child ENGINE OPTIONS`, OPTIONS being the ServerOptions as
+JSON. It leaves when its standard input ends: a server never outlives what placed it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.command import command
+from spark_engine.errors import CapacityError
+from spark_engine.runtime.server.logs import set_up
+from spark_engine.runtime.server.server import ServerOptions, run
+
+LOOK_S = 0.1  # between two looks while it starts
+ANSWER_S = 3.0
+
+
+class Child:
+    """A server in a process of its own. `stop` ends it."""
+
+    def __init__(self, folder: str, options: ServerOptions) -> None:
+        port = free_port(options.host)
+        own = replace(options, port=port, tls_cert=None, tls_key=None)
+        module = "spark_engine.runtime.replicas.child"
+        words = [sys.executable, "-P", "-m", module, folder, msgspec.json.encode(own).decode()]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{port}"
+
+    @property
+    def ended(self) -> str:
+        """How it ended; empty while it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"the server ended with {code}; its log says why"
+
+    def wait(self, limit_s: float) -> None:
+        """Until it takes requests. Raises CapacityError where it ended, or takes too long."""
+        end = time.monotonic() + limit_s
+        while self.health() != 200:
+            if words := self.ended:
+                raise CapacityError(words)
+            if time.monotonic() > end:
+                self.stop(0)
+                raise CapacityError(f"the server does not answer after {limit_s:.0f} s")
+            time.sleep(LOOK_S)
+
+    def health(self) -> int:
+        """The status of its health; 0 where it does not answer."""
+        return self.get("/health")[0]
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """(status, body); 0 where it does not answer."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as response:
+                return int(response.status), response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, b""
+        except OSError:
+            return 0, b""
+
+    def stop(self, drain_s: float) -> None:
+        """Ends it; requests get `drain_s` seconds. May be called twice."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(drain_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as found:
+        found.bind((host, 0))
+        return int(found.getsockname()[1])
+
+
+def _leave_with_the_parent() -> None:
+    while os.read(0, 64):
+        pass
+    os._exit(0)  # the engine process leaves by itself: it reads of our end in the same way
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The process."""
+    folder, given = sys.argv[1:] if arguments is None else arguments
+    options = msgspec.json.decode(given, type=ServerOptions)
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    set_up(options.log_format, options.log_level)
+    with command("spark-run"):
+        sys.exit(run(Path(folder), options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What is placed: which engine, how many, on what each stands, when there are to be more.
+
+Knows numbers and refuses those that cannot be; knows no library that places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_engine.errors import CapacityError, OptionError
+from spark_engine.runtime.server.server import ServerOptions
+
+START_S = 1800.0  # that a replica may take to load its engine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One engine, several times.
+
+    Attributes:
+        folder: the engine folder, on every machine under this path.
+        server: how each serves; an empty host is the address of the machine that it stands on.
+        least, most: replicas; more than `least` only while requests ask for it.
+        gpus, cpus: what each takes of a machine; parts of one are counted, not enforced.
+        target: requests, running or waiting, that one replica is to have; beyond that there are to
+            be more of them.
+    """
+
+    folder: str
+    server: ServerOptions
+    least: int
+    most: int
+    gpus: float
+    cpus: float
+    target: float
+
+    @property
+    def scales(self) -> bool:
+        """Does the number follow the requests?"""
+        return self.most > self.least
+
+
+def counts(given: str) -> tuple[int, int]:
+    """`4`, or `2-8`, as (least, most). Raises OptionError."""
+    low, _, high = given.partition("-")
+    try:
+        least, most = int(low), int(high or low)
+    except ValueError:
+        least, most = 0, 0
+    if not 1 <= least <= most:
+        raise OptionError(f"--replicas is {given!r}; give a number like 4, or a range like 2-8")
+    return least, most
+
+
+def wanted(requests: float, plan: Plan) -> int:
+    """Replicas for so many requests, running or waiting, of all together."""
+    return min(plan.most, max(plan.least, math.ceil(requests / plan.target)))
+
+
+def check_room(plan: Plan, there: Mapping[str, float]) -> None:
+    """Raises CapacityError where the machines, `there` together, cannot hold the least replicas."""
+    for word, each in (("GPU", plan.gpus), ("CPU", plan.cpus)):
+        need, have = each * plan.least, there.get(word, 0.0)
+        if need > have:
+            raise CapacityError(
+                f"{plan.least} replicas at {each:g} {word}s each take {need:g} and there are "
+                f"{have:g}: give fewer --replicas, or less with --{word.lower()}s"
+            )

@@ -1,0 +1,95 @@
+"""The front's process: listens, looks after the replicas, drains.
+
+Knows uvicorn and signals; knows not who starts the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+
+from spark_engine.runtime.replicas.fleet import Fleet, Members
+from spark_engine.runtime.replicas.front import Front
+from spark_engine.runtime.replicas.routing import Policy, Router
+from spark_engine.runtime.replicas.upstream import Upstream
+from spark_engine.runtime.server.connections import (
+    Connection,
+    Connections,
+    raise_descriptor_limit,
+    room_for_connections,
+)
+from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions, bind
+from spark_engine.runtime.server.tls import check_tls
+
+log = logging.getLogger(__name__)
+
+
+async def serve(members: Members, policy: Policy, options: ServerOptions) -> int:
+    """Serves the replicas behind one address until a signal; returns the exit code.
+
+    Of `options` those count that are of connections: address, bounds, times, TLS. Raises
+    OptionError.
+    """
+    check_tls(options.tls_cert, options.tls_key)
+    descriptors = raise_descriptor_limit()
+    listener = bind(options.host, options.port)
+    upstream = Upstream()
+    fleet = Fleet(members, upstream, Router(policy))
+    front = Front(fleet, upstream, options.max_body_mib << 20)
+    # half of the descriptors are for the replicas' side
+    room = min(options.max_connections, max(1, room_for_connections(descriptors) // 2))
+    connections = Connections(room, options.read_timeout_s)
+    watch = asyncio.create_task(fleet.watch())
+    try:
+        server = _Server(_config(front, connections, options), front, listener)
+        await server.serve([listener])
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await upstream.close()
+        listener.close()
+    return 0
+
+
+def _config(front: Front, connections: Connections, options: ServerOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        front.app,
+        http=cast(Any, partial(Connection, connections)),
+        ws="none",
+        lifespan="off",
+        backlog=BACKLOG,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(options.drain_timeout_s),
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, whose health is red as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._front, self._listener = front, listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, then a line that says where."""
+        await super().startup(sockets)
+        scheme = "https" if self.config.is_ssl else "http"
+        log.info("the front is at %s://%s:%d", scheme, *self._listener.getsockname()[:2])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT; a second one does not wait for answers."""
+        self._front.draining = True
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True

@@ -1,0 +1,52 @@
+"""Which GPU of a host a command uses: `--device N`, counted as nvidia-smi counts.
+
+Knows CUDA's environment variables, and takes the environment from the command that asks. The choice
+holds for the processes that the command starts; the driver must not have been asked before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from spark_engine.errors import OptionError
+
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+HELP = "The GPU to use, as nvidia-smi numbers them (within CUDA_VISIBLE_DEVICES); 0 by default."
+_NODES = Path("/dev")
+
+
+def choose(
+    environ: MutableMapping[str, str], number: int | None, nodes: Path = _NODES
+) -> str | None:
+    """Lets CUDA see GPU `number` alone; returns what nvidia-smi knows it by.
+
+    None chooses nothing, and returns the first GPU of those that may be seen, or None where the
+    environment names none. `nodes` is the folder of the devices' nodes. Raises OptionError for a
+    GPU that there is not.
+    """
+    given = environ.get(VISIBLE)
+    seen = None if given is None else [word for word in given.replace(" ", "").split(",") if word]
+    if number is None:
+        return seen[0] if seen else None
+    if seen is not None:
+        if number >= len(seen):
+            words = f"{VISIBLE} is {given!r}" if seen else f"{VISIBLE} is empty"
+            raise OptionError(f"--device is {number}; {words}: {_below(len(seen))}")
+        found = seen[number]
+    else:
+        count = sum(bool(re.fullmatch(r"nvidia\d+", node.name)) for node in nodes.iterdir())
+        if 0 < count <= number:  # where the driver makes no nodes, it is left to say so
+            words = "this host has one GPU" if count == 1 else f"this host has {count} GPUs"
+            raise OptionError(f"--device is {number}; {words}: {_below(count)}")
+        found = str(number)
+        environ[ORDER] = "PCI_BUS_ID"
+    environ[VISIBLE] = found
+    return found
+
+
+def _below(count: int) -> str:
+    if not count:
+        return "name GPUs in it, or leave it unset"
+    return "give 0, or leave it out" if count == 1 else f"give 0 to {count - 1}"

@@ -1,0 +1,340 @@
+"""The front before fake replicas, over real sockets: routes, retries, breaks, who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from spark_engine.errors import OptionError
+from spark_engine.runtime.replicas import fleet as fleet_module
+from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, listed
+from spark_engine.runtime.replicas.front import Front
+from spark_engine.runtime.replicas.routing import Router
+from spark_engine.runtime.replicas.upstream import Upstream
+from tests.runtime.replicas.fake_replica import FakeReplica, replica
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+MOST = 1 << 16
+
+
+@dataclass
+class World:
+    """A front, its replicas, and a client."""
+
+    url: str
+    front: Front
+    fleet: Fleet
+    fakes: dict[str, FakeReplica]
+    client: aiohttp.ClientSession
+
+    async def ask(self, prompt: str, path: str = CHAT, **more: Any) -> tuple[int, Any, str]:
+        """(status, JSON or text, replica)."""
+        body = {"messages": [{"role": "user", "content": prompt}], **more}
+        async with self.client.post(self.url + path, json=body) as response:
+            text = await response.text()
+            found = text if more.get("stream") else json.loads(text)
+            return response.status, found, response.headers.get("x-spark-replica", "")
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
+        async with self.client.get(self.url + path, headers=headers) as response:
+            return response.status, await response.text()
+
+
+@asynccontextmanager
+async def world(*marks: str) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        fakes = {mark: await stack.enter_async_context(replica(mark)) for mark in marks}
+        addresses = [Address(mark, fake.url) for mark, fake in fakes.items()]
+
+        async def members() -> list[Address]:
+            return [a for a in addresses if a.name in fakes]
+
+        upstream = Upstream()
+        stack.push_async_callback(upstream.close)
+        fleet = Fleet(members, upstream, Router())
+        front = Front(fleet, upstream, MOST)
+        await fleet.look()
+        config = uvicorn.Config(front.app, port=0, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield World(f"http://127.0.0.1:{port}", front, fleet, fakes, client)
+        for fake in fakes.values():
+            fake.gate.set()
+        server.should_exit = server.force_exit = True
+        await task
+
+
+def run(test: Callable[[World], Awaitable[None]], *marks: str) -> None:
+    async def inside() -> None:
+        async with world(*marks) as found, asyncio.timeout(20):
+            await test(found)
+
+    asyncio.run(inside())
+
+
+def test_an_answer_comes_through_with_who_gave_it() -> None:
+    async def test(w: World) -> None:
+        head = {"authorization": "Bearer k", "x-request-id": "mine", "x-own": "é"}
+        body = {"prompt": "hi", "n": 1}
+        async with w.client.post(w.url + CHAT, json=body, headers=head) as response:
+            found = await response.json()
+            assert (response.status, found["from"]) == (200, response.headers["x-spark-replica"])
+            assert response.headers.getall("x-request-id") == ["mine"]
+        fake = w.fakes[found["from"]]
+        assert fake.asked == [body]
+        seen = {k.lower(): v for k, v in fake.heads[0].items()}
+        assert seen["authorization"] == "Bearer k" and seen["x-request-id"] == "mine"
+        assert seen["host"] in fake.url
+
+    run(test, "a", "b")
+
+
+def test_events_come_as_they_are_made() -> None:
+    async def test(w: World) -> None:
+        body = {"messages": ["HANG"], "stream": True}
+        async with w.client.post(w.url + CHAT, json=body) as response:
+            first = await asyncio.wait_for(response.content.readany(), 2)
+            assert first == b'data: {"text": "one ", "by": "a"}\n\n'
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert w.fleet.router.open == {"a": 1}
+        await _until(lambda: w.fakes["a"].left == 1 and w.fleet.router.open == {"a": 0})
+        status, text, _ = await w.ask("hi", stream=True)
+        assert (status, text.count("data:"), text[-14:]) == (200, 4, "data: [DONE]\n\n")
+
+    run(test, "a")
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if done():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def test_who_leaves_before_the_answer_is_cut_off_over_there() -> None:
+    async def test(w: World) -> None:
+        asking = asyncio.create_task(w.ask("WAIT"))
+        await _until(lambda: w.fleet.router.open == {"a": 1})
+        asking.cancel()
+        await _until(lambda: w.fakes["a"].left == 1 and w.fleet.router.open == {"a": 0})
+
+    run(test, "a")
+
+
+def test_conversations_stay_where_they_are() -> None:
+    async def test(w: World) -> None:
+        begun = {}
+        for i in range(6):
+            asked = [{"role": "user", "content": f"{i}" * 5000}]
+            _, _, begun[i] = await w.ask("", messages=asked)
+        assert sorted(begun.values()) == ["a", "a", "b", "b", "c", "c"]
+        for i, name in begun.items():
+            more = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
+            asked = [{"role": "user", "content": f"{i}" * 5000}, *more]
+            assert (await w.ask("", messages=asked))[2] == name
+        _, text = await w.get("/metrics")
+        assert "spark_front_requests_total 12.0" in text
+        assert "spark_front_shared_prompt_bytes_total 30" in text, "5,000 bytes and more of six"
+
+    run(test, "a", "b", "c")
+
+
+@pytest.mark.parametrize("word", ["DIE", "BROKEN"])
+def test_a_replica_that_breaks_before_the_first_token_is_tried_once_more(word: str) -> None:
+    async def test(w: World) -> None:
+        status, found, _ = await w.ask(word)
+        asked = [mark for mark, fake in w.fakes.items() if fake.asked]
+        assert (status, len(asked)) == (503, 2), "a request that breaks engines breaks two"
+        assert found["error"]["code"] == "no_replica" and "ask again" in found["error"]["message"]
+        (rest,) = w.fakes.keys() - set(asked)
+        if word == "DIE":  # a server that still answers is trusted
+            assert [r.name for r in w.fleet.up] == [rest]
+            await w.fleet.look()
+        assert len(w.fleet.up) == 3
+        assert 'spark_front_retries_total{why="lost"} 2.0' in (await w.get("/metrics"))[1]
+
+    run(test, "a", "b", "c")
+
+
+def test_nothing_is_lost_with_a_replica_that_is_gone() -> None:
+    async def test(w: World) -> None:
+        w.fleet.replicas["a"].address = Address("a", "http://127.0.0.1:1")
+        for _ in range(4):
+            status, found, _ = await w.ask("hi")
+            assert (status, found["from"]) == (200, "b")
+
+    run(test, "a", "b")
+
+
+def test_who_is_refused_is_asked_elsewhere_and_told_at_last() -> None:
+    async def test(w: World) -> None:
+        status, found, _ = await w.ask("BUSY")
+        assert (status, found["error"]["code"]) == (503, "busy")
+        assert [len(fake.asked) for fake in w.fakes.values()] == [1, 1]
+        assert len(w.fleet.up) == 2, "it is busy, and not ill"
+
+    run(test, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        (CHAT, b'"code":"replica_lost"'),
+        (MESSAGES, b"event: error\ndata: {"),
+        (RESPONSES, b'event: error\ndata: {"type":"error","code":"replica_lost"'),
+    ],
+)
+def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -> None:
+    async def test(w: World) -> None:
+        status, text, _ = await w.ask("HALF", path, stream=True)
+        assert status == 200 and "never" not in text
+        *events, rest = text.split("\n\n")
+        assert rest == "" and wanted.decode() in text
+        for row in events:
+            data = row.rpartition("data: ")[2]
+            assert data == "[DONE]" or json.loads(data)
+        assert len([r for r in events if '"by"' in r]) == 2
+        assert sum(len(fake.asked) for fake in w.fakes.values()) == 1, "some of it was seen"
+        assert "spark_front_broken_answers_total 1.0" in (await w.get("/metrics"))[1]
+
+    run(test, "a", "b")
+
+
+def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.05)
+
+    async def test(w: World) -> None:
+        stream = asyncio.create_task(w.ask("HANG", stream=True))
+        await _until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
+        waits = asyncio.create_task(w.ask("WAIT"))
+        await _until(lambda: w.fleet.router.open == {"a": 1, "b": 1})
+        w.fakes["b"].gate.set()
+        assert (await waits)[2] == "b"
+        w.fakes["a"].hung = True
+        for _ in range(MISSES - 1):
+            await w.fleet.look()
+        assert not stream.done() and [r.name for r in w.fleet.up] == ["b"]
+        await w.fleet.look()
+        _, text, _ = await stream
+        assert '"one "' in text and "replica_lost" in text
+        w.fakes["a"].hung = False
+        await w.fleet.look()
+        assert len(w.fleet.up) == 2 and w.fleet.router.open == {"a": 0, "b": 0}
+
+    run(test, "a", "b")
+
+
+def test_health_is_that_of_the_best() -> None:
+    async def test(w: World) -> None:
+        assert (await w.get("/health"))[0] == 200
+        w.fakes["a"].healthy = False
+        await w.fleet.look()
+        status, text = await w.get("/ready")
+        assert (status, json.loads(text)["up"]) == (200, 1)
+        assert {(await w.ask("hi"))[2] for _ in range(3)} == {"b"}
+        w.fakes["b"].healthy = False
+        await w.fleet.look()
+        assert (await w.get("/health"))[0] == 503
+        status, found, _ = await w.ask("hi", MESSAGES)
+        assert (status, found["type"]) == (503, "error")
+        rows = json.loads((await w.get("/replicas"))[1])["replicas"]
+        assert [row["up"] for row in rows] == [False, False] and "unhealthy" in rows[0]["why"]
+
+    run(test, "a", "b")
+
+
+def test_one_that_leaves_ends_what_it_has() -> None:
+    async def test(w: World) -> None:
+        waits = asyncio.create_task(w.ask("WAIT"))
+        await _until(lambda: 1 in w.fleet.router.open.values())
+        (name,) = (n for n, count in w.fleet.router.open.items() if count)
+        fake = w.fakes.pop(name)
+        await w.fleet.look()
+        assert name not in w.fleet.replicas and {(await w.ask("hi"))[2]} == set(w.fakes)
+        fake.gate.set()
+        assert (await waits)[0] == 200
+        assert name not in w.fleet.router.open
+
+    run(test, "a", "b")
+
+
+def test_a_kept_answer_is_found_at_its_replica() -> None:
+    async def test(w: World) -> None:
+        _, found, name = await w.ask("hi", RESPONSES)
+        ident = found["id"]
+        for _ in range(2):
+            assert json.loads((await w.get(f"/v1/responses/{ident}"))[1])["from"] == name
+        for _ in range(3):
+            assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
+        w.front._carrier._kept.clear()  # the front was started again
+        assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
+        assert (await w.get("/v1/responses/resp_none"))[0] == 404
+
+    run(test, "a", "b", "c")
+
+
+def test_metrics_are_everybodys() -> None:
+    async def test(w: World) -> None:
+        status, text = await w.get("/metrics")
+        assert status == 200
+        rows = [line for line in text.splitlines() if line.startswith(("a_", "b_", "# HELP a"))]
+        assert rows == [
+            "# HELP a words",
+            'a_total{replica="a"} 2.0',
+            'a_total{replica="b"} 2.0',
+            'b_bucket{replica="a",le="1",m="a"} 3',
+            'b_count{replica="a"} 4',
+            'b_bucket{replica="b",le="1",m="b"} 3',
+            'b_count{replica="b"} 4',
+        ]
+        assert text.count("# TYPE b histogram") == 1
+        assert 'spark_front_replica_up{replica="b"} 1.0' in text
+
+    run(test, "a", "b")
+
+
+def test_who_may_not_see_a_replicas_metrics_sees_none() -> None:
+    async def test(w: World) -> None:
+        assert (await w.get("/metrics"))[0] == 401
+        status, text = await w.get("/metrics", authorization="Bearer k")
+        assert status == 200 and 'm="locked"' in text
+
+    run(test, "a", "locked")
+
+
+def test_a_body_is_bounded() -> None:
+    async def test(w: World) -> None:
+        status, found, _ = await w.ask("x" * MOST)
+        assert (status, str(MOST) in found["error"]["message"]) == (413, True)
+        assert not w.fakes["a"].asked
+
+    run(test, "a")
+
+
+def test_addresses_are_read() -> None:
+    assert asyncio.run(_members("http://a:1", "http://b:2/")) == [
+        Address("a:1", "http://a:1"),
+        Address("b:2", "http://b:2"),
+    ]
+    (found,) = {a.url for a in asyncio.run(_members("dns://localhost:81")) if "[" not in a.url}
+    assert found == "http://127.0.0.1:81"
+    for wrong in ("a:1", "https://a", "http://a/v1", "http://", "http://a:x"):
+        with pytest.raises(OptionError, match="is no address"):
+            listed([wrong])
+
+
+async def _members(*urls: str) -> list[Address]:
+    return list(await listed(urls)())

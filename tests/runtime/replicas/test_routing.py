@@ -1,0 +1,199 @@
+"""Who gets a request: prefixes, loads, replicas that come and go."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spark_engine.runtime.replicas.prefix import FIRST, GRID, IDS, LAST, Place, places
+from spark_engine.runtime.replicas.routing import HOLDERS, REQUEST, Choice, Policy, Router
+
+SYSTEM = {"role": "system", "content": "You are terse."}
+
+
+def _body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def _chat(*contents: str, **fields: Any) -> tuple[Place, ...]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+    return places(_body(messages=[SYSTEM, *messages], **fields))
+
+
+def _shared(a: tuple[Place, ...], b: tuple[Place, ...]) -> int:
+    return sum(x == y for x, y in zip(a, b, strict=False))
+
+
+def test_a_conversation_goes_on_from_all_of_its_last_prompt() -> None:
+    first = _chat("hi")
+    next_ = _chat("hi", "hello", "and?")
+    assert len(first) == 2 and next_[:2] == first and len(next_) == 4
+    assert _shared(next_, _chat("hi", "HELLO", "and?")) == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [{"type": "function"}]}, {"model": "other"}, {"system": "x"}, {"instructions": "x"}],
+)
+def test_what_comes_before_the_messages_parts_them(fields: dict[str, Any]) -> None:
+    assert _shared(_chat("hi"), _chat("hi", **fields)) == 0
+
+
+def test_sampling_does_not_part_them() -> None:
+    assert _chat("hi", temperature=0.3, stream=True, max_tokens=4) == _chat("hi")
+
+
+def test_messages_do_not_run_into_one_another() -> None:
+    one, two = places(_body(prompt=["ab", "c"])), places(_body(prompt=["a", "bc"]))
+    assert len(one) == len(two) == 2 and one[-1].digest != two[-1].digest
+
+
+def test_long_texts_part_on_a_grid() -> None:
+    text = "x" * (5 * GRID)
+    a, b = places(_body(prompt=text + "a")), places(_body(prompt=text + "b"))
+    assert len(a) == 6 and a[:5] == b[:5] and a[5].digest != b[5].digest
+    assert a[4].length == 5 * GRID
+
+
+def test_token_ids_part_on_a_grid() -> None:
+    ids = list(range(2 * IDS))
+    a, b = places(_body(prompt=ids)), places(_body(prompt=[*ids, 1 << 40]))
+    assert a == b[:2] and len(b) == 3
+
+
+def test_the_middle_of_the_longest_is_left_out() -> None:
+    found = _chat(*(str(i) for i in range(1000)))
+    assert len(found) == FIRST + LAST
+    assert found[FIRST - 1].length < found[FIRST].length
+    assert found[-1] == _chat(*(str(i) for i in range(1000)))[-1]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"prompt": 3}', b"null"])
+def test_what_is_not_understood_has_no_places(body: bytes) -> None:
+    assert places(body) == ()
+
+
+def _router(*names: str, policy: Policy = Policy.PREFIX, **more: int) -> Router:
+    router = Router(policy, **more)
+    for name in names:
+        router.add(name)
+    return router
+
+
+def _ask(router: Router, prompt: tuple[Place, ...]) -> str:
+    choice = router.choose(prompt)
+    assert choice is not None
+    router.begin(choice, prompt)
+    return choice.name
+
+
+def test_a_conversation_returns_to_its_replica() -> None:
+    router = _router("a", "b", "c")
+    text = "x" * 3 * REQUEST
+    where = {c: _ask(router, _chat(c + text)) for c in "xyz"}
+    assert sorted(where.values()) == ["a", "b", "c"], "strangers spread"
+    for c, name in where.items():
+        choice = router.choose(_chat(c + text, "yes", "more"))
+        assert choice is not None and choice.name == name and choice.shared > 3 * REQUEST
+
+
+def test_a_common_beginning_is_not_worth_a_queue() -> None:
+    router = _router("a", "b")
+    common = "s" * REQUEST
+    assert [_ask(router, _chat(common, "ok", str(i)))[0] for i in range(6)].count("b") >= 2
+
+
+def test_a_long_prefix_is_worth_a_short_queue_and_no_long_one() -> None:
+    router = _router("a", "b")
+    prompt = _chat("x" * 4 * REQUEST)
+    router.end(router.begin(Choice("a"), prompt))
+    tickets = [router.begin(Choice("a"), ()) for _ in range(4)]
+    assert router.open == {"a": 4, "b": 0}
+    assert router.choose(prompt) == Choice("a", prompt[-1].length)
+    tickets.append(router.begin(Choice("a"), ()))
+    assert router.choose(prompt) == Choice("b")
+    for ticket in tickets:
+        router.end(ticket)
+    assert router.choose(prompt) == Choice("a", prompt[-1].length)
+
+
+def test_what_is_still_to_be_computed_counts_until_the_first_token() -> None:
+    router = _router("a", "b", policy=Policy.LEAST)
+    long = router.begin(Choice("a"), _chat("x" * 9 * REQUEST))
+    short = [router.begin(Choice("b"), ()) for _ in range(3)]
+    assert router.choose(()) == Choice("b")
+    router.started(long)
+    assert router.choose(()) == Choice("a")
+    router.started(long)
+    for ticket in (*short, long):
+        router.end(ticket)
+    assert router.open == {"a": 0, "b": 0} and router._ahead == {"a": 0, "b": 0}
+
+
+def test_what_is_held_there_is_not_to_be_computed() -> None:
+    router = _router("a", "b", policy=Policy.LEAST)
+    prompt = _chat("x" * 9 * REQUEST)
+    router.begin(Choice("a", prompt[-1].length), prompt)
+    router.begin(Choice("b"), prompt)
+    assert router._ahead == {"a": 0, "b": prompt[-1].length}
+
+
+def test_the_least_loaded_holder_is_taken() -> None:
+    router = _router("a", "b", "c")
+    prompt = _chat("x" * 4 * REQUEST)
+    for name in ("a", "b"):
+        router.started(router.begin(Choice(name), prompt))
+    router.begin(Choice("a"), ())
+    assert router.choose(prompt) == Choice("b", prompt[-1].length)
+
+
+def test_a_replica_that_left_holds_nothing() -> None:
+    router = _router("a", "b")
+    prompt = _chat("x" * 9 * REQUEST)
+    ticket = router.begin(Choice("a"), prompt)
+    router.started(ticket)
+    assert router.choose(prompt, without={"a"}) == Choice("b")
+    router.remove("a")
+    assert router.choose(prompt) == Choice("b") and router.open == {"a": 1, "b": 0}
+    router.end(ticket)
+    assert router.open == {"b": 0}
+    router.remove("b")
+    assert router.choose(prompt) is None
+
+
+def test_who_comes_back_still_has_what_it_had() -> None:
+    router = _router("a", "b")
+    ticket = router.begin(Choice("a"), ())
+    router.remove("a")
+    router.add("a")
+    assert router.open == {"a": 1, "b": 0}
+    router.end(ticket)
+    assert router.open == {"a": 0, "b": 0}
+
+
+def test_memory_is_bounded_and_beginnings_stay_longest() -> None:
+    router = _router("a", "b", places=4)
+    prompt = _chat("1" * REQUEST, "2", "3", "4", "5", "6")
+    router.begin(Choice("a"), prompt)
+    assert len(router._holders) == 4
+    assert router.choose(prompt).shared == prompt[3].length  # type: ignore[union-attr]
+
+
+def test_few_holders_are_kept_of_a_place() -> None:
+    names = [f"r{i}" for i in range(HOLDERS + 3)]
+    router, prompt = _router(*names), _chat("x")
+    for name in names:
+        router.begin(Choice(name), prompt)
+    assert router._holders[prompt[0].digest] == tuple(names[-HOLDERS:])
+
+
+def test_other_policies_ask_for_no_prefix() -> None:
+    prompt = _chat("x" * 9 * REQUEST)
+    turn = _router("a", "b", "c", policy=Policy.TURN)
+    assert [_ask(turn, prompt) for _ in range(6)] == list("abcabc")
+    least = _router("a", "b", policy=Policy.LEAST)
+    least.begin(Choice("a"), prompt)
+    assert least.choose(prompt).name == "b"  # type: ignore[union-attr]
