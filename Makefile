@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: run test lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
+.PHONY: ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -25,6 +25,11 @@ run: $(VENV)/.run
 # products, whose threads wait for one another longer than they compute.
 test: $(VENV)/.test lint types
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Kernels of the served models' sizes for both targets: registers, spills, shared memory. Three
+# minutes; `make test` compiles every form once.
+kernels: $(VENV)/.test
+	$(BIN)/pytest -n 2 --dist loadfile -m kernels tests/plugins
 
 # What a newcomer meets: a wheel in an empty environment, wrong names, full disks, signals.
 newcomer: $(VENV)/.test
@@ -66,6 +71,10 @@ served: $(VENV)/.test
 # quarter of an hour.
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
+
+# Engines of several ranks in every format, dense and mixture of experts: two minutes.
+ranks: $(VENV)/.test
+	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test

@@ -28,6 +28,7 @@ from spark_engine.bench.target import ask, started
 from spark_engine.command import command
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
+from spark_engine.hints import extra
 from spark_engine.progress import Progress
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
@@ -104,8 +105,7 @@ def _measure(where: str, more: tuple[str, ...], options: Json) -> Json:
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
-        words = "aiohttp is not installed: pip install 'spark-engine[bench]'"
-        raise OptionError(words) from error
+        raise OptionError(f"aiohttp is not installed: {extra('bench')}") from error
     url, engine = _read_target(where, more)
     plan = _plan(engine, options)
     if options["picture"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spark_engine.bench.load import Json
 from spark_engine.errors import OptionError
+from spark_engine.hints import extra
 
 Curve = tuple[str, list[float], list[float]]  # name, x, y
 Panel = tuple[str, str, str, list[Curve], bool]  # title, x, y, curves, dots instead of lines
@@ -44,7 +45,7 @@ def check(path: Path) -> str:
         try:
             import matplotlib  # noqa: F401
         except ModuleNotFoundError:
-            words = "matplotlib is not installed: pip install 'spark-engine[bench]', or"
+            words = f"matplotlib is not installed: {extra('bench')}, or"
             raise OptionError(f"--plot {path}: {words} name it .html") from None
     return kind
 

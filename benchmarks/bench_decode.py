@@ -44,6 +44,7 @@ from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import load
+from spark_engine.runtime.engine.pacing import THROUGHPUT
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams
 
 HERE = Path(__file__).parent
@@ -89,7 +90,8 @@ class Bench:
     """
 
     def __init__(self, folder: Path, before: float = 0.0, drafts: int | None = 0) -> None:
-        options = EngineOptions(depth=1, swap_bytes=0, drafts=drafts)
+        # Largest launches: no more of them than `early` counts.
+        options = EngineOptions(policy=THROUGHPUT, depth=1, swap_bytes=0, drafts=drafts)
         loaded = load(folder, 0, 1)
         self.executors = {key: Watched(e, key[0]) for key, e in loaded.executors.items()}
         self.engine = Engine(replace(loaded, executors=self.executors), options)
@@ -99,7 +101,8 @@ class Bench:
 
     def run(self, npl: int, ctx: int, steps: int) -> Row:
         """One concurrency: prefill, warm-up, `steps` timed steps; the sequences stay alive."""
-        prompts = self.rng.integers(0, IDS, (npl, ctx)).tolist()
+        most_id = min(IDS, self.engine.loaded.limits.vocab)
+        prompts = self.rng.integers(0, most_id, (npl, ctx)).tolist()
         # The first sequences decode while the last ones prefill.
         early = -(-npl * ctx // (PREFILL_TILE * self.engine.loaded.rows("prefill")[-1]))
         most = early + WARM + steps + SPARE

@@ -20,7 +20,6 @@ from spark_engine.plugins.gdn.replay_ring import ring_bytes
 from spark_engine.tensors import DType, TensorSpec
 
 H200_BANDWIDTH = 4.3e12  # bytes a second; reads, as measured on the card
-GB10_BANDWIDTH = 243e9  # the best read measured on one; its memory's nominal rate is 273e9
 LOGIT_BYTES = 8  # f32, written and read
 DRAFT_HEAD = "mtp."  # how the names of its tensors begin
 CONV_PASSES = 2  # read and written

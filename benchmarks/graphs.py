@@ -13,17 +13,17 @@ from typing import Any
 from spark_engine import device
 from spark_engine.builder.native import nvrtc
 from spark_engine.device import Function, Gpu
-from spark_engine.kernel import TARGETS, Launch, Plan, Pointer, Target
+from spark_engine.kernel import Launch, Plan, Pointer, Target
 
 Places = Mapping[str, Sequence[int]]  # addresses by kind: input, output, scratch
 
 
 def target_here() -> Target:
     """This machine's target. Raises SystemExit without a CUDA device."""
-    name = device.architecture()
-    if name is None:
+    found = device.present()
+    if found is None:
         raise SystemExit("no CUDA device; run this where one is")
-    return TARGETS[name]
+    return found
 
 
 def load(gpu: Gpu, source: str, plan: Plan, target: Target, cache: Path) -> dict[str, Function]:

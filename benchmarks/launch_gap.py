@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import graphs
 from spark_engine.builder.native import nvrtc
-from spark_engine.device import Gpu, architecture
-from spark_engine.kernel import TARGETS, Launch, Pointer
+from spark_engine.device import Gpu
+from spark_engine.kernel import Launch, Pointer
 
 REPLAYS = 60
 SOURCE = """
@@ -31,13 +32,10 @@ SYMBOLS = ("aware", "plain")
 
 def kernels(gpu: Gpu) -> dict[str, Any]:
     """The two kernels."""
-    name = architecture()
-    if name is None:
-        raise SystemExit("no GPU with a target's name is here")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "gap.cu").write_text(SOURCE)
         job = nvrtc.Job("gap.cu", (), SYMBOLS)
-        return gpu.load(nvrtc.compile(job, TARGETS[name], None, Path(folder)).code, SYMBOLS)
+        return gpu.load(nvrtc.compile(job, graphs.target_here(), None, Path(folder)).code, SYMBOLS)
 
 
 def chain(gpu: Gpu, function: Any, symbol: str, blocks: int, count: int) -> tuple[Any, int, int]:

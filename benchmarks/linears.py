@@ -1,7 +1,10 @@
 """The linear ops at served sizes: microseconds, bytes a second, share of the floor, vLLM's figure.
 
 Weights are cold: a graph goes through at least 512 MB of copies of them. Run as
-`python -m benchmarks.linears [results.json]` where a GPU is.
+`python -m benchmarks.linears [results.json]` where a GPU is. With SPARK_REHEARSE=sm_121a it is the
+kernels of a GB10 on 48 multiprocessors, at 512 rows and with NVFP4 activations too (emulated
+there, so those are right or wrong, not fast or slow). `--reckon` needs no GPU: what bytes and
+products ask of a GB10, layer by layer, and which of them holds a layer up.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import numpy as np
 
 from benchmarks.graphs import target_here
 from spark_engine import device
+from spark_engine.kernel import GB10, Target
 from spark_engine.op import Attrs, Case, Op
+from spark_engine.plugins.common import formats
 from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear import (
     fp8_linear,
@@ -25,6 +30,8 @@ from spark_engine.plugins.linear import (
     linear,
     linear_cuda,
     nvfp4_linear,
+    nvfp4_linear_a4,
+    nvfp4_linear_a4_cuda,
     nvfp4_linear_cuda,
 )
 from spark_engine.plugins.linear import stream_k_gemm as sg
@@ -35,7 +42,8 @@ from tests.plugins import cuda_node
 COLD = 512_000_000  # bytes of weights in a graph, at least
 BATCHES = (1, 8, 32, 64, 128)
 BF16 = DType.BF16.numpy
-NVFP4 = "nvfp4_linear"
+NVFP4, A4 = "nvfp4_linear", "nvfp4_linear_a4"
+DRAFTED = 512  # rows of 128 sequences that verify three drafts each
 ACT: Attrs = {"act": "silu_mul", "heads": 0, "head_dim": 0, "keep": 1, "quant": "none", "n": 1}
 
 
@@ -65,6 +73,12 @@ LAYERS = (
     Layer("35b", "ba", "linear", 64, 2048, 30),
     Layer("35b", "lm_head", "nvfp4_linear", 248320, 2048, 1),
 )
+# Those of a 27B whose MLP has NVFP4 activations.
+A4_LAYERS = tuple(
+    Layer("27b W4A4", layer.name, A4, layer.n, layer.k, layer.times)
+    for layer in LAYERS
+    if layer.name in ("gate_up", "down")
+)
 # Milliseconds a step that vLLM 0.23 spends on the same card in the same projections, by batch:
 # NVFP4 in Marlin's kernels, FP8 in CUTLASS's.
 VLLM = {
@@ -74,11 +88,16 @@ VLLM = {
     ("35b", "fp8_linear"): (0.637, 0.621, 0.767, 0.716, 0.847),
 }
 OPS = {"linear": linear.OP, "fp8_linear": fp8_linear.OP, "nvfp4_linear": nvfp4_linear.OP}
+OPS |= {A4: nvfp4_linear_a4.OP}
 FORMS = {
     "linear": linear_cuda.FORM,
     "fp8_linear": fp8_linear_cuda.FORM,
     "nvfp4_linear": nvfp4_linear_cuda.FORM,
+    A4: nvfp4_linear_a4_cuda.FORM,
 }
+# Operations a second that libraries reach, over bf16's, on a card without wgmma: kernels.md's
+# 213 and 356 of 100 TFLOP/s on a GB10.
+RATES = {"linear": 1.0, NVFP4: 1.0, "fp8_linear": 2.13, A4: 3.56}
 
 
 @dataclass(frozen=True)
@@ -103,9 +122,26 @@ def activations(op: str, m: int, k: int) -> Array:
     return (x * 50).astype(DType.F8E4M3.numpy) if op == "fp8_linear" else x.astype(BF16)
 
 
+def inputs(op: str, m: int, k: int) -> list[Array]:
+    """The same with its scales, where it has some."""
+    if op != A4:
+        return [activations(op, m, k)]
+    x = np.random.default_rng(m + k).standard_normal((m, k), dtype=np.float32)
+    return list(formats.nvfp4_quantise(x, np.float32(0.002)))
+
+
+def problem_of(layer: Layer, m: int) -> sg.Problem:
+    """Its k counts bytes where a byte holds two codes."""
+    return sg.Problem(m, layer.n, layer.k // 2 if layer.op == A4 else layer.k)
+
+
 def weights(op: str, n: int, k: int) -> list[Array]:
     """Random weights and scales as the kernel sees them."""
     rng = np.random.default_rng(n + k)
+    if op == A4:
+        blocks = rng.integers(0x30, 0x40, (n, k // 16), dtype=np.uint8).view(DType.F8E4M3.numpy)
+        codes = np.frombuffer(rng.bytes(n * k // 2), np.uint8).reshape(n, k // 2)
+        return [codes, blocks, rng.uniform(0.5, 2, n).astype(np.float32)]
     wide = padded(k, FORMS[op].slab)
     code = np.frombuffer(rng.bytes(n * wide * FORMS[op].weight_bits // 8), np.uint8) & 0xBF
     if op == "linear":
@@ -139,10 +175,10 @@ def planned(
 
 def measure(bench: cuda_node.Bench, layer: Layer, m: int, w: Sequence[Array]) -> Row:
     """Median time of a launch among cold ones in a replayed graph."""
-    arrays = [activations(layer.op, m, layer.k), *w]
+    arrays = [*inputs(layer.op, m, layer.k), *w]
     work = planned(bench, OPS[layer.op], {"dtype": "bf16"}, arrays)
     plan = work.plan
-    weight = sum(a.nbytes for a in arrays[1:])
+    weight = sum(a.nbytes for a in w)
     copies = min(300, max(2, -(-COLD // weight)))
     sizes = [a.nbytes for a in arrays] * copies
     sizes += [m * layer.n * 2, *(s.nbytes for s in plan.scratch)]
@@ -152,7 +188,7 @@ def measure(bench: cuda_node.Bench, layer: Layer, m: int, w: Sequence[Array]) ->
         for buffer in made[copies * len(arrays) :]:
             bench.gpu.fill(buffer.address, 0, buffer.nbytes)
         seconds = replays(bench, work, [b.address for b in made], len(arrays), copies) / copies
-    problem, form = sg.Problem(m, layer.n, layer.k), FORMS[layer.op]
+    problem, form = problem_of(layer, m), FORMS[layer.op]
     moved = sg.bytes_moved(problem, form, "bf16")
     least = sg.floor(problem, form, bench.target, "bf16")
     place = (layer.model, layer.name, layer.op, m, layer.n, layer.k)
@@ -263,14 +299,47 @@ def totals(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def reckon(layer: Layer, m: int, target: Target) -> tuple[float, float]:
+    """Seconds of the layer's bytes from DRAM, and of its products at a library's rate."""
+    moved = sg.bytes_moved(problem_of(layer, m), FORMS[layer.op], "bf16")
+    rate = target.bf16_flops * RATES[layer.op]
+    return moved / target.bandwidth, 2.0 * m * layer.n * layer.k / rate
+
+
+def reckoned(target: Target, batches: Sequence[int]) -> Iterator[str]:
+    """A line for each layer and batch, then one for each model and batch; milliseconds a step."""
+    totals: dict[tuple[str, int], list[float]] = {}
+    for layer in LAYERS + A4_LAYERS:
+        for m in batches:
+            of_bytes, of_products = reckon(layer, m, target)
+            held = "products" if of_products > of_bytes else "bytes"
+            yield (
+                f"{layer.model:8} {layer.name:8} {m:4} x {layer.n:6} x {layer.k:5} bytes "
+                f"{of_bytes * 1e6:8.1f} us, products {of_products * 1e6:8.1f} us: {held}"
+            )
+            total = totals.setdefault((layer.model, m), [0.0, 0.0, 0.0])
+            both = (of_bytes, of_products, max(of_bytes, of_products))
+            for i, seconds in enumerate(both):
+                total[i] += seconds * layer.times * 1e3
+    for (model, m), (of_bytes, of_products, longest) in totals.items():
+        yield (
+            f"{model:8} batch {m:4}: bytes {of_bytes:7.2f} ms, products {of_products:7.2f} ms, "
+            f"the longer of each layer {longest:7.2f} ms"
+        )
+
+
 def main() -> None:
     """Measures every layer in every batch; writes JSON where asked."""
+    if "--reckon" in sys.argv:
+        print("\n".join(reckoned(GB10, (*BATCHES, DRAFTED))))
+        return
     target, gpu = target_here(), device.Gpu()
     bench = cuda_node.Bench(gpu, target, Path(tempfile.mkdtemp()))
     rows = []
-    for layer in LAYERS:
+    more = not target.wgmma
+    for layer in LAYERS + (A4_LAYERS if more else ()):
         w = weights(layer.op, layer.n, layer.k)
-        for m in BATCHES:
+        for m in (*BATCHES, DRAFTED) if more else BATCHES:
             rows.append(row := measure(bench, layer, m, w))
             print(
                 f"{row.model} {row.layer:8} {m:4} x {row.n:6} x {row.k:5} "

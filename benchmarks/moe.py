@@ -1,12 +1,14 @@
 """Times the experts of one 35B layer: graph replay, weights cold, uniform random routing.
 
-Prints tokens, tactic, microseconds, the share of the floor (bytes of the experts hit, or bf16
-mathematics, whichever is longer), and what each launch adds to those before it.
+`python -m benchmarks.moe [--format nvfp4_a4] [TOKENS …]` prints tokens, tactic, microseconds, the
+share of the floor (bytes of the experts hit, or bf16 mathematics, whichever is longer), and what
+each launch adds to those before it. With SPARK_REHEARSE=sm_121a: of the tactics and grids of GB10,
+on as many multiprocessors; floors are then GB10's.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from benchmarks import graphs
 from spark_engine.device import Gpu
-from spark_engine.kernel import H200, Tactic
+from spark_engine.kernel import Attrs, Tactic, Target
 from spark_engine.plugins.moe import grouped_moe
 from spark_engine.plugins.moe import grouped_moe_cuda as cuda
 from spark_engine.tensors import DType, TensorSpec
@@ -24,15 +26,20 @@ CACHE = Path("/tmp/moe_cubins")
 COPIES = 4  # layers whose weights rotate
 
 
-def specs(tokens: int) -> tuple[TensorSpec, ...]:
+def attrs_of(kind: str) -> Attrs:
+    """Of the node."""
+    return {"format": kind, "dtype": "bf16"}
+
+
+def specs(kind: str, tokens: int) -> tuple[TensorSpec, ...]:
     """The packed operands of one layer."""
-    attrs = {"format": "nvfp4", "dtype": "bf16"}
+    attrs = attrs_of(kind)
     found = [
         TensorSpec("x", DType.BF16, (tokens, HIDDEN)),
         TensorSpec("ids", DType.I32, (tokens, CHOSEN)),
         TensorSpec("weights", DType.F32, (tokens, CHOSEN)),
     ]
-    for name, (dtypes, shape) in grouped_moe.param_specs("nvfp4", EXPERTS, HIDDEN, INNER).items():
+    for name, (dtypes, shape) in grouped_moe.param_specs(kind, EXPERTS, HIDDEN, INNER).items():
         found.append(TensorSpec(name, dtypes[0], shape))
     packs = cuda.CUDA.packs
     return tuple(packs[i].infer(attrs, s) if i in packs else s for i, s in enumerate(found))
@@ -47,14 +54,14 @@ def route(tokens: int, rng: np.random.Generator) -> np.ndarray:
 class Layers:
     """Random weights of COPIES layers on the device, without NaN."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, target: Target, kind: str) -> None:
+        self.gpu, self.target, self.kind = gpu, target, kind
         self.weights = []
         block = np.random.default_rng(0).integers(0, 256, 1 << 24, np.uint8)
         scales = block % 16 + 104
         for _ in range(COPIES):
             addresses = []
-            for spec in specs(1)[3:]:
+            for spec in specs(kind, 1)[3:]:
                 address = gpu.allocate(spec.nbytes)
                 if spec.dtype is DType.F32:
                     gpu.upload(address, np.full(spec.dims, 2.0**-12, np.float32))
@@ -68,9 +75,8 @@ class Layers:
     def time(self, tactic: Tactic, tokens: int, rounds: int = 5) -> tuple[list[float], float]:
         """Seconds of one layer's first launch, first two, …; the experts hit."""
         gpu, rng = self.gpu, np.random.default_rng(tokens)
-        bound = specs(tokens)
-        attrs = {"format": "nvfp4", "dtype": "bf16"}
-        plan = tactic.plan(attrs, bound, H200)
+        bound = specs(self.kind, tokens)
+        plan = tactic.plan(attrs_of(self.kind), bound, self.target)
         x, y = gpu.allocate(bound[0].nbytes), gpu.allocate(bound[0].nbytes)
         share = gpu.allocate(bound[2].nbytes)
         gpu.upload(x, rng.standard_normal(bound[0].dims).astype(DType.BF16.numpy))
@@ -80,7 +86,7 @@ class Layers:
         for address, r in zip(ids, routes, strict=True):
             gpu.upload(address, r)
         scratch = [gpu.allocate(s.nbytes) for s in plan.scratch]
-        functions = graphs.load(gpu, tactic.source, plan, H200, CACHE)
+        functions = graphs.load(gpu, tactic.source, plan, self.target, CACHE)
         gpu.wait()
 
         def queued(count: int) -> None:
@@ -99,23 +105,26 @@ class Layers:
         return found, float(np.mean([len(np.unique(r)) for r in routes]))
 
 
-def main(tokens: list[int]) -> None:
+def main(kind: str, tokens: list[int]) -> None:
     """Prints a line for each number of tokens and each tactic that takes it."""
-    layers = Layers(Gpu())
+    target = graphs.target_here()
+    layers = Layers(Gpu(), target, kind)
     for n in tokens:
         for tactic in cuda.CUDA.tactics:
-            if tactic.refuse({"format": "nvfp4", "dtype": "bf16"}, specs(n), H200):
+            if tactic.refuse(attrs_of(kind), specs(kind, n), target):
                 continue
             seconds, hit = layers.time(tactic, n)
-            read = hit * 3 * HIDDEN * INNER * 0.5625 / H200.bandwidth
-            floor = max(read, 6 * n * CHOSEN * HIDDEN * INNER / H200.bf16_flops)
+            read = hit * 3 * HIDDEN * INNER * 0.5625 / target.bandwidth
+            floor = max(read, 6 * n * CHOSEN * HIDDEN * INNER / target.bf16_flops)
             whole = f"{seconds[-1] * 1e6:8.1f} us {100 * floor / seconds[-1]:4.0f} %"
             steps = " ".join(f"{s * 1e6:.1f}" for s in np.diff([0.0, *seconds]))
-            print(f"{n:5d} {tactic.name:8s} {whole} of {floor * 1e6:6.1f} ({steps})", flush=True)
+            print(f"{n:5d} {tactic.name:9s} {whole} of {floor * 1e6:6.1f} ({steps})", flush=True)
 
 
 if __name__ == "__main__":
-    main(
-        [int(a) for a in sys.argv[1:]]
-        or [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048, 8192]
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--format", choices=("nvfp4", "nvfp4_a4"), default="nvfp4")
+    parser.add_argument("tokens", nargs="*", type=int)
+    given = parser.parse_args()
+    usual = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048, 8192]
+    main(given.format, given.tokens or usual)

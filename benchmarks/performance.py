@@ -14,6 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import predicted_tables
+from benchmarks.predicted_tables import table
+from benchmarks.rehearsal_tables import rehearsed
 from benchmarks.seed_rows import seed_rows
 
 HERE = Path(__file__).parent
@@ -48,12 +51,6 @@ def baselines() -> dict[str, dict[tuple[str, int], Row]]:
 def floor_of(row: Row) -> float:
     """Milliseconds of the bytes that this engine's step must move, what its ring saves left out."""
     return float(row.get("ring_floor_ms", row["floor_ms"]))
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
-    lines = [columns, ["---"] * len(columns), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def decode() -> str:
@@ -259,6 +256,11 @@ def seeds() -> str:
     return table(["row", "asked for", "H200", "command"], seed_rows())
 
 
+def predicted() -> str:
+    """What a GB10 should do, where nothing was run."""
+    return predicted_tables.predicted(NAMES)
+
+
 TABLES = {
     "decode": decode,
     "drafts": drafts,
@@ -266,6 +268,8 @@ TABLES = {
     "split": split,
     "short": short,
     "seeds": seeds,
+    "predicted": predicted,
+    "rehearsed": rehearsed,
 }
 
 

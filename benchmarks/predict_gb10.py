@@ -1,81 +1,271 @@
-"""What a GB10 should do, from bytes and from how near to its floor an H200 came. Not run there.
+"""What a GB10 should do, kernel by kernel. Predicted, not run there.
 
-A decode step is bound by bytes on both cards. Floor: the step's bytes at 243 GB/s, the best read
-measured on a GB10 (nominal 273 GB/s), of an engine with a replay ring those that it moves.
-Prediction: the floor over the fraction of its own floor that the H200 reached for the same model
-and batch, as `bench_decode` recorded it. Launches cost a GB10 relatively less, its step being 18
-times longer; its tensor cores and its caches are other ones, so a kernel's fraction may differ
-either way.
+`python -m benchmarks.predict_gb10` plans both published models for sm_121a without their weights
+(`hollow_plan`) and reckons every launch: its latency, and the longest of its bytes at 243 GB/s, its
+operations at the rates that libraries reach on a GB10, and its multiprocessors' own work in cycles
+(`card_model`). The latter, and the latency, are learnt from times of an H200 (`calibration`):
+from `benchmarks/results/rehearsal_launches.json`, where the rehearsal has left its own (the sources
+of sm_121a on 48 multiprocessors), else from `decode_h200.json` there, whose kernels with wgmma a
+GB10 does not have, or `--from FILE` of `benchmarks.launch_times`. `--out FILE` keeps the rows that
+docs/performance.md shows.
+
+`--held-to FILE` predicts that H200, or its partition, instead, and prints by how much it errs for
+each bucket of FILE: "seen" with laws fitted to all its buckets, "unseen" to all but that one.
+
+Two figures stand for each time: that with DRAM, tensor cores and issue overlapped, as good kernels
+do, and that with none of them overlapped; the truth lies between them as long as nothing else holds
+a GB10 up that an H200 does not know.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.floors import GB10_BANDWIDTH, Floor, Work
-from spark_engine.models.open_model import open_model
+from benchmarks import calibration
+from benchmarks.calibration import Laws, Measured, node_times
+from benchmarks.card_model import GB10, Machine, h200
+from benchmarks.hollow_plan import Bucket, Node, grouped, plan_of
+from spark_engine.builder.plan.options import Options
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
+from spark_engine.kernel import CARDS
+from spark_engine.kernel import GB10 as GB10_TARGET
+from spark_engine.kernel import H200 as H200_TARGET
 
 HERE = Path(__file__).parent
-STATE_BYTES = {"f32": 4, "bf16": 2}
-KV_BYTES = {"f8e4m3": 1, "bf16": 2}
-Row = Mapping[str, Any]
+CONFIGS, RESULTS = HERE / "configs", HERE / "results"
+KNOWN = RESULTS / "decode_h200.json"
+REHEARSED = RESULTS / "rehearsal_launches.json"  # as `benchmarks.rehearsal --part layers` writes it
+MODELS = ("qwen36-27b", "qwen36-35b-a3b")
+ROWS, PROMPTS, DRAFTS = (1, 8, 32, 64, 128), (4096, 8192), (1, 3)
+ACCEPTANCES = ((0.55, 0.5, 0.45), (0.8, 0.75, 0.7), (0.92, 0.88, 0.84))  # as bench_decode has them
+NARROW = "bf16"  # states of which decode alone is predicted: the default is f32
+SLOWEST = 3
+LIMIT = 0.10  # of a step that a prediction may err by
+Row = dict[str, Any]
 
 
-def predict(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """One row for each measured one: floor, fraction and predicted milliseconds of a step."""
-    floors: dict[str, Floor] = {}
+def options(target: str, **given: Any) -> Options:
+    """Those of the engine that is predicted; `given` ones instead."""
+    wanted = {
+        "decode": ROWS,
+        "prefill": PROMPTS,
+        "verify": tuple((r, k) for r in ROWS for k in DRAFTS),
+        "drafts": max(DRAFTS),
+        "max_seqs": max(ROWS),
+        "max_context": max(PROMPTS) + 1024,
+        "kv_tokens": 163_840,
+        "timing": False,
+    }
+    return Options(target, **wanted | given)
+
+
+def learnt(path: Path) -> list[tuple[Machine, list[Measured]]]:
+    """What a file of measurements says, by machine: of `launch_times`, or of `bench_decode`."""
+    found = json.loads(path.read_text())
+    if "runs" not in found:
+        return [(h200(), list(_fitted_engines(found["rows"])))]
+    by_machine: dict[int, tuple[Machine, list[Measured]]] = {}
+    for run in found["runs"]:
+        measured = calibration.of_launches(run, plan_of_run(run))
+        machine = calibration.machine_of(run, measured)
+        known, held = by_machine.setdefault(machine.sms, (machine, []))
+        held += measured
+        by_machine[machine.sms] = (max(known, machine, key=lambda m: m.dram_rate), held)
+    return list(by_machine.values())
+
+
+def plan_of_run(run: Mapping[str, Any]) -> calibration.Plan:
+    """The plan of the engine that a run of `launch_times` measured, of the GPU that it rehearsed
+    if it did; tactics are the run's own where they differ."""
+    card = CARDS.get(run["engine_card"].partition(" ")[0])
+    target = card.name if card else run["target"]
+    sizes: dict[str, list[int]] = {}
+    for bucket in run["buckets"]:
+        sizes.setdefault(bucket["family"], []).append(bucket["rows"])
+    rounds = [(r, drafts_of(f)) for f, rows in sizes.items() for r in rows if drafts_of(f)]
+    given = run["options"] | {"decode": tuple(sizes.get(DECODE, [run["options"]["max_seqs"]]))}
+    given["prefill"] = tuple(PREFILL_TILE * r for r in sizes.get(PREFILL, [1]))
+    given["verify"] = tuple(rounds)
+    context = max((b["context"] for b in run["buckets"]), default=1024)
+    known = CONFIGS / run["model"]
+    config = known if known.is_dir() else Path(run["config"])
+    return plan_of(config, options(target, **given), context)
+
+
+def _fitted_engines(rows: Iterable[Mapping[str, Any]]) -> Iterable[Measured]:
+    """The rows of `bench_decode` with sums by part, of the engines that it describes."""
+    for model in MODELS:
+        mine = [r for r in rows if r["model"] == model and "parts_ms" in r]
+        tokens = {r["prefill_split"]["tokens"] for r in mine if "prefill_split" in r}
+        sizes = {"decode": tuple(r["npl"] for r in mine), "prefill": (1024, *sorted(tokens))}
+        given = options(H200_TARGET.name, **sizes, verify=None, drafts=0, max_context=1536)
+        yield from calibration.of_parts(mine, plan_of(CONFIGS / model, given))
+
+
+def nearest(path: Path) -> tuple[Machine, list[Measured]]:
+    """What a file says of the machine whose multiprocessors are most nearly as many as a GB10's."""
+    return min(learnt(path), key=lambda found: abs(found[0].sms - GB10.sms))
+
+
+def predicted(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> Row:
+    """One bucket's time in ms, its floor, and what bounds its nodes."""
+    bounds: dict[str, float] = {}
+    whole = apart = floor = moved = 0.0
+    for node, count in grouped(bucket.nodes).items():
+        times = node_times(node, laws, machine, bucket.prefills)
+        whole, apart = whole + count * times.seconds, apart + count * times.apart
+        floor += count * floor_of(node, machine)
+        moved += count * node.amounts.cold
+        bounds[times.bound] = bounds.get(times.bound, 0.0) + count * times.seconds
+    return {
+        "family": bucket.family,
+        "rows": bucket.rows,
+        "launches": sum(len(node.symbols) for node in bucket.nodes),
+        "byte_floor_ms": _ms(moved / machine.dram_rate),
+        "floor_ms": _ms(floor),
+        "ms": _ms(whole),
+        "apart_ms": _ms(apart),
+        "bounds_ms": {name: _ms(s) for name, s in sorted(bounds.items())},
+        "slowest": slowest(bucket, laws, machine),
+    }
+
+
+def floor_of(node: Node, machine: Machine = GB10) -> float:
+    """Seconds that no kernel is below: its bytes, or its operations at a library's rate."""
+    rate = machine.rates.get(node.amounts.kind, math.inf)
+    return max(node.amounts.cold / machine.dram_rate, node.amounts.ops / rate)
+
+
+def slowest(bucket: Bucket, laws: Laws, machine: Machine = GB10) -> list[Row]:
+    """The parts that take longest: equal nodes together."""
+    rows: dict[tuple[str, str, str], Row] = {}
+    for node, count in grouped(bucket.nodes).items():
+        times = node_times(node, laws, machine, bucket.prefills)
+        key = (node.label, node.op, node.tactic)
+        row = rows.setdefault(key, {"ms": 0.0, "floor_ms": 0.0, "nodes": 0, "bound": times.bound})
+        row["ms"] += count * times.seconds * 1e3
+        row["floor_ms"] += count * floor_of(node, machine) * 1e3
+        row["nodes"] += count
+        row["measured"] = laws.exact(node, bucket.prefills)
+    ordered = sorted(rows.items(), key=lambda pair: -pair[1]["ms"])[:SLOWEST]
+    return [
+        {"node": key[0], "op": key[1], "tactic": key[2]}
+        | row
+        | {name: round(row[name], 3) for name in ("ms", "floor_ms")}
+        for key, row in ordered
+    ]
+
+
+def rounds(plan: calibration.Plan, laws: Laws) -> list[Row]:
+    """Tokens a second with drafts, of each number of rows and acceptance: the best of the k."""
     found = []
-    for row in rows:
-        model = row["model"]
-        if model not in floors:
-            floors[model] = Floor(open_model(HERE / "configs" / model))
-        state, kv = STATE_BYTES[row["gdn_state"]], KV_BYTES[row["kv"]]
-        work = Work(row["npl"], row["ctx"], state, kv, row.get("gdn_ring", 0))
-        floor = floors[model].seconds(work, GB10_BANDWIDTH) * 1e3
-        fraction = row.get("ring_floor_ms", row["floor_ms"]) / row["step_ms"]
-        found.append(
-            {
-                "model": model,
-                "npl": row["npl"],
-                "gdn_state": row["gdn_state"],
-                "kv": row["kv"],
-                "floor_ms": round(floor, 1),
-                "fraction": round(fraction, 3),
-                "step_ms": round(floor / fraction, 1),
-                "decode_tok_s": round(row["npl"] / (floor / fraction) * 1e3, 1),
-            }
-        )
+    for rows in ROWS:
+        times = {0: calibration.step_seconds(plan[DECODE, rows], laws, GB10)}
+        for k in DRAFTS:
+            times[k] = calibration.step_seconds(plan[verify_family(k), rows], laws, GB10)
+        for acceptance in ACCEPTANCES:
+            rates = {k: rows * kept(acceptance, k) / seconds for k, seconds in times.items()}
+            best = max(rates, key=lambda k: rates[k])
+            row = {"rows": rows, "acceptance": list(acceptance), "k": best}
+            row["round_ms"] = {str(k): _ms(seconds) for k, seconds in times.items()}
+            row["tok_s"] = {str(k): round(rate, 1) for k, rate in rates.items()}
+            found.append(row)
     return found
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The predictions as Markdown."""
-    lines = [
-        "| model | npl | state | KV | floor ms | of its floor (H200) | predicted ms | tok/s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['model']} | {r['npl']} | {r['gdn_state']} | {r['kv']} | {r['floor_ms']} "
-        f"| {r['fraction']:.0%} | {r['step_ms']} | {r['decode_tok_s']} |"
-        for r in rows
-    ]
-    return "\n".join(lines)
+def kept(acceptance: Sequence[float], k: int) -> float:
+    """Tokens that a round of k drafts is expected to bring."""
+    return 1 + sum(math.prod(acceptance[: i + 1]) for i in range(k))
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    default = HERE / "results" / "decode_h200.json"
-    parser.add_argument("results", type=Path, nargs="?", default=default)
-    rows = json.loads(parser.parse_args().results.read_text())["rows"]
-    print("GB10, decode at 1,024 tokens of context: predicted, not run.\n")
-    print(
-        table(predict(sorted(rows, key=lambda r: (r["model"], r["gdn_state"], r["kv"], r["npl"]))))
+def everything(laws: Laws) -> list[Row]:
+    """The rows of both models: each bucket and rounds of drafts, and decode with narrow states."""
+    found = []
+    for model in MODELS:
+        plan = plan_of(CONFIGS / model, options(GB10_TARGET.name))
+        known = {"model": model, "state": "f32"}
+        found += [known | predicted(bucket, laws) for bucket in plan.values()]
+        found += [known | {"family": "rounds"} | row for row in rounds(plan, laws)]
+        narrow = options(GB10_TARGET.name, state_dtype=NARROW, drafts=0, verify=None, prefill=(64,))
+        found += [
+            known | {"state": NARROW} | predicted(bucket, laws)
+            for bucket in plan_of(CONFIGS / model, narrow).values()
+            if not bucket.prefills
+        ]
+    return found
+
+
+def held_lines(path: Path) -> tuple[list[str], bool]:
+    """What is printed of a file that the predictions are held to; whether all decode steps are
+    within LIMIT."""
+    lines, good = [], True
+    for machine, measured in learnt(path):
+        lines.append(f"{machine.name}, {machine.dram_rate / 1e9:,.0f} GB/s drawn:")
+        for row in calibration.held_to(measured, machine):
+            lines.append(held_line(row))
+            good = good and (row["family"] != DECODE or abs(row["seen_error"]) <= LIMIT)
+    return lines, good
+
+
+def held_line(row: Mapping[str, Any]) -> str:
+    """One bucket."""
+    unseen = row["unseen_error"]
+    apart = "–" if unseen is None else f"{row['unseen_ms']:8.2f} ms ({unseen:+.1%})"
+    model = f"{row['model']:15} " if "model" in row else ""
+    return (
+        f"  {model}{row['family']:10} {row['rows']:4} rows: measured {row['measured_ms']:8.2f} ms, "
+        f"predicted {row['seen_ms']:8.2f} ms ({row['seen_error']:+.1%}), unseen {apart}"
     )
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One predicted bucket."""
+    tokens = row["rows"] * (PREFILL_TILE if row["family"] == PREFILL else 1)
+    parts = ", ".join(
+        f"{s['node']} {s['ms']:.1f} of {s['floor_ms']:.1f} ({s['bound']})" for s in row["slowest"]
+    )
+    return (
+        f"{row['model']:15} {row['state']:5} {row['family']:10} {row['rows']:4} rows: floor "
+        f"{row['floor_ms']:8.1f}, {row['ms']:8.1f} ms ({row['apart_ms']:.1f} apart), "
+        f"{tokens / row['ms'] * 1e3:8,.1f} tok/s; {parts}"
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = REHEARSED if REHEARSED.is_file() else KNOWN
+    parser.add_argument("--from", dest="source", type=Path, default=default, help="measured times")
+    parser.add_argument("--held-to", type=Path, help="predict what was measured there instead")
+    parser.add_argument("--out", type=Path, help="JSON file of the rows")
+    parser.add_argument("--commit", default="unknown")
+    args = parser.parse_args(words)
+    if args.held_to:
+        lines, good = held_lines(args.held_to)
+        print("\n".join(lines))
+        raise SystemExit(0 if good else f"a decode step is off by more than {LIMIT:.0%}")
+    machine, measured = nearest(args.source)
+    laws = calibration.laws_of(measured, machine)
+    rows = everything(laws)
+    print("GB10, decode at 1,024 tokens of context: predicted, not run.\n")
+    for row in rows:
+        if "slowest" in row:
+            print(line(row), flush=True)
+    if args.out:
+        head = {"machine": machine.name, "source": args.source.name, "commit": args.commit}
+        held = calibration.held_to(measured, machine)
+        whole = {**head, "date": str(date.today()), "held": held, "rows": rows}
+        args.out.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 `python -m benchmarks.served_rows ENGINE [--rows 8,32,64,128] [--out FILE]` serves the engine and
 asks it with `spark-bench`'s clients: so many prompts of 128 random ids at once, 160 tokens each,
 three times over, after a burst that is not counted. A line a width: the median, and least to most.
+With `--forms 4` every fourth answer is held to a JSON schema, which the engine's tokenizer must be
+there for; its string takes any number of tokens, so that random weights do not end it early.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -25,13 +28,23 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.progress import Progress
 
 INPUT, OUTPUT, REPEATS, PROCESSES = 128, 160, 3, 4
+SCHEMA = {
+    "type": "object",
+    "properties": {"title": {"type": "string", "minLength": 4 * OUTPUT}},
+    "required": ["title"],
+}
 Row = dict[str, Any]
 
 
-def burst(rows: int, ids: Ids, rng: Random, mark: str) -> Load:
-    """`rows` requests at once."""
+def burst(rows: int, ids: Ids, forms: int, rng: Random, mark: str) -> Load:
+    """`rows` requests at once; of every `forms`, where that is not 0, one has a JSON schema."""
     shape = Shape((INPUT, INPUT), output=(OUTPUT, OUTPUT))
-    return Arrivals(burst=rows).spread(draw(shape, rows, ids, False, rng), {}, rng)
+    load = Arrivals(burst=rows).spread(draw(shape, rows, ids, False, rng), {}, rng)
+    if not forms:
+        return load
+    more = {"guided_json": SCHEMA}
+    scripts = (s if i % forms else replace(s, more=more) for i, s in enumerate(load.scripts))
+    return replace(load, scripts=tuple(scripts))
 
 
 def row_of(rows: int, result: Row) -> Row:
@@ -67,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--rows", default="8,32,64,128")
+    parser.add_argument("--forms", type=int, default=0, help="every Nth answer has a JSON schema")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     vocab = read_manifest(given.engine).limits.vocab
@@ -74,12 +88,12 @@ def main() -> None:
     with started(given.engine, (), lambda words: print(words, file=sys.stderr)) as url:
         target = ask(url, None, None)
         for rows in map(int, given.rows.split(",")):
-            make = partial(burst, rows, Ids(vocab))
+            make = partial(burst, rows, Ids(vocab), given.forms)
             plan = Plan(make, INPUT + OUTPUT, REPEATS, rows, PROCESSES, {}, seed=rows)
             found.append(row_of(rows, measure(target, plan, Progress(None))))
             print(line(found[-1]), flush=True)
     if given.out:
-        head = {"engine": given.engine.name, "date": date.today().isoformat()}
+        head = {"engine": given.engine.name, "date": date.today().isoformat(), "forms": given.forms}
         given.out.write_text(json.dumps({**head, "card": machine.card(), "rows": found}) + "\n")
 
 

@@ -85,6 +85,8 @@ def make_manifest(
         fingerprint=fingerprint,
         files={},
         invariant=plan.invariant,
+        ranks=plan.ranks,
+        shares=model.shards.shares,
     )
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,12 +31,14 @@ from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_o
 from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
 from spark_engine.builder.rules import RULES
-from spark_engine.engine_file import TOKENIZER, WEIGHTS, encode_engine, open_folder
+from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
-from spark_engine.manifest import Bucket, Fingerprint, Manifest
+from spark_engine.manifest import Bucket, Fingerprint, Manifest, weights_name
 from spark_engine.models.checkpoint.files import refuse_pointer
-from spark_engine.models.open_model import open_model
+from spark_engine.models.open_model import open_model, with_ranks
+from spark_engine.models.weights.recipes import Recipe
+from spark_engine.models.weights.shards import TILE, of_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.plugins.registry import REGISTRY
 from spark_engine.progress import Advance, ignore
@@ -71,8 +74,8 @@ def build(
     gpu_of(options)  # refuses names before anything is read
     check_destination(destination)
     clock.start("open", str(checkpoint))
-    model = open_model(checkpoint)
     wish, options = options.target, with_target(options)
+    model = with_ranks(open_model(checkpoint), options.tp, TILE if options.gpu else 1)
     plan = resolve(options, facts_of(model))
     found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
     for note in found:
@@ -109,13 +112,13 @@ def build(
             backend.compile(advance)
         layout = plan_weights(weight_specs([*graphs.values()]))
         small = BUCKET_FILE * len(plan.buckets)
-        check_space(destination, layout.total + tokenizer_bytes(checkpoint) + small)
+        check_space(destination, plan.ranks * layout.total + tokenizer_bytes(checkpoint) + small)
         unsaid: tuple[str, ...] = ()
         with staging(destination) as folder:
-            clock.start("write", f"{report.size(layout.total)} of weights")
-            emit_weights(model, graphs, layout, folder / WEIGHTS, clock)
+            clock.start("write", f"{report.size(plan.ranks * layout.total)} of weights")
+            emit_weights(model, graphs, layout, folder, plan.ranks, clock)
             clock.start("emit", "the buckets")
-            backend.weights = folder / WEIGHTS
+            backend.weights = folder / weights_name(0, plan.ranks)
             buckets = emit_buckets(graphs, plan, layout, folder, backend, advance)
             copy_tokenizer(checkpoint, folder / TOKENIZER)
             clock.start("seal", "the folder by its hashes")
@@ -251,24 +254,30 @@ def emit_weights(
     model: Model,
     graphs: Mapping[str, FamilyGraph],
     layout: WeightLayout,
-    path: Path,
+    folder: Path,
+    ranks: int,
     clock: Clock,
 ) -> None:
-    """Evaluates the recipes and writes their values, several at a time, the memory bounded."""
-    recipes = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
+    """Evaluates each rank's recipes and writes their values, several at a time, the memory bounded:
+    a file for each rank, all laid out alike."""
+    weights = {name: w for graph in graphs.values() for name, w in graph.weights.items()}
     assert model.checkpoint is not None
     reader, lock, done = model.checkpoint, Lock(), 0
 
-    def make(name: str) -> Array:
+    def make(recipes: Mapping[str, Recipe], name: str) -> Array:
         nonlocal done
         value = recipes[name].evaluate(reader)
         with lock:
             clock.look()
             done += value.nbytes
-            clock.advance(done, layout.total)
+            clock.advance(done, ranks * layout.total)
         return value
 
-    fill_weights(path, layout, make, min(os.cpu_count() or 1, WORKERS))
+    for rank in range(ranks):
+        mine = {name: of_rank(weight.recipe, rank) for name, weight in weights.items()}
+        path = folder / weights_name(rank, ranks)
+        workers = min(os.cpu_count() or 1, WORKERS)
+        fill_weights(path, layout, partial(make, mine), workers)
 
 
 def copy_tokenizer(checkpoint: Path, folder: Path) -> None:

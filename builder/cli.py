@@ -58,6 +58,14 @@ def _one_of(*words: str) -> Complete:
     shell_complete=_one_of(*CARDS),
     help=f"The GPU to fit: auto (the one here, else the target's first), {', '.join(CARDS)}.",
 )
+@click.option(
+    "--as",
+    "rehearses",
+    default="",
+    metavar="TARGET",
+    help="Rehearse another GPU: its kernels, grids and shared memory, compiled for --target, to be "
+    "run on as many multiprocessors (SPARK_REHEARSE=TARGET in the environment).",
+)
 @click.option("--device", type=click.IntRange(0), metavar="N", help=HELP)
 @click.option("--decode", help="Rows of the decode buckets, e.g. 1,2,4.")
 @click.option("--prefill", help="Tokens of the prefill buckets, e.g. 64,256.")
@@ -115,6 +123,7 @@ def _one_of(*words: str) -> Complete:
     is_flag=True,
     help="Give a sequence the same bits whatever batch it runs in (CUDA targets).",
 )
+@click.option("--tp", type=int, default=1, help="Ranks that share the model, each on its own GPU.")
 @click.option(
     "--record/--no-record",
     default=None,

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from spark_engine.errors import CapacityError, CheckpointError, OptionError, UserError
+from spark_engine.hints import extra
 from spark_engine.progress import Progress
 
 GIB = 1 << 30
 CHUNK = 16 << 20  # bytes hashed at once
-EXTRA = "pip install 'spark-engine[hub]'"
+EXTRA = extra("hub")
 # What a build reads; weights in other formats and pictures stay where they are.
 WEIGHTS = ".safetensors"
 NEEDED = (".json", WEIGHTS, ".jinja", ".txt")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import spark_engine
 from spark_engine import builder, models, plugins
-from spark_engine.builder.plan.options import Options
+from spark_engine.builder.plan.options import Options, timed_unasked
 from spark_engine.engine_file import digest_file
 from spark_engine.kernel import TARGETS
 from spark_engine.manifest import Fingerprint, Json, canonical_json
@@ -55,6 +55,8 @@ def producer(target: str) -> dict[str, str]:
 def timed_on(options: Options) -> str:
     """The machine whose times choose tactics; empty where none are taken."""
     if options.gpu is None or options.timing is False:
+        return ""
+    if options.timing is None and not timed_unasked(options.gpu):
         return ""
     from spark_engine import device
 

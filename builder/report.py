@@ -106,9 +106,16 @@ def _summary(m: Manifest) -> Table:
         ("KV pages", f"{limits.pages} of {limits.page_size} tokens"),
         ("snapshots", _snapshots(m)),
         ("drafts", f"up to {limits.drafts} a round" if limits.drafts else "none"),
+        *([("ranks", _ranks(m))] if m.ranks > 1 else []),
         ("left out", ignored or "nothing"),
     ]
     return _table(f"engine {m.name}", ("", ""), rows)
+
+
+def _ranks(m: Manifest) -> str:
+    """How many share the model, and what each has."""
+    own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
+    return f"{m.ranks}, each with {own}"
 
 
 def _snapshots(m: Manifest) -> str:

@@ -24,6 +24,7 @@ from spark_engine.check.report import show
 from spark_engine.command import DIVERGED, OK, command
 from spark_engine.device_choice import HELP, choose
 from spark_engine.errors import OptionError
+from spark_engine.hints import extra
 from spark_engine.progress import Progress
 
 
@@ -73,8 +74,7 @@ def main(
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "polygraphy":
                 raise
-            words = "polygraphy is not installed: pip install 'spark-engine[check]'"
-            raise OptionError(words) from error
+            raise OptionError(f"polygraphy is not installed: {extra('check')}") from error
         # Narrower than this, figures would be cut; a pipe has no width of its own.
         console = Console(width=max(Console().width, 120))
         if repeat is not None:

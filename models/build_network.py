@@ -67,7 +67,9 @@ def build_network(
         )
     if limits.drafts:
         _check_drafts(model, limits, draft)
-    w = Writer(with_draft_dtype(model, draft.dtype), family, limits, precision)
+    model = with_draft_dtype(model, draft.dtype)
+    model.shards.check(model.table)
+    w = Writer(model, family, limits, precision)
     for spec in (*interface.steps(family, limits.drafts), *interface.tables(limits)):
         w.input(spec)
     for spec in interface.common_states(limits):

@@ -7,11 +7,12 @@ values. Knows the order of the steps, and no graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from spark_engine.errors import CheckpointError
+from spark_engine.errors import CheckpointError, OptionError
 from spark_engine.models.checkpoint.draft_tensors import draft_tensors
 from spark_engine.models.checkpoint.expected_tensors import (
     Expected,
@@ -27,6 +28,7 @@ from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.registry import family_of, read_config
 from spark_engine.models.synthetic import is_synthetic, open_synthetic
 from spark_engine.models.usual_tensors import usual_tensors
+from spark_engine.models.weights.shards import Shards, local_config
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.tensors import TensorSpec
 
@@ -54,6 +56,23 @@ def open_model(path: Path | str) -> Model:
     found = {n: TensorSpec(n, t.dtype, t.shape) for n, t in checkpoint.tensors.items()}
     tensors = MappingProxyType(found)
     return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
+
+
+def with_ranks(model: Model, ranks: int, tile: int) -> Model:
+    """The model as one of `ranks` has it; `tile` columns of NVFP4 are never cut.
+
+    Raises OptionError where heads, columns, blocks or the vocabulary do not divide.
+    """
+    if ranks == 1:
+        return model
+    local = local_config(model.config, ranks)
+    family = family_of(model.config)
+    rows = (*model.rows, *family.draft_tensors(model.config)[0])
+    shards = Shards.of(model.config, rows, ranks, tile)
+    if not shards.splits:
+        raise OptionError(f"--tp {ranks}: networks of {family.name} are not split by ranks")
+    shards.check(model.table)
+    return replace(model, config=local, shards=shards)
 
 
 def read_description(folder: Path) -> ModelConfig:

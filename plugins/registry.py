@@ -31,6 +31,7 @@ from spark_engine.plugins.moe import (
     moe_router,
     shared_gate,
 )
+from spark_engine.plugins.ranks import all_reduce, gather_logits
 from spark_engine.plugins.rowwise import (
     act_quant,
     concat_cuda,
@@ -84,6 +85,8 @@ OPS: tuple[Op, ...] = (
     shift_ids.OP,
     mtp_input.OP,
     draft_token.OP,
+    all_reduce.OP,
+    gather_logits.OP,
 )
 
 # Standard ONNX operators by op_type: all that a graph may hold beside our ops.

@@ -26,6 +26,7 @@ from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
+from spark_engine.runtime.hosts import own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
     OF_FILE,
@@ -38,6 +39,8 @@ from spark_engine.runtime.options import (
 )
 from spark_engine.runtime.printable import printable
 from spark_engine.runtime.profile import finish
+from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.server.assets import check_ranks
 from spark_engine.runtime.server.logs import set_up
 from spark_engine.runtime.server.server import run
 from spark_engine.runtime.session import Answer, Session
@@ -179,6 +182,10 @@ def _state() -> Path:
 def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     options = server_options(values)
     set_up(options.log_format, options.log_level)
+    check_ranks(folder, options.engine)
+    hosts = split_hosts(options.engine.hosts)
+    if rank := own_rank(hosts, values["rank"]):
+        return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
     return run(folder, options)
 
 

@@ -7,73 +7,62 @@ from __future__ import annotations
 
 import click
 
-from spark_engine.runtime.option import Group, Option
+from spark_engine.runtime.option import Group, table
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.server import ServerOptions
 
+_key, _log = table(Group.SECURITY, ServerOptions), table(Group.LOGGING, ServerOptions)
 KEYS = (
-    Option(
+    _key(
         "--api-keys",
-        Group.SECURITY,
         "A file (TOML) with keys, their names and their limits; read again on SIGHUP.",
         click.Path(dir_okay=False),
         metavar="FILE",
-        fills=(ServerOptions, "api_keys"),
     ),
-    Option(
+    _key(
+        "--metrics-by-key",
+        "Count tokens and limits in /metrics by the names of keys too, and ask for a key there.",
+        bool,
+        needs=("--api-keys", "no key has a name"),
+    ),
+    _key(
         "--queue-timeout",
-        Group.SECURITY,
         "Seconds that a request may wait until the engine begins with it.",
         click.FloatRange(0, min_open=True),
+        field="queue_timeout_s",
         metavar="T",
-        fills=(ServerOptions, "queue_timeout_s"),
     ),
-    Option(
+    _key(
         "--max-model-len",
-        Group.SECURITY,
         "Tokens that a request may reach, prompt and answer; as the engine holds by default.",
         click.IntRange(2),
         metavar="N",
-        fills=(ServerOptions, "max_model_len"),
     ),
-    Option(
+    _key(
         "--max-body-mib",
-        Group.SECURITY,
         "MiB that a request's body may hold.",
         click.IntRange(1, 1024),
         metavar="N",
-        fills=(ServerOptions, "max_body_mib"),
     ),
 )
 LOGGING = (
-    Option(
-        "--access-log",
-        Group.LOGGING,
-        "Write a line for every request: whose it was, tokens and times.",
-        bool,
-        fills=(ServerOptions, "access_log"),
-    ),
-    Option(
+    _log("--access-log", "Write a line for every request: whose it was, tokens and times.", bool),
+    _log(
         "--log-format",
-        Group.LOGGING,
         "For people, or one JSON object a line.",
         click.Choice([form.value for form in LogFormat]),
-        fills=(ServerOptions, "log_format"),
         turn=LogFormat,
     ),
-    Option(
+    _log(
         "--log-level",
-        Group.LOGGING,
         "What is written: this, and what is worse.",
         click.Choice([level.value for level in LogLevel]),
-        fills=(ServerOptions, "log_level"),
         turn=LogLevel,
     ),
-    Option(
+    _log(
         "--otlp-traces-endpoint",
-        Group.LOGGING,
         "Send a span for every request to this OpenTelemetry collector (extra `otel`).",
+        field="traces",
         metavar="URL",
-        fills=(ServerOptions, "traces"),
     ),
 )

@@ -154,6 +154,16 @@ class Option:
         return not (value is None or value is False or value == ())
 
 
+def table(group: Group, owner: type) -> Callable[..., Option]:
+    """Makes rows of a group that fill `owner`: the field of the flag's name, or `field`."""
+
+    def row(flag: str, text: str, kind: Kind = str, field: str = "", **more: Any) -> Option:
+        name = field or flag.removeprefix("--").replace("-", "_")
+        return Option(flag, group, text, kind, fills=(owner, name), **more)
+
+    return row
+
+
 def defaults(kind: Any) -> dict[str, Any]:
     """The default of each field of a dataclass or a Struct that has one."""
     if issubclass(kind, msgspec.Struct):

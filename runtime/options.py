@@ -35,10 +35,37 @@ TASK = (
     Option("--prompt", Group.TASK, "Continue this text; - reads standard input."),
     Option("--prompt-ids", Group.TASK, "Continue these token ids, e.g. 1,2,3."),
     Option("--chat", Group.TASK, "Answer this message; - reads standard input."),
-    Option("--serve", Group.TASK, "Serve the OpenAI API over HTTP.", bool),
+    Option(
+        "--serve", Group.TASK, "Serve the OpenAI and Anthropic APIs, and a page, over HTTP.", bool
+    ),
 )
 ENGINE = (
     Option("--device", Group.ENGINE, HELP, click.IntRange(0), metavar="N"),
+    Option(
+        "--tp",
+        Group.ENGINE,
+        "Ranks that the engine must have, each on a GPU; by default as many as it was built for.",
+        click.IntRange(1),
+        metavar="N",
+        fills=(EngineOptions, "tp"),
+    ),
+    Option(
+        "--hosts",
+        Group.ENGINE,
+        "Where each rank is, e.g. a,b: the same command on all of them, of which the first serves.",
+        metavar="HOSTS",
+        fills=(EngineOptions, "hosts"),
+        modes=SERVING,
+    ),
+    Option(
+        "--rank",
+        Group.ENGINE,
+        "This host's place among --hosts, from 0; by default the one whose address is its own.",
+        click.IntRange(0),
+        metavar="N",
+        modes=SERVING,
+        needs=("--hosts", "which names the places"),
+    ),
     Option(
         "--drafts",
         Group.ENGINE,

@@ -21,6 +21,7 @@ from spark_engine.runtime.server.api.common import Body, Defaults, check, room_a
 from spark_engine.runtime.server.assets import (
     check_cache,
     check_drafts,
+    check_ranks,
     grammars_of,
     read_info,
     read_text,
@@ -112,6 +113,7 @@ class Session:
         self._folder = folder
         self.info = read_info(folder)
         self._options = options or EngineOptions()
+        check_ranks(folder, self._options)
         check_drafts(self._options.drafts, self.info.limits)
         check_cache(self._options.cache_bytes, folder)
         self._tokenizer, self._template = read_text(folder)

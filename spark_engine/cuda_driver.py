@@ -65,14 +65,14 @@ def copy_all(stream: Any, copies: Sequence[tuple[int, int, int]]) -> None:
     value(driver.cuMemcpyBatchAsync(to, source, sizes, len(sizes), [how], [0], 1, stream))
 
 
-def resident_blocks(device: Any, function: Any, shape: Shape) -> int:
-    """Blocks of such a launch that the empty device runs at once."""
+def resident_blocks(stream: Any, multiprocessors: int, function: Any, shape: Shape) -> int:
+    """Blocks of such a launch that so many empty multiprocessors, the stream's, run at once."""
     if shape.cluster != (1, 1, 1):
-        clusters = value(driver.cuOccupancyMaxActiveClusters(function, _config(0, shape)))
+        clusters = value(driver.cuOccupancyMaxActiveClusters(function, _config(stream, shape)))
         return int(clusters) * math.prod(shape.cluster)
     threads = math.prod(shape.block)
     of_one = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shape.shared)
-    return int(value(of_one)) * attribute(device, "MULTIPROCESSOR_COUNT")
+    return int(value(of_one)) * multiprocessors
 
 
 def free_bytes(device: Any) -> int:

@@ -27,7 +27,9 @@ from spark_engine.cuda_driver import (
     values,
 )
 from spark_engine.errors import ExecutorError
-from spark_engine.kernel import Launch, Shape, Target, target_of
+from spark_engine.kernel import Launch, Shape, Target, rehearsal, target_of
+from spark_engine.partition import part, whole
+from spark_engine.rehearsal import wished
 from spark_engine.tensors import Array
 
 OURS = 7 / 8  # of memory that the GPU shares with the host
@@ -38,7 +40,16 @@ Event = Any  # a CUevent
 
 
 def present() -> Target | None:
-    """The first GPU; None without a driver, a GPU or an architecture for it."""
+    """The first GPU; None without a driver, a GPU or an architecture for it.
+
+    In a rehearsal it is the part of it that stands for another (`kernel.rehearsal`). Raises
+    OptionError for one that this GPU does not give.
+    """
+    wish, found = wished(), _present()
+    return rehearsal(wish.target, found) if wish and found else found
+
+
+def _present() -> Target | None:
     try:
         device = _first()
         memory = int(value(driver.cuDeviceTotalMem(device)))
@@ -54,6 +65,15 @@ def architecture() -> str | None:
     """The target name of the first GPU; None where there is none."""
     found = present()
     return found.name if found else None
+
+
+def count() -> int:
+    """GPUs that this process may use; 0 where there is none, or no driver."""
+    try:
+        value(driver.cuInit(0))
+        return int(value(driver.cuDeviceGetCount()))
+    except Exception:  # a missing libcuda raises RuntimeError, a missing GPU ExecutorError
+        return 0
 
 
 def capability() -> tuple[int, int] | None:
@@ -72,19 +92,24 @@ def name_and_driver() -> tuple[str, str]:
 class Gpu:
     """The first GPU's primary context and one stream, made current in this thread.
 
-    Another thread calls `use` before anything else.
+    Another thread calls `use` before anything else. In a rehearsal (`SPARK_REHEARSE`) it is a part
+    of the GPU's multiprocessors. `kind` says which: "whole", "green context" or "occupied".
     """
 
     def __init__(self) -> None:
         self._device = _first()
         self._modules: list[Module] = []
         with ExitStack() as undo:
-            self._context = value(driver.cuDevicePrimaryCtxRetain(self._device))
+            context = value(driver.cuDevicePrimaryCtxRetain(self._device))
             undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
-            value(driver.cuCtxSetCurrent(self._context))
-            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self.stream = value(driver.cuStreamCreate(flags.value))
-            undo.callback(lambda: value(driver.cuStreamDestroy(self.stream)))
+            value(driver.cuCtxSetCurrent(context))
+            wish = wished()
+            if wish is None:
+                mine = whole(self._device, context, undo)
+            else:
+                mine = part(self._device, context, wish.target.sms, wish.occupy, undo)
+            self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
+            self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
             undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 
@@ -117,11 +142,6 @@ class Gpu:
             return False
 
     @property
-    def multiprocessors(self) -> int:
-        """Streaming multiprocessors that a launch may use."""
-        return attribute(self._device, "MULTIPROCESSOR_COUNT")
-
-    @property
     def most_mhz(self) -> float | None:
         """The highest clock of its multiprocessors; None where the driver tells none."""
         try:
@@ -136,21 +156,25 @@ class Gpu:
 
     def allocate(self, nbytes: int) -> int:
         """Address of fresh device memory, on a 256-byte boundary."""
-        return int(value(driver.cuMemAlloc(max(nbytes, 1))))
+        with self._alone():
+            return int(value(driver.cuMemAlloc(max(nbytes, 1))))
 
     def free(self, address: int) -> None:
         """Gives `allocate`d memory back."""
-        value(driver.cuMemFree(address))
+        with self._alone():
+            value(driver.cuMemFree(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Page-locked host memory, for copies that overlap; kept until `unpin` or the end."""
-        address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
+        with self._alone():
+            address = int(value(driver.cuMemHostAlloc(max(nbytes, 1), 0)))
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return np.ctypeslib.as_array(raw)
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
         """Gives `pinned` memory back."""
-        value(driver.cuMemFreeHost(memory.ctypes.data))
+        with self._alone():
+            value(driver.cuMemFreeHost(memory.ctypes.data))
 
     def upload(self, address: int, array: Array) -> None:
         """Queues a copy to the device; `array` is C-contiguous and stays untouched until then."""
@@ -186,13 +210,15 @@ class Gpu:
 
     def module(self, cubin: bytes) -> Module:
         """A loaded cubin; unloaded by `unload`, or by `close`."""
-        self._modules.append(value(driver.cuModuleLoadData(cubin)))
+        with self._alone():
+            self._modules.append(value(driver.cuModuleLoadData(cubin)))
         return self._modules[-1]
 
     def unload(self, module: Module) -> None:
         """Gives a loaded cubin back."""
         self._modules.remove(module)
-        value(driver.cuModuleUnload(module))
+        with self._alone():
+            value(driver.cuModuleUnload(module))
 
     def _unload_all(self) -> None:
         with ExitStack() as undo:  # all of them, even where one fails
@@ -210,7 +236,7 @@ class Gpu:
 
     def resident_blocks(self, function: Function, shape: Shape) -> int:
         """Blocks of such a launch that run at once when nothing else does."""
-        return resident_blocks(self._device, function, shape)
+        return resident_blocks(self.stream, self.multiprocessors, function, shape)
 
     def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""

@@ -43,6 +43,10 @@ class DeviceResources:
         self._undo.callback(self.gpu.destroy_event, event)
         return event
 
+    def finally_(self, undo: Callable[[], None]) -> None:
+        """Calls this too, in its turn."""
+        self._undo.callback(undo)
+
     def graph(self, record: Callable[[], None]) -> Graph:
         """What `record` puts on the stream, as a graph."""
         self.gpu.begin_capture()

@@ -96,8 +96,12 @@ class EngineFolder:
 
     @property
     def weights_path(self) -> Path:
-        """The safetensors file."""
-        return self.path / WEIGHTS
+        """The safetensors file, rank 0's where there are several."""
+        return self.weights_of(0)
+
+    def weights_of(self, rank: int) -> Path:
+        """The safetensors file of that rank."""
+        return self.path / self.manifest.weights_files[rank]
 
     @property
     def tokenizer_path(self) -> Path | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from spark_engine.errors import OptionError
 from spark_engine.tensors import Array, TensorSpec
 
 Attr = int | float | str
@@ -32,6 +33,7 @@ class Architecture:
             run there yet. A launch that is refused, or wrong, would cost the engine, and clusters
             save a few microseconds.
         fp4_mma: block-scaled FP4 matrix instructions.
+        rehearses: the architecture whose limits these are, where it is not this one (`rehearsal`).
     """
 
     name: str
@@ -41,6 +43,7 @@ class Architecture:
     wgmma: bool = False
     clusters: bool = False
     fp4_mma: bool = False
+    rehearses: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,30 @@ TARGETS: Mapping[str, Target] = {  # by architecture
 H200, GB10 = CARDS["h200"], CARDS["gb10"]
 
 
+def rehearsal(of: Target, on: Target) -> Target:
+    """What would run on `of`, compiled for and run on a part of `on`.
+
+    Kernels have `of`'s shared memory and instructions, so that its tactics are chosen and its
+    sources compiled; those that `on` lacks are emulated (common/fp4_mma.cuh). Grids and costs are
+    for `of`'s card, budgets for the memory of the nearest of `on`'s cards. Raises OptionError where
+    `on` has less than `of`, or is of the same architecture.
+    """
+    if of.name == on.name:
+        raise OptionError(f"{of.name} is not rehearsed on itself: build for --target {of.name}")
+    if of.shared_bytes > on.shared_bytes or of.wgmma > on.wgmma or of.sms > on.sms:
+        raise OptionError(
+            f"{of.name} needs more than {on.name} has: only a larger GPU rehearses it"
+        )
+    near = min(
+        (t.card for t in KNOWN if t.name == on.name), key=lambda c: abs(c.memory - on.card.memory)
+    )
+    name = f"{of.card.name} rehearsed on {near.name}"
+    card = replace(of.card, name=name, product=near.product, memory=near.memory)
+    runs = on.architecture
+    limits = replace(of.architecture, name=on.name, capability=runs.capability, rehearses=of.name)
+    return Target(limits, card)
+
+
 def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) -> Target | None:
     """What a driver describes: a card of the table, or one like the nearest there.
 
@@ -153,10 +180,19 @@ def target_of(capability: tuple[int, int], product: str, sms: int, memory: int) 
 
 @dataclass(frozen=True)
 class Pointer:
-    """The device address of the node's i-th input, output, or scratch buffer."""
+    """The device address of the node's i-th input, output, or scratch buffer; or "peers", that of
+    u64 [ranks]: where each rank's symmetric memory begins."""
 
-    kind: Literal["input", "output", "scratch"]
+    kind: Literal["input", "output", "scratch", "peers"]
     index: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The number of the rank that runs the launch, an i32 by value; 0 where one runs alone."""
+
+    kind: Literal["i32"] = "i32"
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +203,7 @@ class Scalar:
     value: int | float
 
 
-Arg = Pointer | Scalar
+Arg = Pointer | Scalar | Rank
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
@@ -236,10 +272,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a tactic does for one node of fixed shapes."""
+    """What a tactic does for one node of fixed shapes. `symmetric`: bytes of memory that each rank
+    has for the others to read; zero before the first run, and shared by all nodes."""
 
     launches: tuple[Launch, ...]
     scratch: tuple[Scratch, ...] = ()
+    symmetric: int = 0
 
 
 Specs = tuple[TensorSpec, ...]

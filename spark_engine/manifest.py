@@ -17,12 +17,17 @@ from spark_engine.interface import Limits, Precision
 from spark_engine.tensors import TensorSpec
 from spark_engine.typed import typed
 
-FORMAT = 6
+FORMAT = 7
 WEIGHTS = "weights.safetensors"
 SLOT, PAGE, SEQUENCE = "slot", "page", "sequence"
 UNITS = (SLOT, PAGE, SEQUENCE)
 NATIVE = "native"  # `executor` of an engine whose launches are CUDA kernels of ours
 Json: TypeAlias = Any  # a value that json.dumps accepts
+
+
+def weights_name(rank: int, ranks: int = 2) -> str:
+    """The file of a rank's weights in an engine of so many ranks."""
+    return WEIGHTS if ranks == 1 else f"weights.{rank}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Bucket:
         zeroed_bytes: scratch memory that every launch leaves zero.
         buffer_bytes: inputs and outputs that are the bucket's own.
         wide_bytes: outputs that lie where those of all buckets lie.
+        symmetric_bytes: memory that every rank has at the same offsets, and the others read.
         cost_us: microseconds of one launch of it, as the build measured or predicted its nodes;
             the loop chooses by it how many drafts a round verifies.
     """
@@ -101,6 +107,7 @@ class Bucket:
     zeroed_bytes: int = 0
     buffer_bytes: int = 0
     wide_bytes: int = 0
+    symmetric_bytes: int = 0
     cost_us: float = 0.0
 
     @property
@@ -111,7 +118,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes an engine needs at run time.
+    """Bytes an engine needs at run time, on each of its ranks.
 
     Buckets run one after the other, so `arena` is the largest scratch memory of each kind, and
     `buffers` what the buckets have of their own beside the largest wide outputs. `states` are those
@@ -136,9 +143,9 @@ class Memory:
     ) -> Memory:
         """The plan of such an engine. States by page are the KV cache."""
         kept, all_ = list(states), list(buckets)
-        arena, zeroed, wide = (
+        arena, zeroed, wide, symmetric = (
             max((getattr(b, name) for b in all_), default=0)
-            for name in ("arena_bytes", "zeroed_bytes", "wide_bytes")
+            for name in ("arena_bytes", "zeroed_bytes", "wide_bytes", "symmetric_bytes")
         )
         snapshots = snapshot_rows(kept) * bytes_of(kept, SEQUENCE)
         return cls(
@@ -146,7 +153,7 @@ class Memory:
             kv=sum(s.spec.nbytes for s in kept if s.unit == PAGE),
             states=sum(s.spec.nbytes for s in kept if s.unit != PAGE) - snapshots,
             tables=sum(t.nbytes for t in tables),
-            arena=arena + zeroed,
+            arena=arena + zeroed + symmetric,
             buffers=sum(b.buffer_bytes for b in all_) + wide,
             snapshots=snapshots,
         )
@@ -236,6 +243,15 @@ class Manifest:
     files: Mapping[str, FileDigest]
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
     greedy: Greedy = Greedy()
+    ranks: int = 1  # that share each tensor; memory is that of one of them
+    shares: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of a rank, and of how many
+
+    @property
+    def weights_files(self) -> tuple[str, ...]:
+        """Of each rank."""
+        return tuple(weights_name(rank, self.ranks) for rank in range(self.ranks))
 
     def to_json(self) -> Json:
         """The JSON object without its `digest`."""
@@ -321,13 +337,18 @@ def _plain(value: object) -> Json:
 def _manifest(row: Mapping[str, Json]) -> Manifest:
     total = row["memory"].pop("total")
     manifest = typed(Manifest, {k: v for k, v in row.items() if k != "format"}, "")
-    if WEIGHTS not in manifest.files:
-        raise ValueError(f"files has no {WEIGHTS}")
+    if manifest.ranks < 1:
+        raise ValueError(f"ranks is {manifest.ranks}")
+    missing = [name for name in manifest.weights_files if name not in manifest.files]
+    if missing:
+        raise ValueError(f"files has no {', '.join(missing)}")
+    if len({manifest.files[name].bytes for name in manifest.weights_files}) > 1:
+        raise ValueError("the ranks' weights are not of one size")
     strangers = [b.file for b in manifest.buckets if b.file not in manifest.files]
     if strangers:
         raise ValueError(f"buckets lie in {strangers}, which files does not have")
     parts = (manifest.states, manifest.tables, manifest.buckets)
-    planned = Memory.of(manifest.files[WEIGHTS].bytes, *parts)
+    planned = Memory.of(manifest.files[manifest.weights_files[0]].bytes, *parts)
     if (manifest.memory, total) != (planned, planned.total):
         raise ValueError(f"memory is {manifest.memory}, {total}, for what takes {planned}")
     return manifest

@@ -24,7 +24,7 @@ ARROWS = {
     "bench": {"spark_engine", "runtime"},
 }
 # Folders of a room, from the bottom up: each may use those named, and "" is the room's own files.
-_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts"}
+_OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "drafts", "ranks"}
 FOLDERS = {
     "plugins": {
         "common": set(),
@@ -35,6 +35,7 @@ FOLDERS = {
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
         "drafts": {"common"},
+        "ranks": {"common"},
         "": _OPS,
     },
     "models": {
@@ -55,13 +56,14 @@ FOLDERS = {
     },
     "runtime": {
         "executors": set(),
-        "engine": {"executors"},
+        "ranks": {"executors"},
+        "engine": {"executors", "ranks"},
         "text": {"engine"},
         "structured": {"engine", "text"},
-        "server": {"engine", "text", "structured"},
-        "doctor": {"engine", "executors"},
+        "server": {"engine", "ranks", "text", "structured"},
+        "doctor": {"engine", "executors", "ranks"},
         "replicas": {"engine", "server"},
-        "": {"engine", "executors", "server", "text", "structured", "doctor", "replicas"},
+        "": {"engine", "executors", "ranks", "server", "text", "structured", "doctor", "replicas"},
     },
 }
 # Rooms at the bottom say what they may use; the others what they must not.

@@ -11,7 +11,7 @@ import pytest
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
-from spark_engine.kernel import H200
+from spark_engine.kernel import GB10, H200
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.request import Event, FinishReason
 from tests.house import ROOT
@@ -19,8 +19,8 @@ from tests.models.test_synthetic import folder
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import bench_decode, bench_ops, predict_gb10  # noqa: E402
-from benchmarks.floors import GB10_BANDWIDTH, H200_BANDWIDTH, Floor, Work  # noqa: E402
+from benchmarks import bench_decode, bench_ops  # noqa: E402
+from benchmarks.floors import H200_BANDWIDTH, Floor, Work  # noqa: E402
 from benchmarks.kernel_split import Timed, by_part, counts, part_of  # noqa: E402
 
 CONFIGS = ROOT / "benchmarks" / "configs"
@@ -80,14 +80,6 @@ def test_seconds_of_replays() -> None:
     assert graphs.mean_seconds(Clock(), lambda: None, 4) == pytest.approx((2 + 3 + 4 + 5) / 4e3)
     launches = [lambda: None] * 5
     assert prepared.timed(Clock(), launches, 7) == pytest.approx(5e-3 / 5), "of 2 … 7 ms"
-
-
-def test_predictions_keep_the_fraction() -> None:
-    row = {"model": "qwen36-27b", "npl": 1, "ctx": 1024, "gdn_state": "f32", "kv": "f8e4m3"}
-    (found,) = predict_gb10.predict([row | {"floor_ms": 4.17, "step_ms": 8.34}])
-    assert found["fraction"] == 0.5
-    assert found["step_ms"] == pytest.approx(8.34 * H200_BANDWIDTH / GB10_BANDWIDTH, rel=0.01)
-    assert "| qwen36-27b | 1 | f32 |" in predict_gb10.table([found])
 
 
 def test_the_recorded_rows_are_whole() -> None:
@@ -204,3 +196,23 @@ def test_linears_takes_the_tactic_that_an_untimed_build_takes() -> None:
         operands = [x, *linears.weights("nvfp4_linear", 5120, 17408)]
         work = linears.planned(Bench(), linears.OPS["nvfp4_linear"], {"dtype": "bf16"}, operands)
         assert work.tactic.name == name
+
+
+def test_what_holds_a_linear_up_on_a_gb10_is_reckoned() -> None:
+    """34816 x 5120 at 128 rows by hand: 45.6 GFLOP at 100 TFLOP/s; 100 MB and 10 MB at 243 GB/s."""
+    linears = pytest.importorskip("benchmarks.linears", reason="needs the extra `cuda`")
+    lines = list(linears.reckoned(GB10, (128, 512)))
+
+    def held(model: str, layer: str, m: int) -> str:
+        (line,) = [
+            x
+            for x in lines
+            if x.split()[: len(model.split()) + 2] == [*model.split(), layer, str(m)]
+        ]
+        return str(line.rpartition(" ")[2])
+
+    assert any("gate_up" in x and "454.7 us, products    456.3 us" in x for x in lines)
+    assert held("27b", "gate_up", 128) == held("27b", "down", 512) == "products"
+    assert held("27b", "qkvz", 512) == held("27b W4A4", "gate_up", 512) == "bytes"
+    scales = linears.inputs("nvfp4_linear_a4", 3, 512)[1]
+    assert scales.shape == (3, 32) and linears.problem_of(linears.A4_LAYERS[0], 3).k == 2560

@@ -247,7 +247,7 @@ def test_a_manifest_without_the_weights_is_refused(folder: Path, deferred: tuple
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 6}', '{"format": "3"}', "\x00", "[" * 9999]
+    "text", ["", "[]", "{}", '{"format": 7}', '{"format": "3"}', "\x00", "[" * 9999]
 )
 def test_malformed_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)

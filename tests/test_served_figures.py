@@ -48,7 +48,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_bursts_over_http_by_hand() -> None:
-    load = served_rows.burst(5, Ids(50), Random(0), "")
+    load = served_rows.burst(5, Ids(50), 2, Random(0), "")
     assert [script.at_s for script in load.scripts] == [0] * 5
     turns = [script.turns[0] for script in load.scripts]
     assert {len(turn.new) for turn in turns} == {128} and {turn.most for turn in turns} == {160}

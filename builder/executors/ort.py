@@ -22,14 +22,15 @@ from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.memory import homes, lifetimes, place
-from spark_engine.builder.graph.nodes import Ops, attrs_of, spec_of
+from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan
 from spark_engine.engine_file import WEIGHTS
 from spark_engine.errors import GraphError
 from spark_engine.interface import STATE_OUT
-from spark_engine.manifest import SEQUENCE, StateInfo, bytes_of, snapshot_rows
+from spark_engine.manifest import SEQUENCE, StateInfo, bytes_of, snapshot_rows, weights_name
 from spark_engine.op import DOMAIN, Attrs
+from spark_engine.segments import COLLECTIVES, Collective, Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import WeightEntry
 
@@ -56,7 +57,7 @@ class OrtBackend(Backend):
     executor = EXECUTOR
 
     def __init__(self, plan: Plan, ops: Ops, cubins: Path) -> None:
-        self._target, self._ops = plan.target, ops
+        self._target, self._ops, self._ranks = plan.target, ops, plan.ranks
 
     def emit(self, graph: FamilyGraph, size: Size, weights: Mapping[str, WeightEntry]) -> Emitted:
         """An ONNX model.
@@ -69,9 +70,12 @@ class OrtBackend(Backend):
         held = held_bytes((w.spec for w in graph.weights.values()), payload)
         passing = arena.nbytes + passing_bytes(graph) + NODES * len(payload) + snapshot_bytes(graph)
         memory = {"arena_bytes": passing, "buffer_bytes": held}
+        seconds = predicted_seconds(graph, size, payload)
+        if self._ranks > 1:
+            payload = encode_segments(graph.graph, size, weights, self._ops, [*inner])
         made = header(graph, size, self.executor, self._target)
         made = replace(made, aliases={**made.aliases, **inner})
-        return Emitted(made, payload, memory, predicted_seconds(graph, size, payload))
+        return Emitted(made, payload, memory, seconds)
 
 
 BACKEND = OrtBackend
@@ -128,16 +132,76 @@ def encode(
 
     Raises GraphError when an op's body does not parse or the model is not valid ONNX.
     """
-    functions = Functions(ops)
-    nodes = [_node(node, size, ops, functions) for node in graph.nodes]
-    inputs = [_value(spec_of(t).bind(size.dims)) for t in graph.inputs]
     made = {t.name: t for node in graph.nodes for t in node.outputs}
     shown = [*graph.outputs, *(made[name] for name in inner)]
-    outputs = [_value(spec_of(t).bind(size.dims)) for t in shown]
-    body = helper.make_graph(nodes, f"{size.family}_{size.rows}", inputs, outputs)
+    return _encoded(graph.nodes, graph.inputs, shown, size, weights, ops, WEIGHTS)
+
+
+def encode_segments(
+    graph: gs.Graph,
+    size: Size,
+    weights: Mapping[str, WeightEntry],
+    ops: Ops,
+    inner: Sequence[str] = (),
+) -> bytes:
+    """The bucket's payload where ranks share it: the graph cut at its collectives.
+
+    A segment shows what a later step reads, and its part of the bucket's outputs and of `inner`.
+    Raises GraphError as `encode` does.
+    """
+    given = {t.name for t in graph.inputs}
+    shown = {t.name for t in graph.outputs} | {*inner}
+    parts = _parts(graph.nodes)
+    readers = [{t.name for node in part for t in node.inputs} for part in parts]
+    steps: list[Segment | Collective] = []
+    passed: dict[str, TensorSpec] = {}
+    for i, part in enumerate(parts):
+        made = {t.name: t for node in part for t in node.outputs}
+        read = {t.name: t for node in part for t in node.inputs if t.name not in made}
+        later = set().union(*readers[i + 1 :])
+        kept = [t for t in made.values() if t.name in shown or t.name in later]
+        specs = (spec_of(t).bind(size.dims) for t in kept)
+        passed |= {s.name: s for s in specs if s.name not in shown}
+        if is_op(part[0], *COLLECTIVES):
+            steps.append(Collective(part[0].op, part[0].inputs[0].name, part[0].outputs[0].name))
+            continue
+        used = [*read.values()]
+        name = weights_name(0)
+        model = _encoded(part, used, kept, size, weights, ops, name)
+        names = tuple(t.name for t in used if t.name not in weights)
+        assert all(n in given or n in passed or n in shown for n in names)
+        steps.append(Segment(model, names, tuple(t.name for t in kept)))
+    return Segments(tuple(steps), tuple(passed.values())).encode()
+
+
+def _parts(nodes: Iterable[gs.Node]) -> list[list[gs.Node]]:
+    """Stretches between collectives, and each of these by itself, in order."""
+    parts: list[list[gs.Node]] = []
+    for node in nodes:
+        alone = is_op(node, *COLLECTIVES)
+        if alone or not parts or is_op(parts[-1][0], *COLLECTIVES):
+            parts.append([])
+        parts[-1].append(node)
+    return parts
+
+
+def _encoded(
+    nodes: Sequence[gs.Node],
+    inputs: Iterable[gs.Tensor],
+    outputs: Iterable[gs.Tensor],
+    size: Size,
+    weights: Mapping[str, WeightEntry],
+    ops: Ops,
+    file: str,
+) -> bytes:
+    """These nodes as an ONNX model whose weights lie in `file`."""
+    functions = Functions(ops)
+    calls = [_node(node, size, ops, functions) for node in nodes]
+    given, shown = ([_value(spec_of(t).bind(size.dims)) for t in ts] for ts in (inputs, outputs))
+    body = helper.make_graph(calls, f"{size.family}_{size.rows}", given, shown)
     model = _model(body, functions.protos.values())
     _check(model)
-    _attach_weights(model.graph, weights)
+    _attach_weights(model.graph, weights, file)
     return bytes(model.SerializeToString(deterministic=True))
 
 
@@ -225,16 +289,16 @@ def _check(model: onnx.ModelProto) -> None:
         raise GraphError(f"graph {model.graph.name} is not valid ONNX: {error}") from error
 
 
-def _attach_weights(graph: onnx.GraphProto, weights: Mapping[str, WeightEntry]) -> None:
-    """Turns the inputs that are weights into initialisers stored in the weights file."""
+def _attach_weights(graph: onnx.GraphProto, weights: Mapping[str, WeightEntry], file: str) -> None:
+    """Turns the inputs that are weights into initialisers stored in `file`."""
     used = [value.name for value in graph.input if value.name in weights]
     kept = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
     graph.input.extend(kept)
-    graph.initializer.extend(_external(weights[name]) for name in used)
+    graph.initializer.extend(_external(weights[name], file) for name in used)
 
 
-def _external(entry: WeightEntry) -> onnx.TensorProto:
+def _external(entry: WeightEntry, file: str) -> onnx.TensorProto:
     spec = entry.spec
     tensor = onnx.TensorProto(
         name=spec.name,
@@ -242,7 +306,7 @@ def _external(entry: WeightEntry) -> onnx.TensorProto:
         dims=spec.dims,
         data_location=onnx.TensorProto.EXTERNAL,
     )
-    place = {"location": WEIGHTS, "offset": str(entry.offset), "length": str(spec.nbytes)}
+    place = {"location": file, "offset": str(entry.offset), "length": str(spec.nbytes)}
     for key, value in place.items():
         tensor.external_data.add(key=key, value=value)
     return tensor

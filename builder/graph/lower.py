@@ -15,7 +15,7 @@ from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import StoredTensor
 from spark_engine.models.checkpoint.layout import HEAD
 from spark_engine.models.checkpoint.quant_schemes import Scheme
-from spark_engine.models.checkpoint.tensor_list import Kind, of_kind
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, of_kind
 from spark_engine.models.config.model_config import FULL, LINEAR
 from spark_engine.models.draft_options import DraftOptions
 from spark_engine.models.weights.recipes import rounded
@@ -62,8 +62,8 @@ def facts_of(model: Model) -> ModelFacts:
         kv_token_width=config.layers.count(FULL) * kv_width,
         kv_dtype=DType.F8E4M3 if model.table.kv_fp8 else None,
         state_dtype=config.state_dtype,
-        weight_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values()),
-        wide_bytes=sum(t.nbytes for t in model.checkpoint.tensors.values() if _wide(t)),
+        weight_bytes=_bytes_of(model, model.checkpoint.tensors),
+        wide_bytes=_bytes_of(model, [n for n, t in model.checkpoint.tensors.items() if _wide(t)]),
         state_width=linear * values * config.key_dim,
         conv_width=(config.conv_kernel - 1) * channels,
         record_width=linear * ring_width(**config.delta_heads) if linear else 0,
@@ -73,6 +73,15 @@ def facts_of(model: Model) -> ModelFacts:
         else None,
         no_head=model.draft_note,
     )
+
+
+def _bytes_of(model: Model, names: Iterable[str]) -> int:
+    """Of these tensors of the file what one rank has."""
+    assert model.checkpoint is not None
+    tensors, expected = model.checkpoint.tensors, model.expected
+    rows = ((n, expected[n].row if n in expected else None) for n in names)
+    own = ((n, r.module if isinstance(r, Linear) else r.name if r else "") for n, r in rows)
+    return int(sum(model.shards.share_of(row) * tensors[n].nbytes for n, row in own))
 
 
 def _row_bytes(model: Model) -> int:

@@ -20,7 +20,7 @@ from spark_engine.builder.native import nvrtc, program
 from spark_engine.builder.native.tactics import Chooser, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
-from spark_engine.builder.plan.options import Plan
+from spark_engine.builder.plan.options import Plan, timed_unasked
 from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
 from spark_engine.interface import PREFILL, tables
@@ -132,7 +132,7 @@ class NativeBackend(Backend):
 
     def _times(self, wish: bool | None) -> bool:
         """Whether tactics are timed: as told, or where the target's card is."""
-        if wish is False:
+        if not (timed_unasked(self._target) if wish is None else wish):
             return False
         present = device.present()
         if present == self._target:

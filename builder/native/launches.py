@@ -84,7 +84,9 @@ def _launched(row: Json, kernel: Json) -> Launched:
         source=kernel["source"],
         grid=tuple(row["grid"]),
         block=tuple(row["block"]),
-        operands=tuple((arg[0], arg[1]) for arg in row["args"] if isinstance(arg[1], str)),
+        operands=tuple(
+            (arg[0], arg[1]) for arg in row["args"] if isinstance(arg[-1], str) and len(arg) > 1
+        ),
     )
 
 

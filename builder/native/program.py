@@ -19,7 +19,7 @@ from spark_engine.builder.plan.buckets import Size
 from spark_engine.device_buffers import aligned
 from spark_engine.errors import OptionError
 from spark_engine.interface import STATE_OUT
-from spark_engine.kernel import Launch, Pointer, Target
+from spark_engine.kernel import Arg, Launch, Pointer, Rank, Target
 from spark_engine.manifest import Json, canonical_json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
@@ -101,13 +101,14 @@ def encode(
         assert choice.tactic is not None and choice.plan is not None
         for launch in choice.plan.launches:
             kernel = kernels.index(choice.tactic.source, launch)
-            args = [
-                places.of(step, node, a) if isinstance(a, Pointer) else [a.kind, a.value]
-                for a in launch.args
-            ]
+            args = [_argument(places, step, node, a) for a in launch.args]
             launches.append(_record(node, choice.tactic.name, kernel, launch, args))
     table, images = kernels.table()
-    memory = {"arena_bytes": places.arena.nbytes, "zeroed_bytes": places.zeroed_bytes}
+    memory = {
+        "arena_bytes": places.arena.nbytes,
+        "zeroed_bytes": places.zeroed_bytes,
+        "symmetric_bytes": max((c.plan.symmetric for _, c in bucket.nodes if c.plan), default=0),
+    }
     body = {
         **memory,
         "kernels": table,
@@ -118,6 +119,17 @@ def encode(
     text = canonical_json(body)
     payload = len(text).to_bytes(8, "little") + text + b"".join(images)
     return payload, memory
+
+
+def _argument(places: _Places, step: int, node: gs.Node, arg: Arg) -> Json:
+    match arg:
+        case Pointer("peers"):
+            return ["peers"]
+        case Pointer():
+            return places.of(step, node, arg)
+        case Rank():
+            return ["rank"]
+    return [arg.kind, arg.value]
 
 
 class _Places:

@@ -57,6 +57,7 @@ class Options:
 
     target: str = "auto"
     card: str = "auto"  # whose memory and multiprocessors count
+    rehearses: str = ""  # the target whose kernels these are, where the build only rehearses it
     decode: tuple[int, ...] | None = None  # rows of each decode bucket
     prefill: tuple[int, ...] | None = None  # tokens of each prefill bucket
     verify: Rounds | None = None  # rows and drafts of each bucket that verifies
@@ -75,6 +76,7 @@ class Options:
     debug: bool = False
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
+    tp: int = 1  # ranks that share every tensor, each on a GPU of its own
     gpu: Target | None = None  # what target and card come to
 
     def to_json(self) -> dict[str, object]:
@@ -151,12 +153,15 @@ class Plan:
     gpu: Target | None = None
     draft: DraftOptions | None = None  # of the draft head; None: there is none
     finer: tuple[Size, ...] = ()
+    ranks: int = 1
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
     """Decides every open option. Raises OptionError naming a value that cannot be honoured."""
     gpu = options.gpu or gpu_of(options)
     target = gpu.name if gpu else CPU if options.target == "auto" else options.target
+    if target == RTX and options.tp > 1:
+        raise OptionError(f"--tp {options.tp}: --target {RTX} has one rank; name another target")
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
@@ -180,7 +185,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
-        _finer(options, limits, gpu),
+        _finer(options, limits, gpu), options.tp,
     )  # fmt: skip
 
 
@@ -188,9 +193,29 @@ def gpu_of(options: Options, present: Target | None = None) -> Target | None:
     """The GPU to build for; None: the CPU.
 
     The card that is named; else the one that is `present`, where it is of the target's
-    architecture; else the architecture's first. Raises OptionError for names that are not known,
-    or do not fit.
+    architecture; else the architecture's first. With `rehearses` a part of it that stands for the
+    other. Raises OptionError for names that are not known, or do not fit.
     """
+    on = _hardware(options, present)
+    if not options.rehearses:
+        return on
+    of = kernel.TARGETS.get(options.rehearses)
+    if of is None:
+        near, known = hints.near(options.rehearses, (*kernel.TARGETS,)), ", ".join(kernel.TARGETS)
+        raise OptionError(f"--as {options.rehearses} is no GPU target{near} (choose from {known})")
+    if on is None and options.target != "auto":
+        raise OptionError(f"--as {of.name} is for a GPU, not for --target {options.target}")
+    on = on or kernel.KNOWN[0]
+    return on if on.architecture.rehearses == of.name else kernel.rehearsal(of, on)
+
+
+def timed_unasked(gpu: Target) -> bool:
+    """Whether tactics are timed where nobody says: not in a rehearsal, which is to have those that
+    are chosen for the other GPU, and whose memory is faster."""
+    return not gpu.architecture.rehearses
+
+
+def _hardware(options: Options, present: Target | None) -> Target | None:
     target, card = check_target(options.target), options.card
     if card != "auto":
         named = kernel.CARDS.get(card)

@@ -31,13 +31,35 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Split:
+    """How ranks share a tensor: each has an equal share of every part of one axis.
+
+    Attributes:
+        axis: of the tensor as this list has it.
+        parts: (units, elements of one) of each stretch of that axis, in order. No unit is cut.
+        shared: where units are fewer than ranks, several ranks have the same one.
+    """
+
+    axis: int
+    parts: tuple[tuple[int, int], ...]
+    shared: bool = False
+
+    @property
+    def length(self) -> int:
+        """Elements of the whole axis."""
+        return sum(units * size for units, size in self.parts)
+
+
+@dataclass(frozen=True)
 class Tensor:
-    """A tensor that is never quantised. `part` is text, or one that is left out of the graph."""
+    """A tensor that is never quantised. `part` is text, or one that is left out of the graph.
+    Every rank has all of it unless `split` says how they share it."""
 
     name: str
     shape: Shape
     kind: Kind = Kind.MATRIX
     part: str = "text"
+    split: Split | None = None
 
     @property
     def module(self) -> str:
@@ -55,13 +77,14 @@ class Linear:
     """A projection, which may be quantised: weights [rows, columns], and scales beside them.
 
     `group` names the experts that are all stored alike, and that configs name as one; else it
-    is empty.
+    is empty. Ranks share it as `split` says; without one each has all of it.
     """
 
     module: str
     rows: int
     columns: int
     group: str = ""
+    split: Split | None = None
 
     @property
     def weight(self) -> str:
@@ -75,6 +98,16 @@ class Linear:
 
 
 Row = Tensor | Linear
+
+
+def by_rows(*parts: tuple[int, int], shared: bool = False) -> Split:
+    """Each rank makes some of the outputs."""
+    return Split(0, parts, shared)
+
+
+def by_columns(units: int, size: int) -> Split:
+    """Each rank reads some of the inputs, and makes a part of each sum."""
+    return Split(1, ((units, size),))
 
 
 @dataclass(frozen=True)

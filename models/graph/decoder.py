@@ -50,9 +50,9 @@ class Layer:
         self, w: Writer, x: gs.Variable, layer: str, mix: Callable[[gs.Variable], gs.Variable]
     ) -> gs.Variable:
         """The same with `mix` of normed x in the mixer's place."""
-        u = w.add(x, mix(self.normed(w, x)), f"{layer}.mixed")
+        u = w.add(x, w.summed(mix(self.normed(w, x))), f"{layer}.mixed")
         h = centred_norm(w, u, self.mlp_norm, f"{self.mlp_norm.module}.y")
-        return w.add(u, self.mlp.write(w, h), f"{layer}.out")
+        return w.add(u, w.summed(self.mlp.write(w, h)), f"{layer}.out")
 
     def normed(self, w: Writer, x: gs.Variable) -> gs.Variable:
         """What the mixer reads."""
@@ -101,10 +101,17 @@ class Decoder:
         return centred_norm(w, x, self.norm, output)
 
     def logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
-        """f32 logits [rows or tokens, V] of h; a tied head reads the embedding's own matrix."""
+        """f32 logits [rows or tokens, V] of h; a tied head reads the embedding's own matrix, of
+        which ranks have a copy of their share."""
+        shards = w.model.shards
+        own = output if shards.ranks == 1 else f"{output}.own"
         if isinstance(self.head, Linear):
-            return w.project(h, self.head, DType.F32.value, output)
-        return w.matmul(h, self.embedded(w), output, DType.F32.value)
+            return w.gathered(w.project(h, self.head, DType.F32.value, own), output)
+        matrix = self.embedded(w)
+        if shards.ranks > 1:
+            recipe = shards.cut(self.head.name, w.model.source(self.embedding.name))
+            matrix = w.matrix(self.head.name, recipe)
+        return w.gathered(w.matmul(h, matrix, own, DType.F32.value), output)
 
 
 def centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:

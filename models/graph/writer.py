@@ -148,6 +148,18 @@ class Writer:
         self._node("Add", [a, b], [out], {}, None)
         return out
 
+    def summed(self, x: gs.Variable) -> gs.Variable:
+        """Over all ranks, where each has a part of the sum x [tokens, H]."""
+        return self._collective("all_reduce", x, f"{x.name.removeprefix(self._scope)}.sum")
+
+    def gathered(self, x: gs.Variable, output: str) -> gs.Variable:
+        """The columns of x [rows, V/ranks] of all ranks side by side, so named."""
+        return self._collective("gather_logits", x, output)
+
+    def _collective(self, op: str, x: gs.Variable, output: str) -> gs.Variable:
+        ranks = self.model.shards.ranks
+        return x if ranks == 1 else self.one(op, [x], output, ranks=ranks)
+
     def concat(self, parts: Sequence[gs.Variable], output: str) -> gs.Variable:
         """Columns of unmerged projections side by side, a standard Concat."""
         width = sum(p.shape[1] for p in parts)

@@ -30,7 +30,7 @@ def head_rows(model: Model, module: str, ids: Sequence[int]) -> Projection:
 
     Raises OptionError where rows have no scales of their own.
     """
-    whole = projection(model, module, model.table[module])
+    whole = projection(model.unsplit, module, model.table[module])
     if whole.scheme is Scheme.FP8_BLOCK:
         raise OptionError(
             f"a draft shortlist takes rows of {module}, whose scales are those of 128 rows; draft "

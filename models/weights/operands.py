@@ -9,12 +9,12 @@ modelopt globals multiply, compressed-tensors globals divide (their reciprocals 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_engine.errors import CheckpointError
 from spark_engine.models.checkpoint.expected_tensors import PLAIN
 from spark_engine.models.checkpoint.quant_schemes import SUFFIXES, Dialect, Scheme
-from spark_engine.models.checkpoint.tensor_list import Experts, Linear
+from spark_engine.models.checkpoint.tensor_list import Experts, Linear, Tensor
 from spark_engine.models.weights.quantise import quantised_parts
 from spark_engine.models.weights.recipes import (
     Recipe,
@@ -56,19 +56,25 @@ def projection(model: Model, module: str, scheme: Scheme) -> Projection:
     weight_scale f8 [N, K/16], w_scale2 f32 [N]; nvfp4_a4: alpha f32 [N] in place of w_scale2.
     """
     if scheme is not Scheme.PLAIN and is_plain(model, f"{module}.weight"):
-        return quantised(model.source(f"{module}.weight"), scheme)
+        return _share(model, module, quantised(model.whole(f"{module}.weight"), scheme))
     return _READERS[scheme](model, module)
 
 
 def is_plain(model: Model, name: str) -> bool:
     """Whether the file has the tensor as a plain matrix."""
-    return model.has(name) and model.source(name).dtype in PLAIN
+    return model.has(name) and model.whole(name).dtype in PLAIN
 
 
 def quantised(weight: Recipe, scheme: Scheme) -> Projection:
     """A plain matrix [..., N, K] in another scheme: FP8 in blocks, or NVFP4 with plain inputs."""
     parts = quantised_parts(weight, scheme)
     return Projection(scheme, parts.pop("weight"), parts)
+
+
+def _share(model: Model, name: str, whole: Projection) -> Projection:
+    """A rank's share of what was quantised as a whole, so that its scales are those of one rank."""
+    scales = {suffix: model.shards.cut(name, scale) for suffix, scale in whole.scales.items()}
+    return replace(whole, weight=model.shards.cut(name, whole.weight), scales=scales)
 
 
 def _plain(model: Model, module: str) -> Projection:
@@ -147,7 +153,7 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
     scheme, inner = model.table[experts.name], experts.down.columns
     if model.layout.fused(experts.name):
         stacks = {"w13": experts.gate_up, "w2": experts.down}
-        return _stacked({n: model.source(t.name) for n, t in stacks.items()}, scheme)
+        return _stacked(model, stacks, scheme)
     if scheme is Scheme.FP8_BLOCK and inner % 128:
         raise CheckpointError(
             f"{experts.name}: moe_intermediate_size is {inner}; with FP8 blocks it must be a "
@@ -157,11 +163,13 @@ def expert_operands(model: Model, experts: Experts) -> dict[str, Recipe]:
     return {name: stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _stacked(stacks: Mapping[str, Recipe], scheme: Scheme) -> dict[str, Recipe]:
+def _stacked(model: Model, stacks: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Recipe]:
     """Operands of experts that the file stacks, plain or quantised here."""
     out: dict[str, Recipe] = {}
-    for name, weight in stacks.items():
-        p = Projection(scheme, weight) if scheme is Scheme.PLAIN else quantised(weight, scheme)
+    for name, stacked in stacks.items():
+        whole = model.whole(stacked.name)
+        p = Projection(scheme, whole) if scheme is Scheme.PLAIN else quantised(whole, scheme)
+        p = _share(model, stacked.name, p)
         out |= {name: p.weight, **_named(name, p)}
     return out
 

@@ -35,9 +35,9 @@ class Recipe:
         op: a key of the evaluator's table.
         dtype, shape: of the result.
         args: operands.
-        source: the tensor's name in the file, for the leaf "source".
+        source: the tensor's name in the file, for the leaves "source" and "cut".
         values: the elements in order, for the leaf "constant"; the rows, for "take".
-        function: what "transform" does; equal functions make equal recipes.
+        function: what "transform" and "cut" do; equal functions make equal recipes.
     """
 
     op: str
@@ -262,6 +262,7 @@ _EVALUATE: Mapping[str, Callable[[Recipe, list[Array], Reads], Array]] = {
     "reshape": lambda r, a, c: a[0].reshape(r.shape),
     "repeat": lambda r, a, c: np.full(r.shape, a[0], r.dtype.numpy),
     "transform": lambda r, a, c: _transform(r, a[0]),
+    "cut": lambda r, a, c: _transform(r, c.read(r.source)),
     ROUND: lambda r, a, c: value_checks.round_to_bf16(_leaf(r).source, a[0]),
     **dict.fromkeys(_CHECKS, lambda r, a, c: _checked(r, a[0])),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_engine.models.checkpoint.expected_tensors import Expected
 from spark_engine.models.checkpoint.files import Checkpoint
@@ -18,6 +18,7 @@ from spark_engine.models.checkpoint.quant_table import QuantTable
 from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Row
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.weights import recipes
+from spark_engine.models.weights.shards import Shards
 from spark_engine.tensors import TensorSpec
 
 _COPIES = (Kind.STACKED_EXPERTS, Kind.TIED_HEAD, Kind.CACHE_SCALE)
@@ -35,6 +36,8 @@ class Model:
             out; the draft head is such a part.
         draft_note: a sentence that says why there is no draft head; "" where there is one.
         checkpoint: the open files, None where only the configs are there.
+        shards: how ranks share the tensors; then `config` has the sizes of one of them, and all
+            else here those of the whole model.
     """
 
     config: ModelConfig
@@ -46,6 +49,7 @@ class Model:
     ignored: Mapping[str, int]
     draft_note: str
     checkpoint: Checkpoint | None
+    shards: Shards = Shards()
 
     @property
     def has_drafts(self) -> bool:
@@ -56,8 +60,17 @@ class Model:
         """True when the file holds the tensor that we name so (without prefix)."""
         return self.layout.file_name(name) in self.tensors
 
+    @property
+    def unsplit(self) -> Model:
+        """The same, of whose tensors every rank reads all."""
+        return replace(self, shards=Shards())
+
     def source(self, name: str) -> recipes.Recipe:
-        """The recipe that reads a tensor, named without prefix."""
+        """The recipe that reads a tensor, named without prefix: rank 0's share of it."""
+        return self.shards.cut(name, self.whole(name))
+
+    def whole(self, name: str) -> recipes.Recipe:
+        """The recipe that reads all of a tensor."""
         spec = self.tensors[self.layout.file_name(name)]
         return recipes.source(spec.name, spec.dtype, spec.dims)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from spark_engine.kernel import (
+    NULL,
     Arg,
     Attrs,
     Cuda,
@@ -38,7 +39,8 @@ PAIR = 2  # heads of a block of `paged_pairs`
 PAIR_DIM, PAIR_KEYS = 256, 64  # of `paged_pairs`: dimensions of a head, tokens of a tile of keys
 # Of `paged_pairs`, by whether pages hold codes: pieces of a query in registers, and registers of a
 # consumer's and a producer's thread: three groups of 128 have 504 for each lane.
-HELD = {True: (3, 216, 72), False: (6, 232, 40)}
+HELD = {True: (0, 208, 88), False: (6, 232, 40)}
+SPLITS = (2, 4, 8, 16)  # blocks that share a tile's keys, a tactic each
 
 
 def refuse_prefill(attrs: Attrs, specs: Specs, target: Target) -> str | None:
@@ -78,22 +80,39 @@ def plan_prefill(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return behind_append(attrs, specs, target, attend)
 
 
-def plan_pairs(attrs: Attrs, specs: Specs, target: Target) -> Plan:
-    """`paged_append` over tokens, then `paged_pairs` over rows and pairs of heads."""
+def refuse_split(attrs: Attrs, specs: Specs, target: Target, splits: int) -> str | None:
+    """Refuses rows that fill the GPU without splits, or as well with half of them."""
+    s, rows = sizes(attrs, specs), specs[8].dims[0]
+    reason = refuse_pairs(attrs, specs, target)
+    if reason is None and rows * s.heads // PAIR * splits > 3 * target.sms // 2:
+        return f"{rows} rows of {s.heads} heads fill {target.sms} multiprocessors with fewer splits"
+    return reason
+
+
+def plan_pairs(attrs: Attrs, specs: Specs, target: Target, splits: int) -> Plan:
+    """`paged_append`, then `paged_pairs` over rows, pairs of heads and parts of the keys."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     held, most, rest = HELD[s.storage is DType.U8]
-    numbers = {"HELD": held, "MOST": most, "REST": rest}
+    numbers = {"SPLITS": splits, "HELD": held, "MOST": most, "REST": rest}
+    parts = rows * s.heads * splits if splits > 1 else 0
+    scratch = (
+        Scratch(parts * TILE * s.dim * 4),
+        Scratch(parts * 128 * 16),
+        Scratch(rows * s.heads * 4, zeroed=True),
+    )
     attend = Launch(
         "paged_pairs",
-        (rows, s.heads // PAIR, 1),
+        (rows, s.heads // PAIR, splits),
         (128 * (PAIR + 1), 1, 1),
-        attend_arguments(specs),
+        attend_arguments(
+            specs, *(pointers("scratch", 1, 2, 3) if splits > 1 else (NULL, NULL, NULL))
+        ),
         shared=2 * s.dim * (PAIR * TILE + 2 * 2 * PAIR_KEYS),
         defines=(*defines(attrs, specs), *((k, str(v)) for k, v in numbers.items())),
         pdl=True,
         source="attention/paged_pairs.cu",
     )
-    return behind_append(attrs, specs, target, attend)
+    return behind_append(attrs, specs, target, attend, *(scratch if splits > 1 else ()))
 
 
 def tiles_shared(s: Sizes) -> int:
@@ -107,7 +126,7 @@ def tiles_macros(attrs: Attrs, specs: Specs, target: Target) -> tuple[tuple[str,
     return (*defines(attrs, specs), ("BLOCKS", str(blocks)))
 
 
-def attend_arguments(specs: Specs) -> tuple[Arg, ...]:
+def attend_arguments(specs: Specs, *scratch: Arg) -> tuple[Arg, ...]:
     """Those of the kernels behind `paged_append`."""
     return (
         *pointers("scratch", 0),
@@ -115,11 +134,14 @@ def attend_arguments(specs: Specs) -> tuple[Arg, ...]:
         *pointers("output", 1, 2),
         *pointers("input", 7, 8, 9, 10),
         *pointers("output", 0),
+        *scratch,
         Scalar("i32", specs[7].dims[1]),
     )
 
 
-def behind_append(attrs: Attrs, specs: Specs, target: Target, attend: Launch) -> Plan:
+def behind_append(
+    attrs: Attrs, specs: Specs, target: Target, attend: Launch, *scratch: Scratch
+) -> Plan:
     """`paged_append` over tokens, then `attend`."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     append = Launch(
@@ -137,14 +159,19 @@ def behind_append(attrs: Attrs, specs: Specs, target: Target, attend: Launch) ->
         pdl=True,
         source="attention/paged_prefill.cu",
     )
-    return Plan((append, attend), (Scratch(rows * TILE * s.heads * s.dim * 2),))
+    return Plan((append, attend), (Scratch(rows * TILE * s.heads * s.dim * 2), *scratch))
 
 
-def cost_prefill(attrs: Attrs, specs: Specs, target: Target, share: float) -> float:
-    """The products of half of the longest context at a share of a library's rate."""
+def cost_prefill(
+    attrs: Attrs, specs: Specs, target: Target, share: float, heads: int, resident: int, splits: int
+) -> float:
+    """The products of half of the longest context at a share of a library's rate, where blocks of
+    so many heads fill the multiprocessors; parts that meet take a while."""
     s, rows = sizes(attrs, specs), specs[8].dims[0]
     pairs = rows * TILE * (specs[7].dims[1] * s.page / 2)
-    return 4 * pairs * s.heads * s.dim / (target.bf16_flops * share) + 8e-6
+    blocks, room = rows * s.heads // heads * splits, target.sms * resident
+    rate = target.bf16_flops * share * blocks / (-(-blocks // room) * room)
+    return 4 * pairs * s.heads * s.dim / rate + (12e-6 if splits > 1 else 8e-6)
 
 
 TILES = Tactic(
@@ -152,13 +179,19 @@ TILES = Tactic(
     "attention/paged_prefill.cu",
     refuse_prefill,
     plan_prefill,
-    partial(cost_prefill, share=1 / 3),
+    partial(cost_prefill, share=1 / 3, heads=1, resident=2, splits=1),
 )
-PAIRS = Tactic(
-    "pairs",
-    "attention/paged_pairs.cu",
-    refuse_pairs,
-    plan_pairs,
-    partial(cost_prefill, share=2 / 3),
-)
-CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, PAIRS))
+
+
+def _pairs(splits: int) -> Tactic:
+    """With parts a token's bits depend on its tile's end: on the grid of 64, on its position."""
+    return Tactic(
+        f"pairs_by_{splits}" if splits > 1 else "pairs",
+        "attention/paged_pairs.cu",
+        partial(refuse_split, splits=splits) if splits > 1 else refuse_pairs,
+        partial(plan_pairs, splits=splits),
+        partial(cost_prefill, share=0.8, heads=PAIR, resident=1, splits=splits),
+    )
+
+
+CUDA = Cuda(tactics=(*DECODE, *ROUNDS, TILES, *(_pairs(n) for n in (1, *SPLITS))))

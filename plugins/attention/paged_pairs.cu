@@ -3,16 +3,23 @@
 //
 // A block has the 64 queries of one tile of two heads of a group, a warpgroup each, which read the
 // same keys and values in tiles of 64 tokens, two of each in shared memory. A third warpgroup fills
-// them (paged_rings.cuh).
-// A consumer asks for the products of the next tile's keys before it weighs this tile's values, so
-// that its softmax runs beside them. Tiles begin at multiples of 64: a query's bits do not depend
-// on where its tile of queries begins.
-// Figures: 35B, e4m3, 4,096 tokens behind 61k, H200: 7.4 ms, 574 TFLOP/s (log/paged_pairs.md).
-// Macros besides those of paged_kv.cuh: HELD (of a query's 16 pieces of 16 dimensions, those in
-// registers), MOST, REST (registers of a consumer's and a producer's thread).
+// them (paged_rings.cuh). A consumer asks for this tile's sums and the next one's scores at once;
+// its softmax runs beside the other consumer's products. Tiles begin at multiples of 64: a query's
+// bits do not depend on where its tile of queries begins.
+// Figures: log/paged_pairs.md.
+// Few queries behind a long context: SPLITS blocks share a tile's keys (split-KV); of each head the
+// last to arrive adds the parts up, in their order. Then bits depend on the tile's place too.
+// Macros besides those of paged_kv.cuh: SPLITS, HELD (of a query's 16 pieces of 16 dimensions,
+// those in registers), MOST, REST (registers of a consumer's and a producer's thread).
 #include "attention/paged_rings.cuh"
+#include "common/wgmma16.cuh"
 
-// --- Consumers -------------------------------------------------------------------------------
+constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * GROUP, STEPS = D / 16;
+static_assert(GQA_GROUP % CONSUMERS == 0, "both heads of a block have one kv head");
+constexpr int LEAST = 8;          // tiles of keys that are worth a block
+constexpr float LOWEST = -1e30f;  // below any score; a row that sees no key of a part keeps it
+// Shared memory: the queries of two heads, then the rings of paged_rings.cuh.
+constexpr int KEYS_AT = CONSUMERS * HALF_TILE, VALUES_AT = KEYS_AT + STAGES * HALF_TILE;
 
 struct Consumer {
   u32 queries, keys, values;  // uniform: this head's queries, the first tile of each ring
@@ -120,15 +127,15 @@ DEVICE void settle(Consumer& x) {
 // From tile - 1, whose weights are ready, to tile.
 template <bool MASKED>
 DEVICE void advance(Consumer& x, int tile) {
-  ask_scores(x, tile);
   ask_sums(x, tile - 1);
+  ask_scores(x, tile);
   wgmma_wait<1>();
+  release(x, 1, tile - 1);
+  wgmma_wait<0>();
   keep_order(x.s);
+  keep_order(x.o);
   release(x, 0, tile);
   soften<MASKED>(x, tile);
-  wgmma_wait<0>();
-  keep_order(x.o);
-  release(x, 1, tile - 1);
   settle(x);
 }
 
@@ -187,15 +194,21 @@ DEVICE void store_row(u16* o, const Consumer& x, int j, float scale, int t) {
   }
 }
 
-// The rows of a lane to the result; zeros beyond the tile's tokens.
+// A row's total from those of its four lanes.
+DEVICE void add_totals(Consumer& x) {
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    x.sum[j] += __shfl_xor_sync(~0u, x.sum[j], 1);
+    x.sum[j] += __shfl_xor_sync(~0u, x.sum[j], 2);
+  }
+}
+
+// The rows of a lane to the result.
 DEVICE void store(u16* o, Consumer& x, int count, float scale) {
 #pragma unroll
   for (int j = 0; j < 2; j++) {
-    float sum = x.sum[j];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
     const int t = 16 * (threadIdx.x % GROUP >> 5) + (lane_id() >> 2) + 8 * j;
-    if (t < count) store_row(o + (i64)t * HEADS * D, x, j, scale / sum, lane_id() & 3);
+    if (t < count) store_row(o + (i64)t * HEADS * D, x, j, scale / x.sum[j], lane_id() & 3);
   }
 }
 
@@ -206,18 +219,72 @@ DEVICE void store_zeros(u16* o, int from) {
   }
 }
 
-// Grid: (rows, pairs of heads), the last rows first: in one long sequence they have the most to
-// read.
+// Where the parts of one tile of one head meet: sums as threads hold them, each thread's two maxima
+// and totals, the number that is there.
+struct Meeting {
+  float4 *sums, *tallies;
+  int* arrivals;
+  int parts;
+
+  DEVICE float4* sum(int part) const { return sums + (i64)part * (D / 8) * GROUP; }
+};
+
+// This part's sums to its place; true in the last warpgroup to arrive, which then has them all.
+DEVICE bool meet_parts(Consumer& x, const Meeting& m, int part, int thread, int group, int* last) {
+#pragma unroll
+  for (int n = 0; n < D / 8; n++) {
+    m.sum(part)[n * GROUP + thread] = make_float4(x.o[n][0], x.o[n][1], x.o[n][2], x.o[n][3]);
+  }
+  m.tallies[part * GROUP + thread] = make_float4(x.top[0], x.sum[0], x.top[1], x.sum[1]);
+  meet(1 + group, GROUP);
+  if (thread == 0) {
+    last[group] = count_up(m.arrivals) == m.parts - 1;
+    if (last[group]) *m.arrivals = 0;
+  }
+  meet(1 + group, GROUP);
+  if (!last[group]) return false;
+  float total[2] = {}, top[2] = {LOWEST, LOWEST};
+#pragma unroll 1
+  for (int i = 0; i < m.parts; i++) {
+    const float4 tally = __ldcg(&m.tallies[i * GROUP + thread]);
+    top[0] = fmaxf(top[0], tally.x), top[1] = fmaxf(top[1], tally.z);
+  }
+#pragma unroll
+  for (int n = 0; n < D / 8; n++) x.o[n][0] = x.o[n][1] = x.o[n][2] = x.o[n][3] = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < m.parts; i++) {
+    const float4 tally = __ldcg(&m.tallies[i * GROUP + thread]);
+    const float by[2] = {exp2_fast((tally.x - top[0]) * x.scale),
+                         exp2_fast((tally.z - top[1]) * x.scale)};
+    total[0] = fmaf(tally.y, by[0], total[0]), total[1] = fmaf(tally.w, by[1], total[1]);
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+      const float4 o = __ldcg(&m.sum(i)[n * GROUP + thread]);
+      x.o[n][0] = fmaf(o.x, by[0], x.o[n][0]), x.o[n][1] = fmaf(o.y, by[0], x.o[n][1]);
+      x.o[n][2] = fmaf(o.z, by[1], x.o[n][2]), x.o[n][3] = fmaf(o.w, by[1], x.o[n][3]);
+    }
+  }
+  x.sum[0] = total[0], x.sum[1] = total[1];
+  return true;
+}
+
+// Grid: (rows, pairs of heads, SPLITS), the last rows first: in one long sequence they have the
+// most to read.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_pairs(const u16* queries, const float* kv_scale, const u8* keys, const u8* values,
                 const int* page_table, const int* slots, const int* starts, const int* counts,
-                u16* o, int most_pages) {
+                u16* o, float4* sums, float4* tallies, int* arrivals, int most_pages) {
   extern __shared__ __align__(1024) u8 shared[];
   __shared__ Barriers barriers;
+  __shared__ int last[CONSUMERS];
   const int row = gridDim.x - 1 - blockIdx.x, group = threadIdx.x / GROUP;
-  const int head = blockIdx.y * CONSUMERS + group, slot = slots[row];
+  const int head = blockIdx.y * CONSUMERS + group, slot = slots[row], part = blockIdx.z;
   const int count = slot >= 0 ? counts[row] : 0, start = count > 0 ? starts[row] : 0;
+  const int all = (start + count + KEYS - 1) / KEYS;  // tiles of keys
+  const int each = max(LEAST, (all + SPLITS - 1) / SPLITS), before = part * each;
+  const int tiles = min(each, all - before);
   const i64 first = ((i64)row * QUERIES * HEADS + head) * D;
+  if (SPLITS > 1 && part > 0 && tiles <= 0) return wait_for_previous();  // as in paged_append
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * STAGES; i++) {
       barrier_init(&barriers.full[0][0] + i, KV_FP8 ? GROUP / 2 : GROUP);
@@ -228,16 +295,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   __syncthreads();
   wait_for_previous();
   const u32 base = shared_address(shared);
-  const int tiles = (start + count + KEYS - 1) / KEYS;
+  const int thread = threadIdx.x % GROUP, warp = thread >> 5;
   if (group == CONSUMERS) {
     fewer_registers<REST>();
     const Source source{keys,
                         values,
                         page_table + (i64)max(slot, 0) * most_pages,
                         (int)blockIdx.y * CONSUMERS / GQA_GROUP,
+                        before * KEYS,
                         start + count,
                         tiles};
-    const int warp = threadIdx.x % GROUP >> 5;
     const Producer p{source, base + KEYS_AT, barriers, warp, (int)lane_id()};
     if (count > 0) {
       if constexpr (KV_FP8) produce_codes(p);
@@ -245,6 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
   } else {
     more_registers<MOST>();
+    bool mine = true;  // to store
     if (count > 0) {
       Consumer x = {uniform(base + group * HALF_TILE),
                     uniform(base + KEYS_AT),
@@ -259,13 +327,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     0.0f,
                     0,
                     barriers};
-      x.top[0] = x.top[1] = minus_infinity();
+      x.top[0] = x.top[1] = LOWEST;
       x.scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-      x.first = start + 16 * (threadIdx.x % GROUP >> 5) + (lane_id() >> 2);
+      x.first = start + 16 * warp + (lane_id() >> 2) - before * KEYS;
       load_queries(x, queries + first, count, group);
-      consume(x, tiles, min(tiles, start / KEYS));
-      store(o + first, x, count, KV_FP8 ? kv_scale[1] : 1.0f);
+      consume(x, tiles, min(tiles, start / KEYS - before));
+      add_totals(x);
+      if (SPLITS > 1 && all > each) {
+        const i64 place = ((i64)row * HEADS + head) * SPLITS;
+        const Meeting m{sums + place * (D / 8) * GROUP, tallies + place * GROUP,
+                        arrivals + row * HEADS + head, (all + each - 1) / each};
+        mine = meet_parts(x, m, part, forget(threadIdx.x) % GROUP, group, last);
+      }
+      if (mine) store(o + first, x, count, KV_FP8 ? kv_scale[1] : 1.0f);
     }
-    store_zeros(o + first, count);
+    if (mine) store_zeros(o + first, count);
   }
 }

@@ -1,38 +1,33 @@
-// The tiles of keys and values of paged_pairs.cu in shared memory, and the warpgroup that fills
-// them: bf16 pages by cp.async; e4m3 codes through registers, where they become f16 (a code is
-// exact in it).
+// Tiles of 64 tokens' keys and values as wgmma reads them: a ring of two of each in shared memory,
+// which a warpgroup of producers fills from the pages of one sequence and kv head. bf16 as it is,
+// by cp.async; e4m3 codes through registers, where they become f16 (a code is exact in it).
 //
-// Layout: STAGES tiles of keys, as many of values, in the panels of wgmma16.cuh.
-// Macros: those of paged_kv.cuh, and REST.
+// Layout: STAGES tiles of keys, as many of values. A tile: four panels as in wgmma16.cuh.
+// Macros: those of paged_kv.cuh.
 #pragma once
 #include "attention/paged_kv.cuh"
-#include "common/wgmma16.cuh"
+#include "common/ptx.cuh"
 
-constexpr int QUERIES = 64, KEYS = 64, GROUP = 128, CONSUMERS = 2, STAGES = 2;
-constexpr int THREADS = (CONSUMERS + 1) * GROUP;
+constexpr int QUERIES = 64, KEYS = 64, GROUP = 128, STAGES = 2;
 constexpr int PANEL = KEYS * 128, PANELS = D / 64;  // 64 dimensions of a tile
 constexpr int HALF_TILE = PANELS * PANEL;           // keys or values of a tile
-constexpr int STEPS = D / 16;
-constexpr int PART = 32;  // tokens that a producer has in registers
-static_assert(D == 256 && PAGE % KEYS == 0 && GQA_GROUP % CONSUMERS == 0, "unsupported sizes");
-
-// Of all blocks: queries, then STAGES tiles of keys, then of values.
-constexpr int KEYS_AT = CONSUMERS * HALF_TILE, VALUES_AT = KEYS_AT + STAGES * HALF_TILE;
+constexpr int PART = 32;  // tokens whose codes a producer has in registers
+static_assert(D == 256 && PAGE % KEYS == 0, "unsupported sizes");
 
 struct Barriers {
   u64 full[2][STAGES], empty[2][STAGES];  // of keys, of values
 };
 
-// Where a tile of queries reads from: one sequence, one kv head.
+// Where a tile of queries reads from: positions begin (a multiple of 64) … end - 1 of one sequence,
+// one kv head.
 struct Source {
   const u8 *keys, *values;
   const int* pages;
-  int head, end, tiles;
+  int head, begin, end, tiles;
 
-  DEVICE int page(int tile) const { return tile < tiles ? pages[tile * KEYS / PAGE] : 0; }
+  DEVICE int page(int tile) const { return tile < tiles ? pages[(begin + tile * KEYS) / PAGE] : 0; }
+  DEVICE int left(int tile) const { return end - begin - tile * KEYS; }
 };
-
-// --- Producer --------------------------------------------------------------------------------
 
 // One half of a tile into shared memory. `which`: 0 keys, 1 values.
 struct Producer {
@@ -42,7 +37,7 @@ struct Producer {
   int warp, lane;
 
   DEVICE const u8* half(int which, int page, int tile) const {
-    return (which ? s.values : s.keys) + page_offset(page, s.head, tile * KEYS);
+    return (which ? s.values : s.keys) + page_offset(page, s.head, s.begin + tile * KEYS);
   }
   DEVICE u32 place(int which, int tile) const {
     return tiles + (which * STAGES + tile % STAGES) * HALF_TILE;
@@ -69,7 +64,7 @@ DEVICE void copy_half(const Producer& p, int which, int tile, int page) {
   const u32 to = p.place(which, tile) + (p.lane >> 3) * PANEL + p.warp * 128;
   const u32 even = to + (((p.lane & 7) ^ p.warp) << 4);
   const u32 odd = to + (((p.lane & 7) ^ (p.warp + 4)) << 4);
-  const int left = p.s.end - tile * KEYS;
+  const int left = p.s.left(tile);
   if (left >= KEYS) {
 #pragma unroll
     for (int n = 0; n < KEYS / 4; n++) {
@@ -133,7 +128,7 @@ DEVICE void produce_codes(const Producer& p) {
   Codes codes;
   const u8* from = p.half(which, p.s.page(0), 0) + column;
 #pragma unroll
-  for (int n = 0; n < PART / 4; n++) codes.load(n, from, p.s.end - row);
+  for (int n = 0; n < PART / 4; n++) codes.load(n, from, p.s.left(0) - row);
 #pragma unroll 1
   for (int i = 0; i < p.s.tiles; i++) {
     const int page = p.s.page(i + 1);
@@ -144,7 +139,7 @@ DEVICE void produce_codes(const Producer& p) {
     for (int part = 0; part < KEYS / PART; part++) {
       const bool last = part + 1 == KEYS / PART;
       from = kept(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
-      const int left = p.s.end - i * KEYS - (part + 1) * PART;
+      const int left = p.s.left(i) - (part + 1) * PART;
       const u32 down = part * PART * 128;
       convert_part(codes, first + down, second + down, from, left - row);
     }

@@ -2,8 +2,8 @@
 //
 // Operands are those of the instruction: of lane 4g + t, a[0…3] hold eight codes each of (row g,
 // k 8t…), (row g + 8, k 8t…), (row g, k 32 + 8t…), (row g + 8, k 32 + 8t…); b[0…1] those of column
-// g; `scale_a` is row g's four e4m3 scales in lane t = 0 and row g + 8's in lane t = 1, `scale_b`
-// column g's in lane t = 0; d as of any m16n8 mma.
+// g; `scale_a` is row g's four e4m3 scales in lane t = 2 PAIR, row g + 8's in the next, `scale_b`
+// column g's in lane t = LANE; d as of any m16n8 mma.
 //
 // The emulation is exact but for the f32 order of the four block sums: a block's products are
 // multiples of 1/4 of at most 36, so one f16 mma sums them exactly. Two lanes hold a block's 16
@@ -14,15 +14,30 @@
 
 // NVRTC defines this macro alone for sm_12xa; nvcc's __CUDA_ARCH_FEAT_SM121_ALL it does not know.
 #if defined(__CUDA_ARCH_SPECIFIC__) && __CUDA_ARCH_SPECIFIC__ / 100 == 12
+constexpr bool FP4_MMA = true;
+
+template <int PAIR = 0, int LANE = 0>
 DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
   asm volatile(
       "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X"
       ".f32.e2m1.e2m1.f32.ue4m3 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3}, "
-      "%10, {0, 0}, %11, {0, 0};"
+      "%10, {0, %12}, %11, {0, %13};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(scale_a), "r"(scale_b));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(scale_a), "r"(scale_b),
+        "n"(PAIR), "n"(LANE));
+}
+
+// With PAIR = step % 2 and LANE = step, which the compiler must know.
+DEVICE void mma_nvfp4_step(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
+                           u32 scale_b, int step) {
+  if (step == 0) mma_nvfp4<0, 0>(d, a, b0, b1, scale_a, scale_b);
+  if (step == 1) mma_nvfp4<1, 1>(d, a, b0, b1, scale_a, scale_b);
+  if (step == 2) mma_nvfp4<0, 2>(d, a, b0, b1, scale_a, scale_b);
+  if (step == 3) mma_nvfp4<1, 3>(d, a, b0, b1, scale_a, scale_b);
 }
 #else
+constexpr bool FP4_MMA = false;
+
 // Four codes -> two f16 pairs, each value · 2^-14.
 DEVICE void halves_of(u32 codes, u32& first, u32& second) {
   const u32 low = (codes & 0x000f) | (codes & 0x00f0) << 12;
@@ -31,11 +46,13 @@ DEVICE void halves_of(u32 codes, u32& first, u32& second) {
   second = (high & 0x00080008) << 12 | (high & 0x00070007) << 9;
 }
 
-DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
+DEVICE void mma_nvfp4_of(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b,
+                         u32 pair, u32 at) {
   const u32 lane = lane_id(), t = lane & 3;
-  const u32 g = lane & ~3u;
+  const u32 g = (lane & ~3u) + 2 * pair;
+  const u32 c = 8 * t + at;
   const u32 rows[2] = {__shfl_sync(~0u, scale_a, g), __shfl_sync(~0u, scale_a, g + 1)};
-  const u32 columns[2] = {__shfl_sync(~0u, scale_b, 8 * t), __shfl_sync(~0u, scale_b, 8 * t + 4)};
+  const u32 columns[2] = {__shfl_sync(~0u, scale_b, c), __shfl_sync(~0u, scale_b, c + 4)};
   const u32 b[2] = {b0, b1};
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
@@ -57,5 +74,14 @@ DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scal
       d[i] += part[i] * (scale * 268435456.0f);  // 2^28
     }
   }
+}
+
+template <int PAIR = 0, int LANE = 0>
+DEVICE void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
+  mma_nvfp4_of(d, a, b0, b1, scale_a, scale_b, PAIR, LANE);
+}
+DEVICE void mma_nvfp4_step(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a,
+                           u32 scale_b, int step) {
+  mma_nvfp4_of(d, a, b0, b1, scale_a, scale_b, step & 1, step);
 }
 #endif

@@ -94,6 +94,12 @@ DEVICE uint2 load_shared8(Address from) {
                : "r"(shared_address(from)));
   return v;
 }
+template <class Address>
+DEVICE u32 load_shared4(Address from) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(shared_address(from)));
+  return v;
+}
 DEVICE void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
@@ -114,6 +120,13 @@ DEVICE void copy_async_hinted(Address to, const void* from, u64 policy) {
       "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
       "l"(from), "l"(policy)
       : "memory");
+}
+// 4 or 8 bytes a thread, through L1.
+template <int BYTES, class Address>
+DEVICE void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+               "n"(BYTES), "r"(bytes)
+               : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
@@ -300,6 +313,14 @@ DEVICE void load_matrix_transposed(u32 (&r)[4], Address row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(row))
+               : "memory");
+}
+// Stores the transposes of four such matrices; lanes 8i…8i+7 give the row addresses of matrix i.
+template <class Address>
+DEVICE void store_matrix_transposed(Address row, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                   shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 // The transpose of an 8 x 8 matrix of b16 held one pair a lane. STAYS: volatile, else the compiler

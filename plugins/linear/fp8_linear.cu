@@ -8,6 +8,7 @@
 constexpr int ELEMENT_BITS = 8;
 constexpr int SCALE_BYTES = 0;
 constexpr int X_BYTES = 1;
+constexpr int X_SCALE_BYTES = 0;
 constexpr bool FP8_MMA = true;
 #include "linear/plain_fragments.cuh"
 

@@ -6,6 +6,7 @@
 constexpr int ELEMENT_BITS = 16;
 constexpr int SCALE_BYTES = 0;
 constexpr int X_BYTES = 2;
+constexpr int X_SCALE_BYTES = 0;
 constexpr bool FP8_MMA = false;
 #include "linear/plain_fragments.cuh"
 

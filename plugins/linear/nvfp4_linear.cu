@@ -10,6 +10,7 @@
 constexpr int ELEMENT_BITS = 4;
 constexpr int SCALE_BYTES = 64;
 constexpr int X_BYTES = 2;
+constexpr int X_SCALE_BYTES = 0;
 constexpr bool FP8_MMA = false;
 #include "common/nvfp4.cuh"
 

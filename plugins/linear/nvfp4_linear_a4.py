@@ -91,6 +91,7 @@ CASES = (
     _case(3, 32, 80, DType.BF16),
     _case(9, 144, 624),
     _case(33, 16, 1088, DType.BF16),
+    _case(130, 272, 768),
 )
 
 OP = Op(

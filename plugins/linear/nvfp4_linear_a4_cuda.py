@@ -1,38 +1,124 @@
-"""The CUDA side of `nvfp4_linear_a4`: FP4 matrix instructions, emulated where there are none."""
+"""The CUDA side of `nvfp4_linear_a4`: FP4 matrix instructions, emulated where there are none.
+
+Codes count by bytes: the packed weight is `weight_layout`'s of bytes, and `stream_k_gemm`'s k is a
+row's bytes. Few rows have a kernel of their own over the same layout.
+"""
 
 from __future__ import annotations
 
-from spark_engine.kernel import Attrs, Cuda, Plan, Specs, Tactic, Target
-from spark_engine.plugins.linear import m16_gemm as sg
+from dataclasses import replace
 
-FORM = sg.Form("nvfp4_linear_a4", 64, {8: (1, 4), 16: (1, 2), 32: (2, 2), 64: (2, 1)})
+import numpy as np
+
+from spark_engine.kernel import Attrs, Cuda, Pack, Plan, Specs, Tactic, Target
+from spark_engine.plugins.common.weight_packing import padded
+from spark_engine.plugins.linear import m16_gemm
+from spark_engine.plugins.linear import stream_k_gemm as sg
+from spark_engine.plugins.linear import stream_k_schedule as order
+from spark_engine.plugins.linear import weight_layout as wt
+from spark_engine.tensors import Array, TensorSpec
+
+SLAB = 256  # k of a k-slab
+FEW = m16_gemm.Form("nvfp4_linear_a4_m16", 64, {8: (1, 4), 16: (1, 2), 32: (2, 2)})
+FORM = sg.Format("nvfp4_linear_a4", weight_bits=8, scale_bytes=256, x_bytes=1, x_scale_bytes=16)
+INPUTS = (0, 1, 2, 3, 4)
 FP4_RATE = 3.5  # of bf16's
 EMULATED_RATE = 0.01
-# An m16 tile's k-slab, bytes [r][g][half of k][t][4], becomes lanes 4g + t, registers (half, r).
-CODES = sg.pack(64, 2, (1, 3, 2, 0, 4), (2, 8, 2, 4, 4))
-SCALES = sg.pack(64, 16, (1, 0, 2), (2, 8, 4))
+L2_RATE = 5  # of DRAM's
 
 
 def _sizes(specs: Specs) -> tuple[int, int, int]:
     return specs[0].dims[0], specs[4].dims[0], 2 * specs[0].dims[1]
 
 
-def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+def problem(attrs: Attrs, specs: Specs) -> sg.Problem:
+    """m, n and the bytes of k of the node."""
+    m, n, k = _sizes(specs)
+    return sg.Problem(m, n, k // 2)
+
+
+def refuse_few(attrs: Attrs, specs: Specs, target: Target) -> str | None:
     """Refuses ragged weights."""
-    return sg.refuse(*_sizes(specs)[1:])
+    return m16_gemm.refuse(*_sizes(specs)[1:])
+
+
+def plan_few(attrs: Attrs, specs: Specs, target: Target) -> Plan:
+    """One launch."""
+    return m16_gemm.plan(FEW, *_sizes(specs), 5, str(attrs["dtype"]))
+
+
+def _rate(target: Target) -> float:
+    return target.bf16_flops * (FP4_RATE if target.fp4_mma else EMULATED_RATE)
+
+
+def cost_few(attrs: Attrs, specs: Specs, target: Target) -> float:
+    """The floor, what each block takes of the activations from L2, and a launch."""
+    m, n, k = _sizes(specs)
+    tiles = next((t for b, (t, _) in FEW.tiles.items() if m <= b), FEW.tiles[32][0])
+    fetched = (specs[0].nbytes + specs[1].nbytes) * -(-n // (wt.M16 * tiles))
+    least = m16_gemm.floor(specs, m, n, k, str(attrs["dtype"]), _rate(target), target)
+    return 1.1 * least + fetched / (L2_RATE * target.bandwidth) + 3e-6
+
+
+def refuse(attrs: Attrs, specs: Specs, target: Target) -> str | None:
+    """Refuses ragged weights, and k that is no whole k-slabs."""
+    k = _sizes(specs)[2]
+    if k % SLAB:
+        return f"k is {k}; scales are copied for {SLAB} at a time: m16 tiles serve it"
+    return refuse_few(attrs, specs, target)
 
 
 def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     """One launch."""
-    return sg.plan(FORM, *_sizes(specs), 5, str(attrs["dtype"]))
+    p = problem(attrs, specs)
+    return sg.plan(sg.choose(p, FORM, target), p, FORM, target, INPUTS, str(attrs["dtype"]))
+
+
+def large(attrs: Attrs, specs: Specs, target: Target) -> Plan | None:
+    """The same in whole tiles, band by band."""
+    return sg.plan_large(problem(attrs, specs), FORM, target, INPUTS, str(attrs["dtype"]))
 
 
 def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
     """1.2 times the floor and a launch."""
-    rate = target.bf16_flops * (FP4_RATE if target.fp4_mma else EMULATED_RATE)
-    return 1.2 * sg.floor(specs, *_sizes(specs), str(attrs["dtype"]), rate, target) + 3e-6
+    m, n, k = _sizes(specs)
+    dtype = str(attrs["dtype"])
+    return 1.2 * m16_gemm.floor(specs, m, n, k, dtype, _rate(target), target) + 3e-6
 
+
+def _packs(n: int, k: int) -> bool:
+    return m16_gemm.refuse(n, k) is None
+
+
+def _wide(spec: TensorSpec, k_each: int) -> TensorSpec:
+    """`k_each`: k of an element."""
+    n, width = spec.dims
+    if not _packs(n, width * k_each):
+        return spec
+    return replace(spec, shape=(n, padded(width, SLAB // k_each)))
+
+
+def _pack_codes(attrs: Attrs, w: Array) -> Array:
+    """`weight_layout`'s bytes: register 2h + r of lane 4g + t is row g + 8r, k 32h + 8t."""
+    if not _packs(len(w), 2 * w.shape[1]):
+        return w
+    return wt.pack_bytes(w.view(np.uint8)).view(w.dtype)
+
+
+def _pack_scales(attrs: Attrs, w_scale: Array) -> Array:
+    if not _packs(len(w_scale), 16 * w_scale.shape[1]):
+        return w_scale
+    return wt.pack_step_scales(w_scale.view(np.uint8)).view(w_scale.dtype)
+
+
+CODES = Pack(lambda attrs, spec: _wide(spec, 2), _pack_codes)
+SCALES = Pack(lambda attrs, spec: _wide(spec, 16), _pack_scales)
+SOURCE = "linear/nvfp4_linear_a4.cu"
 
 CUDA = Cuda(
-    (Tactic("m16 tiles", "linear/nvfp4_linear_a4.cu", refuse, plan, cost),), {2: CODES, 3: SCALES}
+    tactics=(
+        Tactic("m16 tiles", SOURCE, refuse_few, plan_few, cost_few),
+        *order.streaming(Tactic("stream-k", SOURCE, refuse, plan, cost), large),
+    ),
+    packs={2: CODES, 3: SCALES},
 )

@@ -3,6 +3,12 @@
 #pragma once
 #include "common/ptx.cuh"
 
+#define FRAGMENTS 1
+constexpr int UNROLLED_STEPS = FP8_MMA && __CUDA_ARCH__ < 1000 ? 1 : 4;
+struct Scales {};
+DEVICE Scales load_scales(u32) { return {}; }
+DEVICE u32 load_x_scale(u32) { return 0; }
+
 // What a lane holds of a m16's slab: 16 bytes a step are the four registers of its fragment.
 struct Raw {
   uint4 steps[4];

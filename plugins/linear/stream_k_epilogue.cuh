@@ -10,8 +10,14 @@
 
 typedef float Sums[WARP_TILES][NJ][4];
 
+// Warps take m16 tiles first, then, of WARPS_M, the next part of the tokens.
+constexpr int WARPS_N = WARPS / WARPS_M;
+
+// This warp's first token of the tile.
+DEVICE int warp_m() { return WARPS_M > 1 ? (threadIdx.x >> 5) / WARPS_N * NJ * 8 : 0; }
+
 DEVICE int m16_of(int mt) {  // this warp's mt-th of the tile, 0…BLOCK_N/16-1
-  const int warp = threadIdx.x >> 5;
+  const int warp = (threadIdx.x >> 5) - (WARPS_M > 1 ? warp_m() / (NJ * 8) * WARPS_N : 0);
   return ((warp >> 2) * WARP_TILES + mt) * 4 + (warp & 3);
 }
 
@@ -79,9 +85,10 @@ DEVICE void fix_up_two(const Problem& p, const Parts& parts, u32 columns, Sums& 
   }
 }
 
-// Groups of 8 activation rows of a tile that are there.
+// Groups of 8 activation rows of this warp's part of a tile that are there.
 DEVICE u32 columns_of(const Problem& p, u32 tile) {
-  return min(NJ, (p.m - (int)(tile % p.batch_tiles) * BLOCK_M + 7) / 8);
+  const int left = (p.m - (int)(tile % p.batch_tiles) * BLOCK_M - warp_m() + 7) / 8;
+  return WARPS_M == 1 ? min(NJ, left) : max(0, min(NJ, left));
 }
 
 // The factors of the rows that a lane holds of a tile, two of each m16 tile. With one m16 tile a
@@ -118,7 +125,8 @@ DEVICE void write_tile(const Problem& p, const Corner& at, void* out, Sums& sums
     for (int j = 0; j < NJ; ++j) {
       float (&s)[4] = sums[mt][j];
       s[0] *= factor.x, s[1] *= factor.x, s[2] *= factor.y, s[3] *= factor.y;
-      if (at.m + j * 8 < p.m) store_fragment(p, out, n0, at.m + j * 8, s);
+      const int m0 = at.m + warp_m() + j * 8;
+      if (m0 < p.m) store_fragment(p, out, n0, m0, s);
     }
   }
 }
@@ -161,7 +169,7 @@ DEVICE void fix_up_tile(const Problem& p, u32 tile, void* out, const Finish& fin
       if (n0 < p.n) {
         const float2 factor = factors.of(mt);
         const float s[4] = {sum.x * factor.x, sum.y * factor.x, sum.z * factor.y, sum.w * factor.y};
-        store_fragment(p, out, n0, at.m + (i - mt * columns) * 8, s);
+        store_fragment(p, out, n0, at.m + warp_m() + (i - mt * columns) * 8, s);
       }
       part = 0, i += parts;
     }

@@ -2,17 +2,17 @@
 // swapped: weights (BLOCK_N rows a tile) are the A of the mma, m16 tiles; activations (BLOCK_M) its
 // B, so a token costs a column of 8, 16, ... One block a multiprocessor; the k-slabs of all tiles
 // form a line, cut into gridDim.x equal pieces (stream_k_schedule.py). Producer warps fill a ring:
-// one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer warps own
-// WARP_TILES m16 tiles and all BLOCK_M columns. With mma.sync, or (WGMMA) wgmma: with A in
-// registers it stalls its warp until it drains and slows dequantisation in other warps 1.4-1.7x
-// (suspected register-port contention); so four consumer warpgroups ping-pong.
+// one by TMA bulk copies of weights, two by cp.async of x (128-byte swizzle). Consumer warps use
+// mma.sync (stream_k_mma.cuh) or (WGMMA) wgmma: with A in registers it stalls its warp until it
+// drains and slows decoding in others 1.4-1.7x; so four consumer warpgroups ping-pong.
 // NVFP4 34816 x 5120, H200: 28 / 34 / 43 / 68 us at 8 / 32 / 64 / 128 rows (log/stream_k_gemm.md).
 // The including file is the format: ELEMENT_BITS, SCALE_BYTES (an m16 tile's k-slab's), X_BYTES (an
-// activation's), FP8_MMA, Raw (what a lane loads), load, decode (to a[step][register]), multiply.
+// activation's), X_SCALE_BYTES (an activation row's k-slab's), FP8_MMA, Raw (what a lane loads),
+// load, decode (to a[step][register]), multiply, and what stream_k_mma.cuh asks for.
 // Macros: BLOCK_N, BLOCK_M, WARP_TILES, STAGE_SLABS (k-slabs a stage), CUT (k-slabs between cuts, a
 // multiple of STAGE_SLABS), STAGES, WGMMA, OUT_BF16, RAGGED (n % 16), WHOLE_K (k is whole k-slabs),
-// RESIDENT (blocks a multiprocessor), BAND (if given, blocks take whole tiles in turn; tiles along
-// m of a band). Layout of weights: weight_layout.py.
+// RESIDENT (blocks a multiprocessor); WARPS_M (warps that share an m16 tile), BAND (tiles along m
+// of a band; blocks take whole tiles in turn) if given. Layout of weights: weight_layout.py.
 #pragma once
 #include "linear/stream_k_epilogue.cuh"
 #if WGMMA
@@ -29,11 +29,13 @@ struct Mine {
 #pragma unroll
     for (int mt = 0; mt < WARP_TILES; ++mt) place[mt] = min(m16_of(mt), m16_tiles - 1);
   }
+#ifndef SCALED
   // Part i of a stage: slab i / WARP_TILES, m16 i % WARP_TILES.
   DEVICE Raw part(u32 stage, int i) const {
     const u32 at = place[i % WARP_TILES] + i / WARP_TILES * step;
     return load(stage + STAGE_X + at * KSLAB_W, stage + STAGE_X + STAGE_W + at * SCALE_BYTES);
   }
+#endif
 };
 
 constexpr int PARTS = STAGE_SLABS * WARP_TILES;  // of a stage, for one warp
@@ -62,38 +64,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + i * 8);
 }
 #else
-// One stage by mma.sync.
-DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
-  const u32 stage = r.stage(i);
-  const int lane = threadIdx.x & 31;
-  Raw raw[WARP_TILES];
-#pragma unroll
-  for (int mt = 0; mt < WARP_TILES; ++mt) raw[mt] = mine.part(stage, mt);
-#pragma unroll
-  for (int u = 0; u < STAGE_SLABS; ++u) {
-    u32 a[WARP_TILES][4][4];
-#pragma unroll
-    for (int mt = 0; mt < WARP_TILES; ++mt) {
-      decode(raw[mt], a[mt]);
-      if (u + 1 < STAGE_SLABS) raw[mt] = mine.part(stage, (u + 1) * WARP_TILES + mt);
-    }
-    const u32 row = stage + u * BLOCK_M * 128 + (lane & 7) * 128;
-#pragma unroll
-    for (int j = 0; j < NJ; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        u32 b[4];
-        load_matrix(b, row + j * 1024 + (((half * 4 + (lane >> 3)) ^ (lane & 7)) << 4));
-#pragma unroll
-        for (int mt = 0; mt < WARP_TILES; ++mt) {
-          multiply(sums[mt][j], a[mt][half * 2], b[0], b[1]);
-          multiply(sums[mt][j], a[mt][half * 2 + 1], b[2], b[3]);
-        }
-      }
-  }
-  __syncwarp();
-  if (lane == 0) barrier_arrive(r.empty + i * 8);
-}
+#include "linear/stream_k_mma.cuh"
 #endif
 
 #if BAND

@@ -10,22 +10,28 @@ import math
 from dataclasses import dataclass, replace
 
 from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
+from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
 BLOCK_MS = (8, 16, 32, 64, 128)
 SMALL = 16
 LARGE_N, LARGE_M = 128, 256
+SWIZZLED = 1024  # bytes of eight rows in the 128-byte swizzle
 _RESERVED = 1024  # shared memory of the barriers, after which the ring is aligned
 
 
 @dataclass(frozen=True)
 class Format:
-    """What sets one op's kernel apart: its name, its bits a weight, its bytes of scales."""
+    """What sets one op's kernel apart: its name, its bits a weight, its bytes of scales.
+
+    NVFP4 activations have two codes a byte: there k counts bytes, and `weight_bits` are a byte's.
+    """
 
     symbol: str
     weight_bits: int
     scale_bytes: int  # of an m16 tile's k-slab
     x_bytes: int
+    x_scale_bytes: int = 0  # of an activation row's k-slab; such formats have no wgmma
 
     @property
     def slab(self) -> int:
@@ -59,6 +65,7 @@ class StreamKConfig:
         stages: of the ring.
         wgmma: Hopper's warpgroup instructions, else mma.sync.
         resident: blocks that a multiprocessor holds, so that the next launch may begin early.
+        warps_m: consumer warps that share an m16 tile, each with a part of the tokens.
     """
 
     block_n: int
@@ -68,11 +75,12 @@ class StreamKConfig:
     stages: int
     wgmma: bool
     resident: int = 1
+    warps_m: int = 1
 
     @property
     def warps(self) -> int:
         """Consumer warps."""
-        return self.block_n // M16 // self.warp_tiles
+        return self.block_n // M16 // self.warp_tiles * self.warps_m
 
     @property
     def threads(self) -> int:
@@ -80,8 +88,10 @@ class StreamKConfig:
         return (self.warps + 4) * 32
 
     def stage_bytes(self, form: Format) -> int:
-        """Shared memory of one stage."""
-        return self.stage_slabs * (self.block_m * KSLAB + self.block_n // M16 * form.m16_slab_bytes)
+        """Shared memory of one stage; wgmma's swizzle counts from a multiple of 1,024 bytes."""
+        x = self.block_m * (KSLAB + form.x_scale_bytes)
+        own = self.stage_slabs * (x + self.block_n // M16 * form.m16_slab_bytes)
+        return padded(own, SWIZZLED) if self.wgmma else own
 
 
 def refuse(problem: Problem) -> str | None:
@@ -100,29 +110,34 @@ def packs(n: int, k: int) -> bool:
 
 
 def choose(problem: Problem, form: Format, target: Target) -> StreamKConfig:
-    """The tile for a problem. On Hopper BLOCK_N, and with it the cut of k, does not depend on m."""
-    most = 256 if form.weight_bits == 4 else 128
+    """The tile for a problem. BLOCK_N, and with it the cut of k, does not depend on m."""
+    wgmma = target.wgmma and not form.x_scale_bytes
+    # On Hopper four warpgroups take turns: one multiplies, the others decode. Elsewhere 8 warps
+    # hold the sums: of 128 tokens each has two m16 tiles and half of the tokens, so that one
+    # decodes while the other on its scheduler multiplies, and a fragment read serves two products.
+    most = 256 if wgmma and form.weight_bits == 4 else 128
     block_m = next((b for b in BLOCK_MS if problem.m <= b), BLOCK_MS[-1])
-    if not target.wgmma and block_m >= 64:
-        most = 128  # the sums must fit 168 registers
     block_n = next((r for r in (64, 128) if problem.n <= r), most)
-    # On the other target few warps with many registers hold the sums of the largest batch. On
-    # Hopper four warpgroups take turns: one multiplies, the others decode.
-    warp_tiles = 2 if not target.wgmma and block_n >= 128 and block_m >= 128 else 1
+    shared = 2 if not wgmma and block_n >= 128 and block_m >= 128 else 1
     # mma.sync and wgmma give the same bits for bf16; the former is ahead at up to 8 rows.
-    wgmma = target.wgmma and not (form.weight_bits == 4 and block_m < SMALL)
-    return fill(StreamKConfig(block_n, block_m, warp_tiles, 1, 2, wgmma), problem, form, target)
+    wgmma = wgmma and not (form.weight_bits == 4 and block_m < SMALL)
+    tile = StreamKConfig(block_n, block_m, shared, 1, 2, wgmma, warps_m=shared)
+    return fill(tile, problem, form, target)
 
 
 def choose_large(problem: Problem, form: Format, target: Target) -> StreamKConfig | None:
     """The tile where there are several for each multiprocessor; None where there are not.
 
     A weight is decoded once for 256 rows, and L2 gives three quarters of what it gives for tiles
-    of 128 x 128.
+    of 128 x 128. Without wgmma the registers hold no more than `choose`'s tile; there it is the
+    order of the tiles that counts, since L2 does not hold a prefill's activations.
     """
-    tiles = -(-problem.n // LARGE_N) * -(-problem.m // LARGE_M)
-    if not target.wgmma or problem.m <= BLOCK_MS[-1] or tiles <= target.sms:
+    large_m = LARGE_M if target.wgmma and not form.x_scale_bytes else BLOCK_MS[-1]
+    tiles = -(-problem.n // LARGE_N) * -(-problem.m // large_m)
+    if problem.m <= BLOCK_MS[-1] or tiles <= target.sms:
         return None
+    if large_m < LARGE_M:
+        return choose(problem, form, target)
     return fill(StreamKConfig(LARGE_N, LARGE_M, 1, 1, 2, True), problem, form, target)
 
 
@@ -189,6 +204,8 @@ def plan(
     }
     if band:
         defines["BAND"] = band
+    if tile.warps_m > 1:
+        defines["WARPS_M"] = tile.warps_m
     sizes = (Scalar("i32", problem.m), Scalar("i32", problem.n), Scalar("i32", problem.k))
     launch = Launch(
         symbol=form.symbol,
@@ -245,7 +262,8 @@ def bytes_moved(problem: Problem, form: Format, dtype: str) -> int:
     slabs = -(-problem.k // form.slab)
     weights = problem.n * slabs * form.m16_slab_bytes // M16
     y = problem.m * problem.n * (2 if dtype == "bf16" else 4)
-    return weights + problem.m * problem.k * form.x_bytes + y
+    x = problem.m * (problem.k * form.x_bytes + slabs * form.x_scale_bytes)
+    return weights + x + y
 
 
 def floor(problem: Problem, form: Format, target: Target, dtype: str) -> float:

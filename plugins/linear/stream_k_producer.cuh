@@ -6,17 +6,23 @@
 #pragma once
 #include "common/numeric.cuh"
 
+#ifndef WARPS_M
+#define WARPS_M 1
+#endif
 constexpr int KSLAB_K = 128 / X_BYTES;
 constexpr int KSLAB_W = 16 * KSLAB_K * ELEMENT_BITS / 8;  // bytes of an m16 tile's k-slab
 constexpr int PANEL = 256;
 constexpr int BLOCK_TILES = BLOCK_N / 16;
-constexpr int NJ = BLOCK_M / 8;
-constexpr int WARPS = BLOCK_N / 16 / WARP_TILES;  // consumers
+constexpr int NJ = BLOCK_M / 8 / WARPS_M;                   // of a warp
+constexpr int WARPS = BLOCK_N / 16 / WARP_TILES * WARPS_M;  // consumers
 constexpr int THREADS = WARPS * 32;
 constexpr int STAGE_X = STAGE_SLABS * BLOCK_M * 128;
 constexpr int STAGE_W = BLOCK_TILES * STAGE_SLABS * KSLAB_W;
 constexpr int STAGE_S = BLOCK_TILES * STAGE_SLABS * SCALE_BYTES;
-constexpr int STAGE = STAGE_X + STAGE_W + STAGE_S;
+constexpr int STAGE_XS = STAGE_SLABS * BLOCK_M * X_SCALE_BYTES;
+constexpr int OWN = STAGE_X + STAGE_W + STAGE_S + STAGE_XS;
+// wgmma's swizzle counts from a multiple of 1,024 bytes.
+constexpr int STAGE = (OWN + (WGMMA ? 1023 : 0)) & (WGMMA ? ~1023 : ~0);
 // Threads that bring activations: a whole number of eights of rows at a time, which keeps a
 // thread's place within a row's swizzle. The warp between them and that of the weights rests.
 constexpr int COPIERS = 64;
@@ -42,6 +48,7 @@ struct Problem {
   int batch_tiles;  // tiles that share weights
   u32 line;         // tiles x stages, in cuts
   u32 tiles;
+  const u8* x_scales;  // [m, k-slabs, X_SCALE_BYTES], if the format has them
 
   // Works out the fields after `k`.
   DEVICE void divide() {
@@ -160,6 +167,19 @@ DEVICE void produce_all_weights(const Problem& p, const Ring& r) {
   launch_dependents();
 }
 
+// The scales of one stage's activations, k-slab by k-slab 16 bytes a row.
+DEVICE void produce_x_scales(const Problem& p, u32 to, const WorkCursor& c) {
+  static_assert(X_SCALE_BYTES == 0 || X_SCALE_BYTES == 16, "one copy a row");
+  const int rows = min(BLOCK_M, p.m - c.at.m), slabs = p.stages * STAGE_SLABS;
+#pragma unroll
+  for (int row = threadIdx.x - FIRST_COPIER; row < BLOCK_M; row += COPIERS)
+    if (row < rows)
+#pragma unroll
+      for (int u = 0; u < STAGE_SLABS; ++u)
+        copy_async(to + (u * BLOCK_M + row) * 16,
+                   p.x_scales + ((u64)(c.at.m + row) * slabs + c.stage * STAGE_SLABS + u) * 16, 16);
+}
+
 // The activations of one stage: rows of 128 bytes, 16-byte chunks swizzled by the row.
 DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const WorkCursor& c) {
   const int thread = threadIdx.x - FIRST_COPIER, chunk = thread & 7, row = thread >> 3;
@@ -176,6 +196,7 @@ DEVICE void produce_activations(const Problem& p, u32 stage, u32 full, const Wor
         copy_async(to + u * BLOCK_M * 128 + i * 1024, inside ? from + u * 128 : p.x,
                    inside ? 16 : 0);
       }
+  if constexpr (X_SCALE_BYTES > 0) produce_x_scales(p, stage + STAGE - STAGE_XS, c);
 #if WGMMA
   commit_copies();
 #else

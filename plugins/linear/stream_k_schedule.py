@@ -82,7 +82,7 @@ def whole(stream: Tactic, large: Large) -> Tactic:
         )
 
     def cost(attrs: Attrs, specs: Specs, target: Target) -> float:
-        """Whole rounds of blocks; of large tiles they take less time in all."""
+        """Whole rounds of blocks; of tiles in bands they take less time in all."""
         many = large(attrs, specs, target)
         tiles = Line.of(many or stream.plan(attrs, specs, target)).tiles
         rounds = -(-tiles // target.sms) * target.sms / tiles

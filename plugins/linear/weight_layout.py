@@ -121,6 +121,20 @@ def pack_scales(scales: U8) -> U8:
     return _by_panels(pad_columns(scales, KSLAB // 32), arrange)
 
 
+def pack_step_scales(scales: U8) -> U8:
+    """e4m3 block scales [N, K/16] for block-scaled FP4 mma, their bytes as they are.
+
+    Of an m16 tile's k-slab, four steps of 64 k: lane 4g + 2p + r holds row g + 8r's four scales of
+    step p, then those of step 2 + p.
+    """
+
+    def arrange(part: U8, m16_tiles: int) -> U8:
+        grid = part.reshape(-1, m16_tiles, 2, 8, part.shape[1] // 16, 2, 2, 4)  # r, g, ·, s/2, p
+        return grid.transpose(0, 4, 1, 3, 6, 2, 5, 7)
+
+    return _by_panels(pad_columns(scales, 16), arrange)
+
+
 def unpack_scales(packed: U8, width: int) -> U8:
     """The inverse of `pack_scales` for rows of `width` blocks."""
 

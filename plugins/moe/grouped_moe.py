@@ -347,6 +347,7 @@ CASES = (
     _case("nvfp4", 3, (4, 4, 32, 16)),
     _case("nvfp4_a4", 1, (4, 2, 64, 32)),
     _case("nvfp4_a4", 7, (4, 2, 48, 16), bench=True),
+    _case("nvfp4_a4", 512, (4, 2, 64, 32)),
     _case("fp8", 1, (4, 2, 64, 32)),
     _case("fp8", 7, (5, 3, 40, 24), bench=True),
     _case("fp8_block", 1, (4, 2, 128, 128)),

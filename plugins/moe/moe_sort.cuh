@@ -1,15 +1,18 @@
-// First launch of moe_wide.cu: the pairs (token, expert) sorted by expert and cut into tiles of
-// tokens, and the activations with k in the order of the fragments.
+// First launch of moe_wide.cu and moe_tiles.cuh: the pairs (token, expert) sorted by expert and cut
+// into tiles of tokens; for wide also the activations with k in the order of the fragments.
 //
 // `order`: pairs by expert. `tiles`: [0].x is their number, then (expert, first place in `order`,
 // count). Where in its tile a pair stands depends on a race of atomics; no result does, since a
 // token's column of a product does not depend on its neighbours.
+// Macros: SORT_BLOCKS, if given: 1 sorts in one block, without a cluster.
 #pragma once
 #include "moe/moe_common.cuh"
 
 constexpr int SORT_THREADS = 1024;
-constexpr int SORT_BLOCKS = 8;  // a cluster: atomics of one SM take a clock a pair
-constexpr int TOGETHER = 4;     // ids in flight for a thread
+#ifndef SORT_BLOCKS
+#define SORT_BLOCKS 8  // a cluster: atomics of one SM take a clock a pair
+#endif
+constexpr int TOGETHER = 4;  // ids in flight for a thread
 
 // Calls `each(pair)` for this block's pairs, TOGETHER at a time.
 template <class Each>
@@ -26,17 +29,19 @@ DEVICE void sort_pairs(const int* ids, int pairs, int* ranks, int* order, int4* 
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) count[e] = 0;
   __syncthreads();
   for_pairs(pairs, [&](int i) { ranks[i] = atomicAdd(count + __ldcg(ids + i), 1); });
-  cluster_meet();
+  if (SORT_BLOCKS > 1) cluster_meet();
+  else __syncthreads();
   for (int e = threadIdx.x; e < EXPERTS; e += SORT_THREADS) {
     int sum = 0, before = 0;
 #pragma unroll
     for (int block = 0; block < SORT_BLOCKS; ++block) {
       if (block == blockIdx.x) before = sum;
-      sum += load_of_block(count + e, block);
+      sum += SORT_BLOCKS > 1 ? load_of_block(count + e, block) : count[e];
     }
     all[e] = sum, begin[e] = before;
   }
-  cluster_meet();          // nobody reads here any more
+  if (SORT_BLOCKS > 1) cluster_meet();  // nobody reads here any more
+  else __syncthreads();
   if (threadIdx.x < 32) {  // sums of pairs and of tiles before each expert
     constexpr int EACH = (EXPERTS + 31) / 32;
     const int from = threadIdx.x * EACH;

@@ -18,6 +18,7 @@ from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
 from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.ranks.seats import check_gpus
 
 ENGINES = Path("engines")
 
@@ -46,8 +47,8 @@ def fit(path: Path, room: Room | None, available: int | None) -> Fit:
         manifest = read_manifest(path)
     except UserError as error:
         return Fit(str(path), why=str(error))
-    needs = manifest.memory.total
     native = manifest.executor == NATIVE
+    needs = manifest.memory.total * (1 if native else manifest.ranks)
     free, kept = (room.usable, room.kept) if native and room else (available, 0)
     why = _target(manifest) or _files(path, manifest) or _memory(manifest, free, kept)
     leaves = None if free is None or (native and room is None) else free - needs
@@ -77,8 +78,10 @@ def _files(path: Path, manifest: Manifest) -> str:
 
 
 def _memory(manifest: Manifest, free: int | None, kept: int) -> str:
+    native = manifest.executor == NATIVE
     try:
-        check_capacity(manifest, 0, free, kept)
+        check_gpus(manifest)
+        check_capacity(manifest, 0, free, kept, 1 if native else manifest.ranks)
     except UserError as error:
         return str(error)
     return ""

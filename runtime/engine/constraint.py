@@ -33,6 +33,7 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
         forced: the first tokens, whatever is sampled. They count as the prompt does: no id among
             them ends the sequence, and `min_tokens` counts what comes behind; `max_tokens` counts
             them.
+        barred: rows of ids, the last of which is not sampled where the others were just before it.
     """
 
     grammar: str = ""
@@ -41,10 +42,17 @@ class ConstraintSpec(msgspec.Struct, frozen=True, kw_only=True):
     budget: int | None = None
     calls: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
+    barred: tuple[tuple[int, ...], ...] = ()
 
     def check(self, vocab: int) -> None:
         """Raises RequestError when an id is none of `vocab`, or the thought's parts disagree."""
-        rows = (("close", self.close), ("calls", self.calls), ("forced", self.forced))
+        if () in self.barred:
+            raise RequestError("barred has a row without ids; each must have one")
+        barred = tuple(i for row in self.barred for i in row)
+        rows = (
+            *(("close", self.close), ("calls", self.calls), ("forced", self.forced)),
+            ("barred", barred),
+        )
         for name, ids in rows:
             wild = [i for i in ids if not 0 <= i < vocab]
             if wild:

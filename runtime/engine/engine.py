@@ -29,6 +29,9 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.watched import Watched
+from spark_engine.runtime.ranks.meeting import split_hosts
+
+CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class EngineOptions:
         graphs: a GPU replays a bucket as one CUDA graph; without, launch by launch, to compare.
         profile: the file that gets a trace of what was done when; None for none.
         cache_bytes: of the prefix cache, 0 for none; None is what the free memory allows.
+        tp: ranks that the engine must have; None: as many as it was built for.
+        hosts: where each rank is, `a,b`, the first being this host; None: all are here.
         grammars: makes the constraint of a grammar's text; None refuses requests that have one.
     """
 
@@ -61,6 +66,8 @@ class EngineOptions:
     graphs: bool = True
     profile: str | None = None
     cache_bytes: int | None = None
+    tp: int | None = None
+    hosts: str | None = None
     grammars: Grammars | None = None
 
 
@@ -77,7 +84,8 @@ class Engine:
         self.options = options or EngineOptions()
         self._trace = trace or NoTrace()
         given = self.options.depth
-        self.depth = int(loaded.store is not None) if given is None else given
+        ahead = loaded.store is not None and not loaded.synchronous
+        self.depth = int(ahead) if given is None else given
         self.loaded = loaded
         specs = {key: executor.specs for key, executor in loaded.executors.items()}
         own = (loaded.store, loaded.sink)
@@ -116,6 +124,8 @@ class Engine:
             shown=shown,
             cache_bytes=options.cache_bytes,
             graphs=options.graphs,
+            masks=options.grammars is not None,
+            hosts=split_hosts(options.hosts),
         )
         return cls(loaded, options, trace)
 
@@ -218,6 +228,15 @@ class Engine:
             **scheduler.reuse.stats(),
             **counted,
         }
+
+    def check(self) -> float | None:
+        """Raises what another rank has fallen of; seconds until it is to be asked again, None where
+        there are no others. A step asks by itself."""
+        group = self.loaded.group
+        if group is None:
+            return None
+        group.check()
+        return CHECK_S
 
     def state(self) -> dict[str, object]:
         """What the engine is doing, for a dump: plain values without a token. It may be called by

@@ -2,7 +2,8 @@
 
 In this order: the ids that the request forces; a thought, whose end is forced when its budget is
 used up; then the answer, which the grammar binds, if there is one. Where that stands costs nothing
-and follows each token. What the grammar says is a job for another thread, one at a time.
+and follows each token. What the grammar says is a job for another thread, one at a time. Barred
+rows count wherever no id is forced.
 
 Knows positions and ids; no scheduler and no table.
 """
@@ -18,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from spark_engine.errors import InternalError
+from spark_engine.errors import InternalError, RequestError
 from spark_engine.interface import MASK_BITS
 from spark_engine.runtime.engine.constraint import Constraint, ConstraintSpec, Grammars, Words
 
@@ -73,6 +74,8 @@ class Guide:
         self._inner: Constraint | None = None
         self._work: Callable[[], Answer] = lambda: self._answer([])
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
+        self._said: tuple[int, ...] = ()  # the last tokens, as many as a barred row may need
+        self._reach = max(map(len, spec.barred), default=1) - 1
         self.taken = 0  # tokens so far
         self._thought = 0  # of them in the thought
         self._closed = 0  # of `close`
@@ -100,6 +103,8 @@ class Guide:
         wanted = self._forced_id()
         if wanted is not None and token != wanted:
             raise InternalError(f"token {token} was sampled where {wanted} was forced")
+        if self._reach and part is not Part.FORCED:
+            self._said = (*self._said, token)[-self._reach :]
         self.taken += 1
         self._thought += part is Part.THOUGHT
         self._closed += part is Part.CLOSE
@@ -115,8 +120,13 @@ class Guide:
         spec = self.spec
         if index < len(spec.forced):
             return Need.KNOWN
-        if spec.grammar:
+        if spec.grammar or self._reach:
             return Need.TOKENS
+        free = self._need_of_thought(index)
+        return Need.KNOWN if spec.barred and free is Need.NOTHING else free
+
+    def _need_of_thought(self, index: int) -> Need:
+        spec = self.spec
         if self._part is Part.ANSWER or spec.budget is None or spec.end_of_thought < 0:
             return Need.NOTHING
         free = index < len(spec.forced) + spec.budget
@@ -135,14 +145,35 @@ class Guide:
         """
         if index < len(self.spec.forced):
             return self._only(self.spec.forced[index])
-        if self.need(index) is Need.NOTHING:
+        need = self.need(index)
+        if need is Need.NOTHING:
             return None
-        wanted = self._forced_id()
+        # what is known of a free token holds for whichever comes, not for the next
+        wanted = self._forced_id() if need is Need.TOKENS else None
         if wanted is not None:
             return self._only(wanted)
-        if self._part is Part.THOUGHT and self.spec.grammar and self._forbidden:
-            return self._all_but(self._forbidden)
-        return None
+        ids = self._barred()
+        if self._part is Part.THOUGHT and self.spec.grammar:
+            ids += self._forbidden
+        return self._all_but(ids) if ids else None
+
+    def without_barred(self, mask: Words | None) -> Words | None:
+        """The grammar's mask of the next token, all tokens before it having been read, without the
+        ids that are barred there. Raises RequestError where nothing is left."""
+        ids = self._barred()
+        if not ids:
+            return mask
+        left = self._all_but(ids)
+        if mask is not None:
+            left &= mask
+        if not self._within(left).any():
+            raise RequestError("all that its form allows here is barred")
+        return left
+
+    def _barred(self) -> list[int]:
+        """Ids that would end a row here."""
+        said = self._said
+        return [row[-1] for row in self.spec.barred if row[:-1] == said[len(said) + 1 - len(row) :]]
 
     @property
     def asks(self) -> bool:

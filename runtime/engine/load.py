@@ -7,17 +7,19 @@ intact, made for this machine, and fits its memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+import numpy as np
+
 from spark_engine.device_buffers import Buffers
 from spark_engine.engine_file import (
-    WEIGHTS,
     EngineFolder,
     EngineHeader,
     open_folder,
@@ -32,10 +34,15 @@ from spark_engine.progress import Progress
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.executors.cache_size import Room, budget, device_rows
 from spark_engine.runtime.executors.executor import Executor
-from spark_engine.runtime.executors.memory import BucketKey, States, TableSink
+from spark_engine.runtime.executors.memory import BucketKey, HostStates, States, TableSink
 from spark_engine.runtime.executors.ort import OrtExecutor
 from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.executors.watched import Clock
+from spark_engine.runtime.ranks.communicator import Communicator
+from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
+from spark_engine.runtime.ranks.seats import begin_of, gather_ranks
+from spark_engine.runtime.ranks.segments import SegmentsExecutor
 from spark_engine.tensors import TensorSpec
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -63,7 +70,8 @@ class Loaded:
     `costs`: microseconds of a launch by bucket, as far as they are known. `cache_bytes`: what the
     prefix cache may hold, pages and snapshots together, 0 for nothing; None: all there are.
     `invariant`: a sequence's bits do not depend on the bucket it runs in. `clock` tells when a
-    device ran what was launched; None where launches are synchronous.
+    device ran what was launched; None where launches are synchronous. `synchronous`: launches run
+    at once, wherever the states are. `group`: the other ranks, which end with this one.
     """
 
     limits: Limits
@@ -79,6 +87,8 @@ class Loaded:
     cache_bytes: int | None = None
     invariant: bool = False
     clock: Clock | None = None
+    synchronous: bool = False
+    group: Group | None = None
 
     def buckets(self, family: str) -> tuple[int, ...]:
         """The family's buckets, in rows, ascending; none of a family that the engine has not."""
@@ -92,9 +102,24 @@ class Loaded:
         return found
 
     def close(self) -> None:
-        """Closes every executor, the last of which takes the device's memory with it."""
+        """Closes every executor, the last of which takes the device's memory with it, and ends the
+        other ranks."""
         for executor in self.executors.values():
             executor.close()
+        if self.group is not None:
+            self.group.close()
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How an engine is to be opened; as of `load`."""
+
+    swap_bytes: int = 0
+    threads: int = 0
+    cache_bytes: int | None = None
+    graphs: bool = True
+    masks: bool = False
+    least: bool = False
 
 
 def load(
@@ -105,7 +130,10 @@ def load(
     shown: Progress | None = None,
     cache_bytes: int | None = None,
     graphs: bool = True,
+    masks: bool = False,
     least: bool = False,
+    comm: Communicator | None = None,
+    hosts: Sequence[str] = (),
 ) -> Loaded:
     """Verifies the engine folder `path` and opens every bucket.
 
@@ -113,44 +141,97 @@ def load(
     states; `threads` per executor, 0 for one per core; `mark` is told the name of each stage that
     has ended, and `shown` what begins and how far it is. `cache_bytes`: of the prefix cache, 0 for
     none; None: what the memory has room for. Without `graphs` a GPU's launches are queued one by
-    one; with `least` only the least bucket of decode and of prefill is opened on a CPU. Raises
-    EngineError when the folder is damaged, newer, or for another machine, and CapacityError, before
-    anything is loaded, when it does not fit the free memory.
+    one; with `masks` all of its graphs are recorded at the start, also those of steps that wait for
+    masks. With `least` only the least bucket of decode and of prefill is opened on a CPU. An engine
+    of several ranks is opened as rank 0, whose others are processes of this host, or wait on the
+    `hosts` behind the first; with `comm` as the rank that this is the end of. Raises EngineError
+    when the folder is damaged, newer, or for another machine, and CapacityError, before anything is
+    loaded, when it does not fit the free memory or there are fewer GPUs than ranks.
     """
-    mark, shown = mark or _ignore, shown or Progress(None)
     manifest = read_manifest(path)
-    if not graphs and manifest.executor != NATIVE:
+    wishes = Wishes(swap_bytes, threads, cache_bytes, graphs, masks, least)
+    mark, shown = mark or _ignore, shown or Progress(None)
+    if manifest.ranks == 1 or comm is not None:
+        return _load(path, manifest, wishes, mark, shown, comm)
+    with ExitStack() as undo:
+        group = gather_ranks(path, manifest, hosts, shown.say)
+        undo.callback(group.close)
+        orders = Orders(group)
+        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least))
+        with orders.explained():
+            loaded = _load(path, manifest, wishes, mark, shown, group.comm)
+        undo.callback(loaded.close)
+        group.all_open()
+        undo.pop_all()
+    return _led(loaded, group, orders)
+
+
+def _led(loaded: Loaded, group: Group, orders: Orders) -> Loaded:
+    """Rank 0's part of an engine, which the other ranks follow."""
+    synchronous = loaded.store is None
+    store = HostStates(loaded.states) if loaded.store is None else loaded.store
+    arrays = store.arrays if synchronous else {}
+    names = [spec.name for spec in loaded.tables]
+    executors = {
+        key: LeadExecutor(one, key, orders, names, arrays) for key, one in loaded.executors.items()
+    }
+    return replace(
+        loaded,
+        executors=executors,
+        store=LeadStates(store, orders),
+        sink=LeadTables(loaded.sink, orders),
+        opener=None,
+        synchronous=synchronous,
+        group=group,
+    )
+
+
+def _load(
+    path: Path,
+    manifest: Manifest,
+    wishes: Wishes,
+    mark: Callable[[str], None],
+    shown: Progress,
+    comm: Communicator | None,
+) -> Loaded:
+    """One rank's part, or all of an engine that has one."""
+    rank = 0 if comm is None else comm.rank
+    if not wishes.graphs and manifest.executor != NATIVE:
         words = f"{path} is for the {manifest.target}, where nothing is captured: leave it out"
         raise OptionError(f"--no-graphs does nothing: {words}")
     memory = manifest.memory
     contents = f"{memory.weights / GIB:.2f} GiB of weights, {len(manifest.buckets)} buckets"
-    shown.say(f"loading {path}: {contents}")
-    swap_bytes, free = min(swap_bytes, memory.kv + memory.states), available_memory()
+    shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
+    swap_bytes = min(wishes.swap_bytes, memory.kv + memory.states)
+    free = available_memory()
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        check_capacity(manifest, swap_bytes, free)
+        ranks = manifest.ranks if comm is not None and comm.here else 1
+        check_capacity(manifest, swap_bytes, free, ranks=ranks)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
         _name_the_extra(path, manifest.target)
-    # A device verifies the weights while it reads them.
-    deferred = (WEIGHTS,) if manifest.executor == NATIVE else ()
+    # A device verifies the weights while it reads them, and every rank its own.
+    own = () if manifest.executor == NATIVE else (manifest.weights_files[rank],)
+    deferred = set(manifest.weights_files) - set(own)
     folder = open_folder(path, target, deferred, shown.advance)
     mark("files")
     if folder.manifest.executor == NATIVE and NATIVE not in EXECUTORS:
-        return _load_native(folder, threads, mark, shown, cache_bytes, graphs)
+        return _load_native(folder, wishes, mark, shown, comm)
     manifest = folder.manifest  # from here on the verified one
-    wanted = least_buckets(manifest) if least else manifest.buckets
+    wanted = least_buckets(manifest) if wishes.least else manifest.buckets
     shown.say(f"opening {len(wanted)} buckets")
     executors: dict[BucketKey, Executor] = {}
+    table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
     with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, free)) as pool:
-        opened = pool.map(lambda b: _open(folder, b, threads, EXECUTORS), wanted)
+        opened = pool.map(lambda b: _open(folder, b, wishes.threads, table), wanted)
         for bucket, executor in zip(wanted, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor
             shown.advance(len(executors), len(wanted))
     mark("buckets")
-    opener = EXECUTORS[manifest.executor]
+    opener = table[manifest.executor]
     made = Loaded(*_common(manifest), executors, folder, opener=opener)
-    return _measured(made, manifest, manifest.limits.snapshots, cache_bytes)
+    return _measured(made, manifest, manifest.limits.snapshots, wishes.cache_bytes)
 
 
 def least_buckets(manifest: Manifest) -> tuple[Bucket, ...]:
@@ -179,22 +260,23 @@ def _name_the_extra(path: Path, target: str) -> NoReturn:
 
 def _load_native(
     folder: EngineFolder,
-    threads: int,
+    wishes: Wishes,
     mark: Callable[[str], None],
     shown: Progress,
-    cache_bytes: int | None,
-    graphs: bool,
+    comm: Communicator | None,
 ) -> Loaded:
     """The engine on the first GPU, which one owner opens bucket by bucket."""
     from spark_engine.runtime.executors.native import NativeEngine  # needs the extra `cuda`
 
-    manifest = folder.manifest
+    manifest, threads = folder.manifest, wishes.threads
 
     def rows_in(room: Room) -> int:
         check_capacity(manifest, 0, room.usable, room.kept)
-        return device_rows(manifest, room, cache_bytes)
+        rows = device_rows(manifest, room, wishes.cache_bytes)
+        # the same on all ranks: what the least room holds
+        return rows if comm is None else int(comm.all_gather(np.array([rows])).min())
 
-    engine = NativeEngine(folder, rows_in, mark, graphs)
+    engine = NativeEngine(folder, rows_in, mark, wishes.graphs, wishes.masks, comm)
     rows, row = engine.states.snapshot_rows, engine.states.snapshot_bytes
     if rows:
         shown.say(f"prefix cache: {rows} snapshots of {row / MIB:.1f} MiB")
@@ -212,7 +294,7 @@ def _load_native(
         undo.pop_all()
     own = engine.states, engine.tables, engine.open
     made = Loaded(*_common(manifest), executors, folder, *own, clock=engine.clock)
-    return _measured(made, manifest, rows, cache_bytes)
+    return _measured(made, manifest, rows, wishes.cache_bytes)
 
 
 def _common(
@@ -230,11 +312,11 @@ def _measured(loaded: Loaded, manifest: Manifest, rows: int, cache_bytes: int | 
 
 
 def check_capacity(
-    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0
+    manifest: Manifest, swap_bytes: int, available: int | None, kept: int = 0, ranks: int = 1
 ) -> None:
-    """Raises CapacityError, with the numbers, when the engine needs more than the bytes that are
-    `available`, beside which `kept` are left to the host."""
-    need = manifest.memory.total + swap_bytes
+    """Raises CapacityError, with the numbers, when `ranks` of the engine need more than the bytes
+    that are `available`, beside which `kept` are left to the host."""
+    need = (manifest.memory.total + swap_bytes) * ranks
     if available is not None and need > available:
         m = manifest.memory
         parts = f"weights {m.weights / GIB:.2f}, KV pages {m.kv / GIB:.2f}, states "
@@ -244,12 +326,13 @@ def check_capacity(
         card = f", built for the card {manifest.card}," if manifest.card else ""
         less = " or snapshots (--cache-gib)" if m.snapshots else ""
         here = "for this card (--card), or " if manifest.card else ""
+        each = f", for each of {ranks} ranks" if ranks > 1 else ""
         host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""
         raise CapacityError(
             f"engine {manifest.name}{card} needs {need / GIB:.2f} GiB ({parts}swap "
-            f"{swap_bytes / GIB:.2f}) and {available / GIB:.2f} GiB are free{host}: stop other "
-            f"programs, or rebuild {here}with a smaller --kv-tokens, --max-context or --max-seqs, "
-            f"or with fewer buckets (--decode, --prefill){less}"
+            f"{swap_bytes / GIB:.2f}{each}) and {available / GIB:.2f} GiB are free{host}: stop "
+            f"other programs, or rebuild {here}with a smaller --kv-tokens, --max-context or "
+            f"--max-seqs, or with fewer buckets (--decode, --prefill){less}"
         )
 
 

@@ -151,7 +151,7 @@ class Masks:
             if answer.done:
                 ended.done.append(seq)
                 return
-            mask = answer.mask
+            mask = guide.without_barred(answer.mask)
             seq.paused = guide.slow
         else:
             mask = guide.mask(index)

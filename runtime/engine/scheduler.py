@@ -14,8 +14,8 @@ a token but to know that one was added. The rules:
   request of strictly higher priority may do the same to those below it.
   Drafts take a page early where one is free, and are fewer where none is.
 - Pages that the prefix cache alone keeps are as good as free, and go first.
-- A request that waits to go on from one that is being prefilled lets others pass (`reuse`), and so
-  does one whose grammar is still being made.
+- A request that waits to go on from one that is being prefilled lets others pass (`reuse`), but
+  keeps its room; one whose grammar is still being made keeps none.
 - One whose tokens a mask may bind has rounds without drafts; one that waits for its mask has none.
 - So the first in order moves every few steps, and nothing can go round in circles.
 - Preemption happens only while no launched step is uncollected; what a finished sequence held
@@ -163,23 +163,25 @@ class Scheduler:
     # Admission.
 
     def _admit(self, plan: StepPlan, in_flight: int) -> None:
-        at = kept = 0  # those before it wait to go on from another, and will want so many pages
+        at = held = kept = 0  # slots and pages for those before it that wait to go on from another
         while at < len(self.waiting):
             seq = self.waiting[at]
+            if seq.unready:  # its grammar may take seconds, and nothing is kept for it meanwhile
+                at += 1
+                continue
             hit = None
-            if not (seq.unready or self.reuse.waits(seq)):
-                if self.slots.free <= at and (at or not self._yield_to(seq)):
+            if not self.reuse.waits(seq):
+                if self.slots.free <= held and (held or not self._yield_to(seq)):
                     return
                 hit = self.reuse.find(seq, self.running)
             if hit is None:
-                at += 1
+                at, held = at + 1, held + 1
                 kept += self._need(seq) - seq.leader_end // self.sizes.page_size
                 continue
-            if not self._make_room(seq, hit, (at, kept), plan, in_flight):
-                hit = self.reuse.without_tail(
-                    seq, hit
-                )  # the page that is copied may be one too many
-                if not self._make_room(seq, hit, (at, kept), plan, in_flight):
+            if not self._make_room(seq, hit, (held, kept), plan, in_flight):
+                # the page that is copied may be one too many
+                hit = self.reuse.without_tail(seq, hit)
+                if not self._make_room(seq, hit, (held, kept), plan, in_flight):
                     return
             self.waiting.pop(at)  # those that yielded to it stand behind it
             self._take(seq, hit, self.waiting[at:], plan)

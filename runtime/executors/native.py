@@ -8,48 +8,51 @@ their launch on one stream, so they may share every byte.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from spark_engine.device import Event, Function, Gpu
+from spark_engine.device import Function, Gpu
 from spark_engine.device_buffers import Block, Buffers
 from spark_engine.device_resources import DeviceResources
-from spark_engine.engine_file import CHUNK_BYTES, WEIGHTS, EngineFolder, EngineHeader
+from spark_engine.engine_file import CHUNK_BYTES, EngineFolder, EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.runtime.executors.cache_size import Room
+from spark_engine.runtime.executors.claim import claim_gpu, refuse_mps
 from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.kernels import Kernels
+from spark_engine.runtime.executors.peers import Ranked, meet
 from spark_engine.runtime.executors.program import (
+    PEERS,
     LaunchRecord,
     MemoryOperand,
     Operand,
     Program,
+    RankOperand,
     ScalarOperand,
 )
 from spark_engine.runtime.executors.queued import MASKS, QueuedLaunch, StepQueue
+from spark_engine.runtime.executors.staging import Staging
 from spark_engine.runtime.executors.upload import upload_file
-from spark_engine.tensors import Array, Bytes
+from spark_engine.tensors import Array
 from spark_engine.weights_file import read_index
 
 MAX_STAGED = 4  # sets of host buffers remembered by a bucket; an engine has one or two
 INERT = ("slots", "sources", "saves")  # -1 in a row that does nothing
 Mark = Callable[[str], None]  # told the name of each stage that has ended
-# Taken by the engine that is open: like the device's context, one for the whole process.
-_GPU_IN_USE = threading.Lock()
 
 
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
     `rows_in` is given the device's memory before anything is allocated, raises when the engine does
-    not fit, and says how many snapshot rows do. The weights are verified while they are copied.
-    Without `graphs` the launches of a step are queued one by one. Raises EngineError when a byte of
+    not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
+    which has a process and a GPU. The weights are verified while they are copied.
+    Without `graphs` the launches of a step are queued one by one; with `masks` the graphs of steps
+    that wait for masks are recorded at the start. Raises EngineError when a byte of
     the weights is not the manifest's, and where blocks that wait for one another may not all be
     running: beside another engine of this process, or under MPS. Closed with its last executor, or
     by `close`.
@@ -61,17 +64,19 @@ class NativeEngine:
         rows_in: Callable[[Room], int],
         mark: Mark,
         graphs: bool = True,
+        masks: bool = False,
+        comm: Ranked | None = None,
     ) -> None:
-        self.graphs = graphs
-        manifest, path = folder.manifest, folder.weights_path
+        self.graphs, self.masks = graphs, masks
+        self.rank = 0 if comm is None else comm.rank
+        manifest, path = folder.manifest, folder.weights_of(self.rank)
         buckets, self.card = manifest.buckets, manifest.card
         self._executors: list[NativeExecutor] = []
         with ExitStack() as undo:
-            _claim_gpu()
-            undo.callback(_GPU_IN_USE.release)
+            undo.callback(claim_gpu())
             self.gpu = Gpu()
             undo.callback(self.gpu.close)
-            _refuse_mps(self.gpu)
+            refuse_mps(self.gpu)
             resources = DeviceResources(self.gpu)
             undo.callback(resources.close)
             self._kernels = Kernels(self.gpu)
@@ -79,7 +84,7 @@ class NativeEngine:
             gpu = self.gpu
             snapshots = rows_in(Room(gpu.free_bytes, gpu.total_bytes, gpu.integrated))
             mark("device")
-            digests = partial(folder.check_chunk, WEIGHTS)
+            digests = partial(folder.check_chunk, path.name)
             weights = upload_file(resources, path, CHUNK_BYTES, digests)
             mark("weights")
             self.weights = {k: weights + e.offset for k, e in read_index(path).items()}
@@ -91,6 +96,8 @@ class NativeEngine:
             self.zeroed = resources.zeros(self.zeroed_bytes)
             self.wide_bytes = max(b.wide_bytes for b in buckets)
             self.wide = resources.zeros(self.wide_bytes)
+            self.symmetric_bytes = max(b.symmetric_bytes for b in buckets)
+            self.peers = None if comm is None else meet(resources, self.symmetric_bytes, comm)
             self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")
@@ -125,35 +132,6 @@ class NativeEngine:
         self._undo.close()
 
 
-def _claim_gpu() -> None:
-    if not _GPU_IN_USE.acquire(blocking=False):
-        raise EngineError(
-            "this process has an engine open on the GPU already, and blocks of two could wait for "
-            "one another without end: close that one first, or open this one in another process"
-        )
-
-
-def _refuse_mps(gpu: Gpu) -> None:
-    if gpu.shared_by_mps:
-        raise EngineError(
-            "this GPU is shared through NVIDIA MPS, where blocks that wait for one another may "
-            "lack those of another process's place: run without MPS (`echo quit | "
-            "nvidia-cuda-mps-control` stops it), where processes take turns"
-        )
-
-
-@dataclass(frozen=True)
-class _Staging:
-    """Pinned copies of one set of host buffers, and when their last launch is done."""
-
-    buffers: Mapping[str, Array]
-    steps: Bytes
-    outputs: Bytes
-    done: Event
-    fed: tuple[tuple[str, Array], ...]  # views of `steps`
-    read: tuple[tuple[str, Array], ...]  # views of `outputs`
-
-
 class NativeExecutor:
     """One bucket: a CUDA graph over the engine's memory."""
 
@@ -161,7 +139,7 @@ class NativeExecutor:
         self._engine, self._gpu = engine, engine.gpu
         self._specs = Specs(header.inputs, header.states, header.outputs)
         self._label = f"{header.family} {header.rows}"
-        self._staged: list[_Staging] = []
+        self._staged: list[Staging] = []
         self._buffers = Buffers.of(header, engine.tables.addresses)
         self._resources = DeviceResources(self._gpu)
         try:
@@ -239,7 +217,7 @@ class NativeExecutor:
     def launch_to_sample(self, buffers: Mapping[str, Array]) -> Callable[[], Wait]:
         """Queues what comes before sampling; what it returns queues the rest, as `launch` does.
 
-        The two graphs are recorded when they are first asked for.
+        The two graphs are recorded when they are first asked for, if not at the start.
         """
         staging = self._feed(buffers)
         first, rest = self._queue.parts()
@@ -252,7 +230,7 @@ class NativeExecutor:
 
         return go_on
 
-    def _feed(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _feed(self, buffers: Mapping[str, Array]) -> Staging:
         """Queues the copy of the step inputs."""
         if not self._open:
             raise ExecutorError(f"{self._label} was closed")
@@ -263,7 +241,7 @@ class NativeExecutor:
         self._gpu.upload(self._steps, staging.steps)
         return staging
 
-    def _fetch(self, staging: _Staging, buffers: Mapping[str, Array]) -> Wait:
+    def _fetch(self, staging: Staging, buffers: Mapping[str, Array]) -> Wait:
         """Queues the copy of the outputs, and returns what waits for them."""
         self._gpu.download(staging.outputs, self._outputs)
         self._gpu.record(staging.done)
@@ -288,7 +266,7 @@ class NativeExecutor:
         finally:
             self._engine.release(self)
 
-    def _staging(self, buffers: Mapping[str, Array]) -> _Staging:
+    def _staging(self, buffers: Mapping[str, Array]) -> Staging:
         for known in self._staged:
             if known.buffers is buffers:
                 return known
@@ -304,7 +282,7 @@ class NativeExecutor:
             done = self._resources.event()
         fed = tuple((f.spec.name, f.view(steps)) for f in self._buffers.steps.fields)
         read = tuple((f.spec.name, f.view(outputs)) for f in self._buffers.outputs.fields)
-        made = _Staging(buffers, steps, outputs, done, fed, read)
+        made = Staging(buffers, steps, outputs, done, fed, read)
         self._staged.append(made)
         return made
 
@@ -333,6 +311,7 @@ class NativeExecutor:
         for kind, wanted, there in (
             ("scratch", program.arena_bytes, self._engine.arena_bytes),
             ("zeroed", program.zeroed_bytes, self._engine.zeroed_bytes),
+            ("symmetric", program.symmetric_bytes, self._engine.symmetric_bytes),
         ):
             if wanted > there:
                 raise EngineError(
@@ -362,7 +341,8 @@ class NativeExecutor:
         for launch in launches:
             launch.queue()
         self._gpu.wait()
-        return StepQueue(self._label, launches, self._resources, self._engine.graphs)
+        engine = self._engine
+        return StepQueue(self._label, launches, self._resources, engine.graphs, engine.masks)
 
     def _fill_inert(self) -> None:
         for field in self._buffers.steps.fields:
@@ -388,8 +368,19 @@ class NativeExecutor:
         """A number as it is, and a place in memory as its address."""
         if isinstance(arg, ScalarOperand):
             return arg.value
+        if isinstance(arg, RankOperand):
+            return self._engine.rank
+        if arg.kind in (PEERS, "symmetric"):
+            return self._shared(arg)
         if arg.kind == "arena":
             return self._engine.arena + arg.offset
         if arg.kind == "zeroed":
             return self._engine.zeroed + arg.offset
         return self._addresses[arg.kind][arg.name]
+
+    def _shared(self, arg: MemoryOperand) -> int:
+        """A place in this rank's region, or where the regions of all ranks are written."""
+        peers = self._engine.peers
+        if peers is None:
+            raise ValueError(f"{arg.kind} is asked for, and the engine has one rank")
+        return peers.table if arg.kind == PEERS else peers.own + arg.offset

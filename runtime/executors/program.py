@@ -36,7 +36,9 @@ class Kernel:
 class MemoryOperand:
     """An operand in memory: `nbytes` from `offset` of what `kind` and `name` say.
 
-    The kinds "arena" and "zeroed" have an offset and no name, the others a name and all of it.
+    The kinds "arena", "zeroed" and "symmetric", a rank's own region that others read, have an
+    offset and no name; "peers", where the region of each rank lies, has neither; the others have a
+    name and all of it.
     """
 
     kind: str
@@ -53,7 +55,12 @@ class ScalarOperand:
     value: int | float
 
 
-Operand = MemoryOperand | ScalarOperand
+@dataclass(frozen=True)
+class RankOperand:
+    """The number of the rank that launches it, an i32."""
+
+
+Operand = MemoryOperand | ScalarOperand | RankOperand
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class Program:
-    """A bucket's launches in order, and the scratch memory that they share.
+    """A bucket's launches in order, and the scratch memory that they share; `symmetric_bytes` of it
+    are what ranks have at the same offsets.
 
     `places`: where tensors between nodes lie, for who runs nodes by themselves.
     """
@@ -79,6 +87,7 @@ class Program:
     arena_bytes: int
     zeroed_bytes: int
     places: Mapping[str, MemoryOperand]
+    symmetric_bytes: int = 0
 
     @classmethod
     def read(cls, payload: bytes) -> Program:
@@ -93,13 +102,13 @@ class Program:
             raise ValueError(f"{ends[-1]} bytes of payload are spoken of, {len(payload)} are there")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
         kernels = (Kernel(_pick(cubins, k.cubin), k.symbol, k.shared) for k in body.kernels)
-        sizes = {"arena": body.arena_bytes, "zeroed": body.zeroed_bytes}
+        sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}
         for row in body.launches:
             _pick(body.kernels, row.kernel)
         launches = (_record(row, sizes) for row in body.launches)
         places = {name: _place(arg, sizes) for name, arg in body.places.items()}
         scratch = body.arena_bytes, body.zeroed_bytes
-        return cls(tuple(kernels), tuple(launches), *scratch, places)
+        return cls(tuple(kernels), tuple(launches), *scratch, places, body.symmetric_bytes)
 
 
 class _KernelRow(msgspec.Struct):
@@ -127,8 +136,11 @@ class _Body(msgspec.Struct):
     kernels: list[_KernelRow]
     launches: list[_LaunchRow]
     places: dict[str, list[Any]] = {}
+    symmetric_bytes: Natural = 0
 
 
+_BY_OFFSET = ("arena", "zeroed", "symmetric")
+PEERS = "peers"
 _BY_NAME = ("weight", "state", "input", "output")
 _BITS = {"i32": 32, "i64": 64}
 MOST_F32 = 3.4028235e38
@@ -136,25 +148,29 @@ MOST_F32 = 3.4028235e38
 
 def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:
     args = tuple(_operand(arg, sizes) for arg in row.args)
-    kinds = tuple(a.kind if isinstance(a, ScalarOperand) else "address" for a in args)
+    kinds = tuple(_kind(arg) for arg in args)
     shape = Shape(row.grid, row.block, kinds, row.shared, row.cluster, row.pdl)
     return LaunchRecord(row.node, row.kernel, shape, args, row.resident)
 
 
 def _place(arg: list[Any], sizes: Mapping[str, int]) -> MemoryOperand:
     place = _operand(arg, sizes)
-    if isinstance(place, ScalarOperand):
+    if not isinstance(place, MemoryOperand):
         raise ValueError(f"{arg!r} is no place")
     return place
 
 
 def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
     match arg:
-        case [("arena" | "zeroed") as kind, offset, nbytes] if _are_ints(offset, nbytes):
+        case [str(kind), offset, nbytes] if kind in _BY_OFFSET and _are_ints(offset, nbytes):
             if not 0 <= offset <= offset + nbytes <= sizes[kind]:
                 where = f"{offset}:{offset + nbytes} of {sizes[kind]} bytes"
                 raise ValueError(f"an operand lies at {where} of the {kind} memory")
             return MemoryOperand(kind, "", offset, nbytes)
+        case ["peers"]:
+            return MemoryOperand(PEERS)
+        case ["rank"]:
+            return RankOperand()
         case [str(kind), str(name)] if kind in _BY_NAME:
             return MemoryOperand(kind, name)
         case [str(kind), value] if kind in _BITS and _are_ints(value):
@@ -164,6 +180,15 @@ def _operand(arg: list[Any], sizes: Mapping[str, int]) -> Operand:
         case ["f32", value] if type(value) in (int, float) and abs(value) <= MOST_F32:
             return ScalarOperand("f32", value)
     raise ValueError(f"{arg!r} is no operand")
+
+
+def _kind(arg: Operand) -> str:
+    match arg:
+        case ScalarOperand(kind):
+            return kind
+        case RankOperand():
+            return "i32"
+    return "address"
 
 
 def _are_ints(*values: object) -> bool:

@@ -32,15 +32,23 @@ class QueuedLaunch:
 
 class StepQueue:
     """The launches of one bucket. With `graphs` each part is recorded once and replayed; the
-    graphs belong to `resources`."""
+    graphs belong to `resources`. With `masks` all of them are recorded here: no step waits for
+    that."""
 
     def __init__(
-        self, label: str, launches: Sequence[QueuedLaunch], resources: DeviceResources, graphs: bool
+        self,
+        label: str,
+        launches: Sequence[QueuedLaunch],
+        resources: DeviceResources,
+        graphs: bool,
+        masks: bool = False,
     ) -> None:
         self._label, self._launches = label, launches
         self._resources, self._graphs = resources, graphs
         self._all = self._recorded(launches)
         self._parts: tuple[Queue, Queue] | None = None
+        if masks and any(one.reads_masks for one in launches):
+            self.parts()
 
     def whole(self) -> None:
         """Queues all of them."""
@@ -49,7 +57,8 @@ class StepQueue:
     def parts(self) -> tuple[Queue, Queue]:
         """What queues those before the first that reads masks, and what queues the rest.
 
-        Recorded when they are first asked for. Raises EngineError where no launch reads masks.
+        Recorded when they are first asked for, if not before. Raises EngineError where no launch
+        reads masks.
         """
         if self._parts is None:
             reads = [one.reads_masks for one in self._launches]

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from spark_engine.errors import SparkError
 from spark_engine.runtime.server.api.paths import in_the_form_of, no_such_path
-from spark_engine.runtime.server.api.routes import ROUTES, Route, page_routes
+from spark_engine.runtime.server.api.routes import METRICS, ROUTES, Route, page_routes
 from spark_engine.runtime.server.endpoints import Endpoints, json_response
 from spark_engine.runtime.server.keys import Keyring, LimitReached, Unauthorised
 from spark_engine.runtime.server.problems import error_response
@@ -63,11 +63,12 @@ def _handler(
     endpoints: Endpoints, keys: Keyring, route: Route
 ) -> Callable[[Request], Awaitable[Response]]:
     metrics, counts = endpoints.service.metrics, route.method == "POST"
+    is_open = route.open and not (route.path == METRICS and endpoints.metrics_by_key)
 
     async def handle(request: Request) -> Response:
         try:
             note_route(route.path)
-            if not route.open:
+            if not is_open:
                 admit(request.headers, keys, counts, metrics)
             return await route.run(endpoints, request)
         except Exception as problem:  # here it still has its request's name

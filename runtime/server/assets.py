@@ -11,6 +11,9 @@ from spark_engine.engine_file import MANIFEST, TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.manifest import NATIVE, PAGE, SEQUENCE, Manifest, bytes_of
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.ranks.seats import check_hosts
 from spark_engine.runtime.server.ipc import EngineInfo
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 from spark_engine.runtime.structured.matcher import Grammars
@@ -66,6 +69,16 @@ def check_drafts(asked: int | None, limits: Limits) -> None:
     else:
         words = f"this engine makes at most {limits.drafts} a round"
     raise OptionError(f"--drafts is {asked}; {words}")
+
+
+def check_ranks(folder: Path, options: EngineOptions) -> None:
+    """Raises OptionError where the engine was built for another number of ranks, or of hosts."""
+    ranks = read_manifest(folder).ranks
+    if options.tp not in (None, ranks):
+        words = f"--tp is {options.tp}, and {folder} was built for {ranks} rank"
+        again = f"build it again with spark-build --tp {options.tp}"
+        raise OptionError(f"{words}{'s' if ranks > 1 else ''}: leave it out, or {again}")
+    check_hosts(split_hosts(options.hosts), ranks)
 
 
 def check_cache(asked: int | None, folder: Path) -> None:

@@ -91,10 +91,13 @@ def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 class Endpoints:
-    """The endpoints over one service; `max_body` in bytes. `draining` turns new work away."""
+    """The endpoints over one service; `max_body` in bytes. `draining` turns new work away;
+    `metrics_by_key`: /metrics names keys, and so is for those who have one."""
 
-    def __init__(self, service: Service, max_body: int | None = None) -> None:
-        self.service = service
+    def __init__(
+        self, service: Service, max_body: int | None = None, metrics_by_key: bool = False
+    ) -> None:
+        self.service, self.metrics_by_key = service, metrics_by_key
         self.report: Json = {}  # what the engine is: `page/report.py`
         self._bodies = Bodies(max_body)
         self.draining = False
@@ -130,7 +133,8 @@ class Endpoints:
 
     def metrics(self) -> Response:
         """Prometheus' text format."""
-        return Response(self.service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        text = self.service.metrics.render(self.metrics_by_key)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def generate(self, request: Request, start: Start) -> Response:
         """Runs one request: a stream of events or one JSON object.

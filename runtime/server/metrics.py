@@ -49,7 +49,7 @@ class Metrics:
     def __init__(
         self, model: str, read: Read, limits: Limits | None = None, pid: Pid = lambda: None
     ) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self._of_keys = CollectorRegistry(), CollectorRegistry()
         self._twice = CollectorRegistry()
         self._model = model
         self.registry.register(EngineCollector(model, read, limits))
@@ -146,9 +146,10 @@ class Metrics:
         self._key_tokens.labels(key, "prompt").inc(prompt)
         self._key_tokens.labels(key, "completion").inc(completion)
 
-    def render(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self.registry)
+    def render(self, by_key: bool = False) -> bytes:
+        """Prometheus' text format. `by_key`: with the series that name keys."""
+        series = generate_latest(self.registry)
+        return series + generate_latest(self._of_keys) if by_key else series
 
     def _add_http(self) -> None:
         own, labels = self.registry, ["method", "handler"]
@@ -162,9 +163,9 @@ class Metrics:
         )
         self.in_flight = Gauge("http_requests_in_flight", "HTTP requests now", registry=own)
         text, labels = "Requests refused by a key's limit", ["key", "limit"]
-        self._limited = Counter("spark:key_limited", text, labels, registry=own)
+        self._limited = Counter("spark:key_limited", text, labels, registry=self._of_keys)
         text, labels = "Tokens by key", ["key", "kind"]
-        self._key_tokens = Counter("spark:key_tokens", text, labels, registry=own)
+        self._key_tokens = Counter("spark:key_tokens", text, labels, registry=self._of_keys)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, ["model_name"], registry=self._twice).labels(self._model)

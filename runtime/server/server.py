@@ -84,6 +84,7 @@ class ServerOptions:
         max_connections: connections at a time; fewer where descriptors do not suffice.
         read_timeout_s: what the head of a request may take to arrive, and then its body.
         api_keys: a file with more keys, each with limits of its own; read again on SIGHUP.
+        metrics_by_key: /metrics counts by the names of keys too, and asks for a key.
         max_model_len: tokens that a request may reach; None: as many as the engine holds.
         max_body_mib: what a body may hold.
         access_log: whether every request gets a line in the log.
@@ -113,6 +114,7 @@ class ServerOptions:
     max_connections: int = 2048
     read_timeout_s: float = 30.0
     api_keys: str | None = None
+    metrics_by_key: bool = False
     max_model_len: int | None = None
     max_body_mib: int = MAX_BODY >> 20
     access_log: bool = False
@@ -182,7 +184,7 @@ async def serve(command: Sequence[str], folder: Path, options: ServerOptions) ->
             options.chat,
             options.queue_timeout_s,
         )
-        endpoints = Endpoints(service, options.max_body_mib << 20)
+        endpoints = Endpoints(service, options.max_body_mib << 20, options.metrics_by_key)
         endpoints.report = make_report(info, find_manifest(folder))
         room = _most_connections(options, descriptors)
         connections = Connections(room, options.read_timeout_s, refused=service.metrics.turned_away)

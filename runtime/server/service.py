@@ -18,6 +18,7 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.engine.request import Request, capacity
 from spark_engine.runtime.server.api.allowed import allow_only
 from spark_engine.runtime.server.api.answers import Json, usage
+from spark_engine.runtime.server.api.barred import bar
 from spark_engine.runtime.server.api.common import (
     MAX_CHOICES,
     Body,
@@ -262,6 +263,8 @@ class Service:
         if body.allowed_token_ids is not None:
             known, most = len(self.need_tokenizer()), params.max_tokens or 0
             bound = allow_only(body.allowed_token_ids, known, eos, most, bound)
+        if body.bad_words:
+            bound = bar(body.bad_words, self.need_tokenizer(), bound)
         marks = self._turns.marks(prompt)
         forced = prompt[1:] if body.scores_prompt() else ()
         if body.scores_prompt():

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from spark_engine.errors import OptionError
+from spark_engine.hints import extra
 from spark_engine.runtime.server.visits import Visit
 
-EXTRA = "pip install 'spark-engine[otel]'"
+EXTRA = extra("otel")
 PATH = "/v1/traces"  # of a collector, where the URL says none
 SEND_S = 5.0  # one export; what is on its way down gets so long too
 OPERATIONS = {  # a route's operation, as the conventions for generative AI name it

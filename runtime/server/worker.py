@@ -72,6 +72,11 @@ class Steppable(Protocol):
         """Requests that got a slot in the last step, and when (`time.monotonic`)."""
         ...
 
+    def check(self) -> float | None:
+        """Raises what another rank has fallen of; seconds until it is to be asked again, None where
+        there are no others."""
+        ...
+
     def stats(self) -> Mapping[str, Any]:
         """The counters by name."""
         ...
@@ -111,7 +116,8 @@ class Worker:
     def _drain(self) -> bool:
         """Handles every waiting command. True when there was one."""
         asked = False
-        timeout = None if self._engine.idle else 0
+        again = self._engine.check()
+        timeout = 0 if not self._engine.idle else None if again is None else int(1000 * again)
         while self._socket.poll(timeout):
             self._handle(self._socket.recv())
             asked, timeout = True, 0

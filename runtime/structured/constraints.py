@@ -13,9 +13,10 @@ from spark_engine.runtime.engine.constraint import ConstraintSpec
 from spark_engine.runtime.structured.choice import AUTO, NONE, Choice
 from spark_engine.runtime.structured.fields import StructuredFields
 from spark_engine.runtime.structured.forms import Form, form_of
-from spark_engine.runtime.structured.lark import Lark, in_regex, json_of, one_of, without
+from spark_engine.runtime.structured.lark import Lark, json_of, one_of, quoted
 from spark_engine.runtime.structured.matcher import Grammars
 from spark_engine.runtime.structured.places import locate
+from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.tool_calls import CallWriter
 from spark_engine.runtime.text.reply_formats import Formats
 from spark_engine.runtime.text.tokenizer import Tokenizer
@@ -54,8 +55,7 @@ def constraint_for(
         number = tokenizer.id_of(thoughts.end)
         if number is None:  # the mark is text, and the thought part of the grammar
             mark = thoughts.end
-            thought = lark.terminal(f"/{without([mark])}{in_regex(mark)}/")
-            answer = f"{thought} {_GAP} {answer}"
+            answer = f"{without(lark, [mark])} {quoted(mark)} {_GAP} {answer}"
         else:
             end, answer = number, f"{_GAP} {answer}"
     text = lark.text(answer)

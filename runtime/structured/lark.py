@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -19,7 +19,6 @@ from spark_engine.errors import RequestError
 # Between JSON's parts, once at each place: models indent, and must not write blanks for ever.
 BLANK = r"[ \t]|\n[ \t]{0,24}"
 _OPTIONS = "x-guidance"  # llguidance's own key in a schema
-_Tree: TypeAlias = dict[str, Any]  # of marks by their characters; the end of one is empty
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,16 @@ class Lark:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._lines: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}  # by kind and expression
         self._others: list[dict[str, str]] = []
 
     def rule(self, expression: str) -> str:
         """A new rule."""
-        return self._add(f"r{len(self._lines)}", expression)
+        return self._add("r", expression)
 
     def terminal(self, expression: str) -> str:
         """A new lexeme: strings, regexes and other lexemes, read as one."""
-        return self._add(f"T{len(self._lines)}", expression)
+        return self._add("T", expression)
 
     def json(self, schema: Any, style: Style, place: str) -> str:
         """Values of a JSON schema that stands at `place` in the request."""
@@ -84,14 +83,14 @@ class Lark:
 
     def text(self, start: str) -> str:
         """What `Grammars` compiles: an answer is `start`."""
-        lark = "\n".join([f"start: {start}", *self._lines, ""])
+        rows = (f"{name}: {expression}" for (_, expression), name in self._names.items())
+        lark = "\n".join([f"start: {start}", *rows, ""])
         if not self._others:
             return lark
         return json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *self._others]})
 
-    def _add(self, name: str, expression: str) -> str:
-        self._lines.append(f"{name}: {expression}")
-        return name
+    def _add(self, kind: str, expression: str) -> str:
+        return self._names.setdefault((kind, expression), f"{kind}{len(self._names)}")
 
 
 def json_of(schema: Any, style: Style) -> str:
@@ -134,27 +133,6 @@ def ebnf(text: str) -> str:
 def token(number: int) -> str:
     """The expression of one token id."""
     return f"<[{number}]>"
-
-
-def without(marks: Collection[str]) -> str:
-    """A regex of texts that hold none of these marks, each of which has one `<`, at its start, and
-    none of which begins another.
-
-    A text may end within a mark. Written without complement, so that masks of it are quick.
-    """
-    tree: _Tree = {}
-    for mark in marks:
-        node = tree
-        for letter in mark[1:]:
-            node = node.setdefault(letter, {})
-    return f"[^<]*(<{_behind(tree)})*"
-
-
-def _behind(tree: _Tree) -> str:
-    """What may follow up to the next `<` where a mark was begun."""
-    others = f"[^<{''.join(map(in_class, sorted(tree)))}][^<]*"
-    longer = (in_class(k) + _behind(node) for k, node in sorted(tree.items()) if node)
-    return f"({'|'.join([others, *longer])})?"
 
 
 def in_regex(text: str) -> str:

@@ -20,14 +20,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from spark_engine.errors import CapacityError, InternalError, RequestError
 from spark_engine.runtime.engine.constraint import Words
+from spark_engine.runtime.structured import raw_text
 from spark_engine.runtime.text.tokenizer import Tokenizer
 
-# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set. Those
-# of JSON's strings are the library's; the last is text up to a mark in angle brackets.
-SLICES = (*LLTokenizer.json_slices(), "[^<]+")
+# Tokens that a lexeme holds whatever they are need no look at each of them: one regex a set, the
+# narrower before the wider. Those of JSON's strings are the library's; the others are of raw text.
+SLICES = (*raw_text.SLICES, *LLTokenizer.json_slices(), "[^<]+")
 MOST_TEXT = 256 << 10  # characters of a grammar
 _LONGEST = 400  # characters of an error
 MOST_S, AT_ONCE = 5.0, 2  # seconds of a compilation, and how many there may be beside each other
+LOADED_S = 30.0  # seconds of loading the vocabulary; 2 is usual
 _FUEL = 200_000  # of building lexemes; the library's default allows half a minute
 KEPT = 64  # compiled grammars
 _STACK = 512 << 20  # bytes that a compilation may reach into: it recurses from rule to rule
@@ -168,10 +170,18 @@ class Grammars:
 
     @property
     def _tokens(self) -> LLTokenizer:
-        """Waits until it is ready. Raises what loading raises."""
+        """Waits until it is ready. Raises what loading raises, and CapacityError where it hangs."""
         self.begin()
         assert self._opened is not None
-        return self._opened.result()
+        try:
+            return self._opened.result(LOADED_S)
+        except TimeoutError:
+            if self._opened.done():  # its own
+                raise
+        raise CapacityError(
+            f"the tokenizer was not ready for grammars within {LOADED_S:g} s: try again later, and "
+            "look whether the disk that holds the engine answers"
+        )
 
     def _own(self, made: LLMatcher) -> Matcher:
         return Matcher(made.deep_copy(), self._count)

@@ -19,9 +19,9 @@ from spark_engine.runtime.structured.lark import (
     one_of,
     quoted,
     regex,
-    without,
 )
 from spark_engine.runtime.structured.places import join
+from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.text.reply_formats import END_PARAMETER
 from spark_engine.runtime.text.tool_schema import resolve, types_of
 
@@ -79,11 +79,12 @@ class Values:
             found.append(quoted("null" + _END))
         if not found:
             raise RequestError(f"{place} allows no value that can be written", _param(place))
-        return one_of(dict.fromkeys(found))
+        # the others would be lexemes beside those of any text, and take their letters
+        return whole if (whole := self.anything()) in found else one_of(dict.fromkeys(found))
 
     def anything(self) -> str:
         """Any string with the mark of its end."""
-        return self.lark.terminal(f"/{without([END_PARAMETER])}{in_regex(END_PARAMETER)}/")
+        return f"{without(self.lark, [END_PARAMETER])} {quoted(END_PARAMETER)}"
 
     def _whole(self, schema: Any, place: str) -> Any:
         """The schema with what its references point to."""

@@ -15,13 +15,12 @@ from spark_engine.errors import RequestError
 from spark_engine.runtime.structured.lark import (
     Lark,
     Style,
-    in_regex,
     one_of,
     quoted,
     token,
-    without,
 )
 from spark_engine.runtime.structured.places import check_size, join
+from spark_engine.runtime.structured.raw_text import without
 from spark_engine.runtime.structured.raw_values import Values
 from spark_engine.runtime.text.reply_formats import (
     END_FUNCTION,
@@ -75,11 +74,10 @@ class CallWriter:
         start = self.form.start
         barred = [FUNCTION] if self.form.xml else []
         if self.tokenizer.id_of(start) is not None:
-            text = self.lark.terminal(f"/{without(barred) if barred else '(?s:.*)'}/")
+            text = without(self.lark, barred) if barred else self.lark.terminal("/(?s:.*)/")
             return one_of([f"{text} {self.calls(tools, several)}", text])
-        text = self.lark.terminal(f"/{without([*barred, start])}/")
-        head = self.lark.terminal(f"/{without([*barred, start])}{in_regex(start)}/")
-        first = self._call(tools, head)
+        text = without(self.lark, [*barred, start])
+        first = self._call(tools, f"{text} {quoted(start)}")
         more = f' ("\\n" {self._call(tools, self._mark(start))})*' if several else ""
         return one_of([f"{first}{more}", text])
 

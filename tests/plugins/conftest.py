@@ -17,12 +17,11 @@ def bench(cache: Path) -> Iterator[Bench]:
     """The GPU, or a skipped test."""
     pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
     from spark_engine import device
-    from spark_engine.kernel import TARGETS
     from tests.plugins.cuda_node import Bench
 
-    name = device.architecture()
-    if name is None:
+    target = device.present()
+    if target is None:
         pytest.skip("no CUDA device")
     gpu = device.Gpu()
-    yield Bench(gpu, TARGETS[name], cache)
+    yield Bench(gpu, target, cache)
     gpu.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spark_engine.kernel import TARGETS, Tactic, Target
+from spark_engine.kernel import GB10, TARGETS, Tactic, Target
 from spark_engine.op import Case, Op
 from spark_engine.plugins.gdn import (
     causal_conv,
@@ -27,7 +27,7 @@ device = pytest.importorskip("spark_engine.device")
 from tests.plugins import cuda_node, gdn_gpu  # noqa: E402
 from tests.plugins.covering import covering  # noqa: E402
 
-HERE = device.architecture() == "sm_90a"
+HERE = (device.present() or GB10).wgmma  # not a rehearsal's part of one
 gpu_only = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="needs a Hopper GPU")]
 OPS = (
     causal_conv.OP,
@@ -216,6 +216,7 @@ class TestCase:
         check(op, case, got, arrays)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("state", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("ring", [False, True])
@@ -232,6 +233,7 @@ def test_decode_kernels_compile_without_spills(
         assert (usage.spills, usage.stack) == (0, 0), f"{tactic.name}: {usage}"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", [causal_conv.OP, gated_delta.CHUNK], ids=lambda op: op.name)
 def test_other_kernels_compile_without_spills(target: Target, op: Op, cache: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spark_engine.errors import GraphError
-from spark_engine.kernel import GB10, H200, TARGETS, Target
+from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.op import Case
 from spark_engine.plugins.common import formats, weight_packing
 from spark_engine.plugins.linear import (
@@ -194,7 +194,6 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
     for m in (128, 1024, 8192):
         problem, form = sg.Problem(m, n, k), FORMS[op]
         plan = sg.plan_large(problem, form, H200, (0,), "bf16")
-        assert sg.plan_large(problem, form, GB10, (0,), "bf16") is None
         if plan is None:
             assert m == 128 or n < 6000
             continue
@@ -215,6 +214,7 @@ def test_large_tiles_fit_and_are_for_many_rows(layer: tuple[str, int, int]) -> N
 # ---- compilation -------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", FORMS)
 def test_served_shapes_compile(op: str, target: Target, cache: Path) -> None:
@@ -298,6 +298,7 @@ SHAPES = (
     ("fp8_linear", 2200, 2117, 256),
     ("nvfp4_linear", 1100, 4112, 272),
     ("nvfp4_linear", 1100, 4105, 128),
+    ("nvfp4_linear", 128, 64, 5120),  # wgmma over few rows of weights
 )
 SERVED = tuple((op, m, n, k) for op, n, k in LAYERS for m in (1, 128) if n * k < 3e8)
 

@@ -45,17 +45,28 @@ def test_a_lane_finds_its_fp4_fragment_and_scales() -> None:
     raw = rng.integers(0, 256, (32, 104), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 24)))
     found = packed("nvfp4_linear_a4", 2, raw).reshape(2, 4, 8, 4, 2, 2, 4)
-    for m16, slab, g, t, h, r in np.ndindex(*found.shape[:-1]):
-        at = 32 * slab + 16 * h + 4 * t
+    for m16, step, g, t, h, r in np.ndindex(*found.shape[:-1]):
+        at = 32 * step + 16 * h + 4 * t
         np.testing.assert_array_equal(
-            found[m16, slab, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
+            found[m16, step, g, t, h, r], wide[16 * m16 + g + 8 * r, at : at + 4]
         )
     raw = rng.integers(0, 127, (32, 13), dtype=np.uint8)
     wide = np.pad(raw, ((0, 0), (0, 3)))
-    found = packed("nvfp4_linear_a4", 3, raw).reshape(2, 4, 8, 2, 4)
-    for m16, slab, g, r in np.ndindex(*found.shape[:-1]):
-        row = 16 * m16 + g + 8 * r
-        np.testing.assert_array_equal(found[m16, slab, g, r], wide[row, 4 * slab : 4 * slab + 4])
+    found = packed("nvfp4_linear_a4", 3, raw).reshape(2, 8, 2, 2, 2, 4)
+    for m16, g, p, r, high in np.ndindex(*found.shape[:-1]):
+        row, step = 16 * m16 + g + 8 * r, 2 * high + p
+        np.testing.assert_array_equal(found[m16, g, p, r, high], wide[row, 4 * step : 4 * step + 4])
+
+
+def test_few_rows_find_an_m16_tile_in_its_panel() -> None:
+    """As A4::weights counts: panels of 16 m16 tiles, in a panel k-slab by k-slab."""
+    raw = np.random.default_rng(0).integers(0, 127, (304, 48), dtype=np.uint8)
+    flat, tiles, slabs = packed("nvfp4_linear_a4", 3, raw).reshape(-1, 8, 2, 2, 2, 4), 19, 3
+    for m16, slab in np.ndindex(tiles, slabs):
+        panel = m16 // 16 * 16
+        at = panel * slabs + slab * min(16, tiles - panel) + m16 - panel
+        want = raw[16 * m16 + 5 + 8, 16 * slab + 12 : 16 * slab + 16]
+        np.testing.assert_array_equal(flat[at, 5, 1, 1, 1], want)
 
 
 def test_ragged_weights_are_refused_and_left_alone() -> None:
@@ -65,6 +76,7 @@ def test_ragged_weights_are_refused_and_left_alone() -> None:
     assert packed("fp8_block_linear", 2, raw).shape == (130, 48)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("op", OPS)
 def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
@@ -72,12 +84,12 @@ def test_no_tile_spills(op: str, target: Target, cache: Path) -> None:
     from spark_engine.builder.native import nvrtc
     from spark_engine.plugins.linear import fp8_block_linear_cuda, nvfp4_linear_a4_cuda
 
-    form = {f.FORM.symbol: f.FORM for f in (fp8_block_linear_cuda, nvfp4_linear_a4_cuda)}[op]
+    forms = {"fp8_block_linear": fp8_block_linear_cuda.FORM}
+    form = forms.get(op, nvfp4_linear_a4_cuda.FEW)
     for m in form.tiles:
         (launch,) = plan(form, m, 5120, 6144, 4, "bf16").launches
-        usage = nvrtc.compile(
-            nvrtc.Job(f"linear/{op}.cu", launch.defines, (op,)), target, cache
-        ).usage[op]
+        job = nvrtc.Job(f"linear/{op}.cu", launch.defines, (form.symbol,))
+        usage = nvrtc.compile(job, target, cache).usage[form.symbol]
         assert usage.spills == 0 and usage.shared <= 48 * 1024, (m, usage)
 
 
@@ -98,7 +110,8 @@ def run(bench: object, op: str, arrays: tuple[Array, ...]) -> Array:
 
     assert isinstance(bench, cuda_node.Bench)
     case = Case("served", {"dtype": "bf16"}, lambda rng: arrays)
-    (work,) = cuda_node.planned(OPS[op], case, bench.target)
+    work = next(iter(cuda_node.planned(OPS[op], case, bench.target)))
+    assert work.tactic.name == "m16 tiles"
     return cuda_node.run(bench, work, arrays)[0]
 
 

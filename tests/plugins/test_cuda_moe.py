@@ -17,6 +17,7 @@ from spark_engine.plugins.moe import grouped_moe, moe_norm_quant  # noqa: E402
 from spark_engine.plugins.rowwise import norm_quant, silu_mul  # noqa: E402
 from spark_engine.tensors import Array, DType  # noqa: E402
 from tests.plugins import cuda_node  # noqa: E402
+from tests.plugins.test_cuda_compile import disassembled  # noqa: E402
 from tests.plugins.test_moe_grouped import squeezed  # noqa: E402
 
 OP = grouped_moe.OP
@@ -24,6 +25,7 @@ Sizes = tuple[int, int, int, int]  # experts and the shared one, chosen and it, 
 TINY: Sizes = (13, 5, 256, 128)
 MANY: Sizes = (257, 9, 256, 128)
 LARGE: Sizes = (12, 9, 2048, 512)
+OWN_ORDER = ("wide_128", "tiles_128", "tiles_fp4")  # of sums; parts are bf16
 QUANTISED = ("nvfp4_a4", "fp8", "fp8_block")  # formats whose activations are rounded to codes
 Route = Callable[[np.random.Generator, int, Sizes], Array]
 
@@ -78,7 +80,10 @@ CASES = [
     case(300, LARGE, crowded),
     case(260, TINY, kind="dense"),
     case(600, LARGE, crowded),
-    case(530, (13, 5, 272, 144)),
+    case(530, (13, 5, 336, 144)),  # half k-slabs
+    *(case(600, LARGE, crowded, kind) for kind in ("dense", "fp8", "nvfp4_a4")),
+    case(530, (13, 5, 112, 144), kind="nvfp4_a4"),
+    case(1030, MANY, kind="nvfp4_a4"),
     case(520, TINY, kind="dense"),
     *(case(n, TINY, kind=kind) for kind in QUANTISED for n in (1, 7, 40)),
     *(case(n, MANY, kind=kind) for kind in QUANTISED for n in (17, 129)),
@@ -105,6 +110,7 @@ def with_bf16_inside(one: Case, arrays: tuple[Array, ...], parts: bool) -> Array
     return y.astype(DType.BF16.numpy)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 128, 256, 1024, 4096])
 def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache: Path) -> None:
@@ -113,13 +119,33 @@ def test_served_sizes_compile_without_spills(tokens: int, target: Target, cache:
     works = list(cuda_node.planned(OP, some, target))
     few, many = ["each"] * (tokens < 5), ["wide"] * target.wgmma
     more = ["wide_128"] * (target.wgmma and tokens >= 512)
-    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more]
+    tiles = ["tiles", *["tiles_128"] * (tokens >= 512)]
+    assert [w.tactic.name for w in works] == [*few, "grouped", *many, *more, *tiles]
     for work in works:
         for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
             usage = nvrtc.compile(job, target, cache).usage
             for launch in work.plan.launches:
                 spared = 16 if launch.symbol == "wide_down" else 0  # bytes
                 assert usage[launch.symbol].spills <= spared, (launch.symbol, usage[launch.symbol])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", ["dense", "fp8", "nvfp4_a4"])
+def test_prefills_of_other_formats_compile_without_spills(
+    kind: str, target: Target, cache: Path, tmp_path: Path
+) -> None:
+    sizes: Sizes = (3, 9, 2048, 512)
+    some = case(512, sizes, lambda rng, n, s: np.zeros((n, s[1]), np.int32), kind)
+    works = {w.tactic.name: w for w in cuda_node.planned(OP, some, target)}
+    work = works["tiles_fp4" if kind == "nvfp4_a4" else "tiles_128"]
+    for job in nvrtc.jobs_of([(work.tactic.source, work.plan)]):
+        usage = nvrtc.compile(job, target, cache).usage
+        for launch in work.plan.launches:
+            assert usage[launch.symbol].spills == 0, (launch.symbol, usage[launch.symbol])
+            assert usage[launch.symbol].shared + launch.shared <= target.shared_bytes
+        if kind == "nvfp4_a4" and target.fp4_mma:
+            assert disassembled(job, target, cache, tmp_path).count("OMMA") >= 2 * 64
 
 
 @pytest.mark.gpu
@@ -135,7 +161,7 @@ def test_experts_equal_the_reference(one: Case, bench: cuda_node.Bench) -> None:
         (got,) = cuda_node.run(bench, work, arrays)
         label = f"{work.tactic.name} {one.label}"
         cuda_node.compare(label, got, want, Tolerance(element=2.0**-5), False)
-        own = work.tactic.name == "wide_128"  # its order of sums, and parts of bf16
+        own = work.tactic.name in OWN_ORDER
         norm = 1e-2 if one.attrs["format"] in QUANTISED else 4e-3  # a code may fall the other way
         near = Tolerance(norm=norm, element=2.0**-5 if norm > 4e-3 or own else 2.0**-7)
         cuda_node.compare(label, got, with_bf16_inside(one, arrays, own), near, False)
@@ -163,7 +189,7 @@ def test_the_norm_in_the_same_launch_changes_no_bit(
     apart = Case("", {**attrs, "add": 1}, lambda rng: (x, norm, residual, *scales))
     (second,) = cuda_node.planned(norm_quant.OP, apart, bench.target)
     wanted = {}
-    for work in (works[0], *(w for w in works if w.tactic.name == "wide_128")):
+    for work in (works[0], *(w for w in works if w.tactic.name in OWN_ORDER)):
         (y,) = cuda_node.run(bench, work, (x, ids, weights, *params))
         wanted[work.tactic.name] = cuda_node.run(bench, second, (y, norm, residual, *scales))
     given = (x, ids, weights, residual, norm, *params, *scales)

@@ -107,6 +107,7 @@ def test_every_order_of_one_token_is_there(tile: int, kv: DType, target: Target)
         assert shared, "no tactic reads a row's keys once for several queries"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kv", [B16, F8], ids=str)
 def test_kernels_take_what_a_target_has(kv: DType, target: Target, cache: Path) -> None:

@@ -55,6 +55,7 @@ def tactics(target: Target, tokens: int) -> list[str]:
     return ["cluster"] * target.clusters + wide + ["last"]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("tokens", [1, 32, 64])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 def test_served_sizes_compile_without_spills(target: Target, tokens: int, cache: Path) -> None:

@@ -149,9 +149,38 @@ def test_tactics_of_one_order_say_so() -> None:
         takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
         return {t.name: t.reduction_key(attrs, packed, H200) for t in takers}
 
-    assert set(keys(1)) == {"each", "grouped", "wide"} and len(set(keys(1).values())) == 1
+    assert set(keys(1)) == {"each", "grouped", "wide", "tiles"} and len(set(keys(1).values())) == 1
     many = keys(4096)
-    assert many["grouped"] == many["wide"] == keys(1)["each"] != many["wide_128"]
+    assert many["grouped"] == many["wide"] == many["tiles"] == keys(1)["each"]
+    assert len({many["grouped"], many["wide_128"], many["tiles_128"]}) == 3
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_tokens_keep_the_order_of_their_sums(kind: str, target: Target) -> None:
+    """Where a norm may join the last launch, which reads parts of f32."""
+    attrs, packed = specs(kind, 511, SIZES)
+    takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, target) is None]
+    assert {t.reduction_key(attrs, packed, target) for t in takers} == {"k in parts"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tactic"), [("nvfp4", "tiles_128"), ("nvfp4_a4", "tiles_fp4"), ("fp8", "tiles_128")]
+)
+def test_a_prefill_without_wgmma_is_tiles(kind: str, tactic: str) -> None:
+    attrs, packed = specs(kind, 4096, SIZES)
+    takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, GB10) is None]
+    assert min(takers, key=lambda t: t.cost(attrs, packed, GB10)).name == tactic
+    few = specs(kind, 8, SIZES)
+    takers = [t for t in OP.cuda.tactics if t.refuse(*few, GB10) is None]
+    assert min(takers, key=lambda t: t.cost(*few, GB10)).name == "grouped"
+
+
+def test_wgmma_is_cheaper_where_it_serves() -> None:
+    for tokens in (128, 512, 4096):
+        attrs, packed = specs("nvfp4", tokens, SIZES)
+        takers = [t for t in OP.cuda.tactics if t.refuse(attrs, packed, H200) is None]
+        assert not min(takers, key=lambda t: t.cost(attrs, packed, H200)).name.startswith("tiles")
 
 
 # ---- the index arithmetic ------------------------------------------------------------------------

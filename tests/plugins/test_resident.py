@@ -49,9 +49,11 @@ def waits(source: str, macros: Mapping[str, str]) -> bool:
 
 
 def _taken(text: str, macros: Mapping[str, str]) -> str:
-    """The branch of `#ifdef SKINNY … #else … #endif` that is compiled."""
-    found = re.search(r"^#ifdef SKINNY$(.*?)^#else$(.*?)^#endif$", text, re.MULTILINE | re.DOTALL)
-    return text if found is None else found[1 if "SKINNY" in macros else 2]
+    """The branch of `#ifdef SKINNY … #else … #endif`, or of BLOCK_TILES, that is compiled."""
+    found = re.search(
+        r"^#ifdef (SKINNY|BLOCK_TILES)$(.*?)^#else$(.*?)^#endif$", text, re.MULTILINE | re.DOTALL
+    )
+    return text if found is None else found[2 if found[1] in macros else 3]
 
 
 def is_cut(launch: Launch) -> bool:
@@ -61,6 +63,7 @@ def is_cut(launch: Launch) -> bool:
     if macros.get("BAND"):
         return False  # blocks take whole tiles in turn
     unit = {"linear": 64, "fp8_linear": 128, "fp8_block_linear": 128, "nvfp4_linear": 64}
+    unit["nvfp4_linear_a4"] = 128  # bytes
     of_tile = -(-k // unit[launch.symbol]) // macros["CUT"]
     line = -(-n // macros["BLOCK_N"]) * -(-m // macros["BLOCK_M"]) * of_tile
     blocks = launch.grid[0]
@@ -96,6 +99,10 @@ OPERANDS = {
     ],
     "nvfp4_linear": lambda m, n, k: [
         (DType.BF16, m, k), (DType.U8, n, k // 2), (DType.U8, n, k // 16), (DType.F32, n)
+    ],
+    "nvfp4_linear_a4": lambda m, n, k: [
+        (DType.U8, m, k // 2), (DType.F8E4M3, m, k // 16), (DType.U8, n, k // 2),
+        (DType.F8E4M3, n, k // 16), (DType.F32, n)
     ],
 }  # fmt: skip
 SERVED = ((5120, 5120), (5120, 17408), (34816, 5120), (96, 5120), (256, 2048), (64, 512))

@@ -48,7 +48,7 @@ def by_kernel(bench: Bench, rows: Sequence[Row]) -> list[Array]:
     from tests.plugins import cuda_node
 
     used = len(rows[0].logits)
-    more = max(0, 32 - used)
+    more = max(0, 32 - used) or -used % 4
     wide = [
         replace(r, logits=(*r.logits, *[-1e4] * more), token_counts=(*r.token_counts, *[0] * more))
         for r in rows

@@ -54,6 +54,9 @@ class FakeEngine:
     def idle(self) -> bool:
         return not (self._live or self._ends)
 
+    def check(self) -> float | None:
+        return None
+
     def add(self, request_id: int, request: Request) -> None:
         text = self._tokenizer.decode(request.prompt, skip_special=False)
         words = THOUGHT if text.endswith("<think>\n") else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_engine.models.checkpoint.layout import DRAFT, HEAD
-from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Tensor
+from spark_engine.models.checkpoint.tensor_list import Kind, Linear, Tensor, by_columns, by_rows
 from spark_engine.models.config.model_config import FULL, ModelConfig
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
 from spark_engine.models.graph.decoder import Decoder, Layer, Mlp
@@ -28,12 +28,14 @@ def dense_mlp(c: ModelConfig, name: str) -> Swiglu:
 
 def decoder(c: ModelConfig, mlp: MakeMlp = dense_mlp) -> Decoder:
     """The whole text network."""
-    shape = (c.vocab, c.hidden)
+    shape, ids = (c.vocab, c.hidden), by_rows((c.vocab, 1))
     return Decoder(
         embedding=Tensor("embed_tokens.weight", shape, Kind.EMBEDDING),
         layers=tuple(layer(c, f"layers.{i}", kind, mlp) for i, kind in enumerate(c.layers)),
         norm=_norm("norm", c.hidden),
-        head=Tensor(f"{HEAD}.weight", shape, Kind.TIED_HEAD) if c.tied else Linear(HEAD, *shape),
+        head=Tensor(f"{HEAD}.weight", shape, Kind.TIED_HEAD, split=ids)
+        if c.tied
+        else Linear(HEAD, *shape, split=ids),
     )
 
 
@@ -75,15 +77,16 @@ def swiglu(name: str, hidden: int, inner: int, group: str = "") -> Swiglu:
     """A dense MLP, or one expert of a group."""
     return Swiglu(
         name,
-        gate=Linear(f"{name}.gate_proj", inner, hidden, group),
-        up=Linear(f"{name}.up_proj", inner, hidden, group),
-        down=Linear(f"{name}.down_proj", hidden, inner, group),
+        gate=Linear(f"{name}.gate_proj", inner, hidden, group, by_rows((inner, 1))),
+        up=Linear(f"{name}.up_proj", inner, hidden, group, by_rows((inner, 1))),
+        down=Linear(f"{name}.down_proj", hidden, inner, group, by_columns(inner, 1)),
     )
 
 
 def _attention(c: ModelConfig, name: str) -> GatedAttention:
     """The scales of an FP8 cache have modelopt's names, and compressed-tensors'."""
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    heads = by_rows((c.kv_heads, c.head_dim), shared=True)
     k_scales, v_scales = (
         tuple(
             Tensor(f"{name}.{scale}", (), Kind.CACHE_SCALE)
@@ -93,10 +96,10 @@ def _attention(c: ModelConfig, name: str) -> GatedAttention:
     )
     return GatedAttention(
         name,
-        q=Linear(f"{name}.q_proj", 2 * q, c.hidden),
-        k=Linear(f"{name}.k_proj", kv, c.hidden),
-        v=Linear(f"{name}.v_proj", kv, c.hidden),
-        o=Linear(f"{name}.o_proj", c.hidden, q),
+        q=Linear(f"{name}.q_proj", 2 * q, c.hidden, split=by_rows((c.heads, 2 * c.head_dim))),
+        k=Linear(f"{name}.k_proj", kv, c.hidden, split=heads),
+        v=Linear(f"{name}.v_proj", kv, c.hidden, split=heads),
+        o=Linear(f"{name}.o_proj", c.hidden, q, split=by_columns(c.heads, c.head_dim)),
         q_norm=_norm(f"{name}.q_norm", c.head_dim),
         k_norm=_norm(f"{name}.k_norm", c.head_dim),
         k_scales=k_scales,
@@ -105,16 +108,19 @@ def _attention(c: ModelConfig, name: str) -> GatedAttention:
 
 
 def _delta_net(c: ModelConfig, name: str) -> GatedDeltaNet:
+    keys, values = (c.key_heads, c.key_dim), (c.value_heads, c.value_dim)
+    channels, heads = by_rows(keys, keys, values), by_rows((c.value_heads, 1))
+    conv = (c.conv_channels, 1, c.conv_kernel)
     return GatedDeltaNet(
         name,
-        qkv=Linear(f"{name}.in_proj_qkv", c.conv_channels, c.hidden),
-        z=Linear(f"{name}.in_proj_z", c.value_width, c.hidden),
-        b=Linear(f"{name}.in_proj_b", c.value_heads, c.hidden),
-        a=Linear(f"{name}.in_proj_a", c.value_heads, c.hidden),
-        out=Linear(f"{name}.out_proj", c.hidden, c.value_width),
-        conv=Tensor(f"{name}.conv1d.weight", (c.conv_channels, 1, c.conv_kernel)),
-        log_decay=Tensor(f"{name}.A_log", (c.value_heads,), Kind.LOG_DECAY),
-        decay_bias=Tensor(f"{name}.dt_bias", (c.value_heads,), Kind.DECAY_BIAS),
+        qkv=Linear(f"{name}.in_proj_qkv", c.conv_channels, c.hidden, split=channels),
+        z=Linear(f"{name}.in_proj_z", c.value_width, c.hidden, split=by_rows(values)),
+        b=Linear(f"{name}.in_proj_b", c.value_heads, c.hidden, split=heads),
+        a=Linear(f"{name}.in_proj_a", c.value_heads, c.hidden, split=heads),
+        out=Linear(f"{name}.out_proj", c.hidden, c.value_width, split=by_columns(*values)),
+        conv=Tensor(f"{name}.conv1d.weight", conv, split=channels),
+        log_decay=Tensor(f"{name}.A_log", (c.value_heads,), Kind.LOG_DECAY, split=heads),
+        decay_bias=Tensor(f"{name}.dt_bias", (c.value_heads,), Kind.DECAY_BIAS, split=heads),
         norm=Tensor(f"{name}.norm.weight", (c.value_dim,), Kind.NORM),
     )
 

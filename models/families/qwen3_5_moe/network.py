@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_engine.models.checkpoint.tensor_list import Experts, Kind, Tensor
+from spark_engine.models.checkpoint.tensor_list import Experts, Kind, Split, Tensor
 from spark_engine.models.config.model_config import ModelConfig
 from spark_engine.models.families.qwen3_5 import network as dense
 from spark_engine.models.families.qwen3_5.config import Qwen3_5Config
@@ -26,10 +26,14 @@ def mixture(c: ModelConfig, name: str) -> Mixture:
     assert c.moe is not None
     count, inner, experts = c.moe.experts, c.moe.intermediate, f"{name}.experts"
     each = [dense.swiglu(f"{experts}.{e}", c.hidden, inner, group=experts) for e in range(count)]
-    stacked = {"gate_up_proj": (2 * inner, c.hidden), "down_proj": (c.hidden, inner)}
+    part = (inner, 1)
+    stacked = {
+        "gate_up_proj": ((2 * inner, c.hidden), Split(1, (part, part))),
+        "down_proj": ((c.hidden, inner), Split(2, (part,))),
+    }
     gate_up, down = (
-        Tensor(f"{experts}.{leaf}", (count, *shape), Kind.STACKED_EXPERTS)
-        for leaf, shape in stacked.items()
+        Tensor(f"{experts}.{leaf}", (count, *shape), Kind.STACKED_EXPERTS, split=split)
+        for leaf, (shape, split) in stacked.items()
     )
     return Mixture(
         name,

@@ -73,6 +73,7 @@ class Body(Refused, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

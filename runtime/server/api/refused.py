@@ -24,7 +24,6 @@ _GRAMMAR = "use response_format or structured_outputs"
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         "use_beam_search": ((False,), "answers are sampled, one token at a time"),
-        "bad_words": (([],), "use logit_bias with the ids to avoid"),
         "logits_processors": (([],), "use logit_bias, response_format or structured_outputs"),
         "chat_template": ((), "the engine's own template is used: render it yourself and "
                               "send the text to /v1/completions"),
@@ -65,7 +64,6 @@ class Refused(StructuredFields, kw_only=True):
     """The same names as fields, which are not built."""
 
     use_beam_search: msgspec.Raw = _ABSENT
-    bad_words: msgspec.Raw = _ABSENT
     logits_processors: msgspec.Raw = _ABSENT
     chat_template: msgspec.Raw = _ABSENT
     documents: msgspec.Raw = _ABSENT

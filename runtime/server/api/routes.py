@@ -113,6 +113,7 @@ _MESSAGES, _COUNT = _generates(messages.start), _computes(messages.count)
 _CHAT, _TEXT = _generates(chat.start), _generates(completions.start)
 _RESPONSES, _ONE = _generates(responses.start), "/v1/responses/{id}"
 _TOKENIZE, _DETOKENIZE = _computes(tokenize.tokenize), _computes(tokenize.detokenize)
+METRICS = "/metrics"
 _HEALTH, _METRICS = _shows(Endpoints.health), _shows(Endpoints.metrics)
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", _CHAT, "answers a conversation", ChatBody),
@@ -132,7 +133,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/ping", _HEALTH, "the same", open=True),
     Route("GET", "/ready", _shows(Endpoints.ready), "200 while one would be at once", open=True),
     Route("GET", "/load", _shows(Endpoints.load), "how many requests run or wait", open=True),
-    Route("GET", "/metrics", _METRICS, "counters for Prometheus", open=True),
+    Route("GET", METRICS, _METRICS, "counters for Prometheus", open=True),
     Route("GET", "/openapi.json", _shows(_document), "this table, for tools", open=True),
     Route("GET", "/report", _shows(_report), "what the engine is, and what it takes"),
     Route("GET", "/version", _shows(_version), "the server's version", open=True),

@@ -20,6 +20,8 @@ from spark_engine.runtime.engine.guide import Answer
 from tests.runtime.fake import VOCAB
 
 MARK, CLOSE = 13, (4, 13, 5)  # the end of a thought, and what closes one that is too long
+# Barred: an odd id behind an even one below 40, and one behind two others.
+_ROWS = (*((a, b) for a in range(0, 40, 2) for b in range(1, VOCAB, 2)), (1, 2, 3), (7,))
 
 
 class Automaton:
@@ -73,6 +75,11 @@ def follows(spec: ConstraintSpec, tokens: list[int], vocab: int = VOCAB) -> None
             assert tuple(closing) == CLOSE[: len(closing)]
             thought = min(len(rest), spec.budget + len(CLOSE))
         rest = rest[thought:]
+    said = tokens[len(forced) :]
+    for row in spec.barred:
+        for end in range(len(row), len(said) + 1):
+            closed = spec.budget is not None and spec.budget < end <= spec.budget + len(CLOSE)
+            assert closed or tuple(said[end - len(row) : end]) != row
     if spec.grammar:
         walk = Automaton(spec.grammar, vocab)
         for token in rest:
@@ -85,17 +92,19 @@ def specs() -> st.SearchStrategy[ConstraintSpec]:
     )
     thoughts = st.sampled_from((None, None, 0, 1, 5, 30))
     return st.builds(
-        lambda grammar, thinks, budget, forced: ConstraintSpec(
+        lambda grammar, thinks, budget, forced, barred: ConstraintSpec(
             grammar=grammar,
             close=CLOSE if thinks else (),
             end_of_thought=MARK if thinks else -1,
             budget=budget if thinks else None,
             forced=forced,
+            barred=() if grammar else barred,
         ),
         st.one_of(st.just(""), grammars, grammars),
         st.booleans(),
         thoughts,
         st.sampled_from(((), (), (), (3,), (9, 7, 3, 60, 0, 3))),
+        st.sampled_from(((), tuple((i,) for i in range(20, 50)), _ROWS)),
     )
 
 

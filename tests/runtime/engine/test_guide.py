@@ -176,3 +176,49 @@ def test_a_thought_may_end_with_its_mark_where_that_ends_the_sequence() -> None:
 def test_an_id_of_a_call_must_be_one() -> None:
     with pytest.raises(RequestError, match="calls has the id 70"):
         ConstraintSpec(calls=(VOCAB,)).check(VOCAB)
+
+
+def test_the_last_of_a_barred_row_cannot_follow_the_others() -> None:
+    one, rest = guide(barred=((5,), (1, 2), (1, 1, 9)), forced=(1,)), set(range(VOCAB)) - {5}
+    assert one.need(0) is Need.KNOWN and ids_of(one.mask(0)) == {1}
+    assert one.need(1) is one.need(7) is Need.TOKENS and one.binds(1, 2)
+    one.advance(1)
+    assert _within(one.mask(1)) == rest, "forced ids are no part of a row"
+    one.advance(1)
+    assert _within(one.mask(2)) == rest - {2}
+    one.advance(1)
+    assert _within(one.mask(3)) == rest - {2, 9}
+    one.advance(3)
+    assert _within(one.mask(4)) == rest
+
+
+def test_single_barred_ids_are_known_before_anything_is_read() -> None:
+    one = guide(barred=((5,), (6,)), end_of_thought=MARK, close=CLOSE, budget=2, forced=(7,))
+    assert [one.need(i) for i in range(4)] == [Need.KNOWN] * 3 + [Need.TOKENS]
+    assert _within(one.mask(2)) == set(range(VOCAB)) - {5, 6}
+    walk(one, 7, 1, 2)
+    assert ids_of(one.mask(3)) == {CLOSE[0]}, "what is forced is not barred"
+
+
+def test_a_grammar_has_its_ids_without_those_that_are_barred() -> None:
+    one = guide(grammar="g", barred=((68,), (11, 7)))
+    grammar, both = np.zeros(3, np.uint32), np.zeros(3, np.uint32)
+    grammar[68 // 32], both[0] = 1 << 68 % 32, 1 << 7 | 1 << 8
+    with pytest.raises(RequestError, match="all that its form allows here is barred"):
+        one.without_barred(grammar)
+    walk(one, 11)
+    assert ids_of(one.without_barred(both)) == {8}
+    assert ids_of(guide(grammar="g").without_barred(both)) == {7, 8}
+    assert _within(one.without_barred(None)) == set(range(VOCAB)) - {68, 7}
+
+
+def _within(mask: Words | None) -> set[int]:
+    found = ids_of(mask)
+    assert found is not None
+    return {i for i in found if i < VOCAB}
+
+
+def test_barred_rows_have_ids_of_the_vocabulary() -> None:
+    for barred, words in ((((1,), ()), "a row without ids"), (((1, VOCAB),), "barred has the id")):
+        with pytest.raises(RequestError, match=words):
+            ConstraintSpec(barred=barred).check(VOCAB)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -313,6 +314,27 @@ def test_masks_do_not_wait_for_grammars_that_are_made() -> None:
     run(one)
 
 
+def test_a_grammar_that_is_made_keeps_no_slot_and_no_page() -> None:
+    """More of them than slots, each as long as all pages: one behind them all runs meanwhile."""
+    gate = threading.Event()
+
+    def grammars(text: str) -> Only:
+        gate.wait(20)
+        return Only(17)
+
+    one = engine(grammars, pages=22)
+    long = (1, 2, 5, 8) * 75
+    spec = ConstraintSpec(grammar="g")
+    hanging = [one.submit(Request(long, PLAIN, constraint=spec)) for _ in range(6)]
+    last, found = one.submit(Request((1, 2, 5, 8), PLAIN)), list[Event]()
+    start = time.monotonic()
+    while not found or not found[-1].finish:
+        found += [e for e in one.step() if e.request_id == last]
+        assert time.monotonic() - start < one._masks.bound / 2
+    gate.set()
+    assert {of[-1].finish for n, of in run(one).items() if n in hanging} == {FinishReason.LENGTH}
+
+
 def test_a_step_waits_twice_the_bound_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four that hang, one thread: each stands behind another."""
     gate, armed = threading.Event(), threading.Event()
@@ -399,6 +421,21 @@ def test_a_request_is_cancelled_while_its_grammar_is_made() -> None:
     (events,) = run(one).values()
     gate.set()
     assert [e.finish for e in events] == [FinishReason.CANCELLED]
+
+
+@pytest.mark.parametrize("grammars", [None, Only])
+def test_an_engine_that_takes_grammars_is_loaded_for_masks(
+    monkeypatch: pytest.MonkeyPatch, grammars: Any
+) -> None:
+    told: dict[str, Any] = {}
+
+    def load(*_: Any, **how: Any) -> Any:
+        told.update(how)
+        return engine().loaded
+
+    monkeypatch.setattr("spark_engine.runtime.engine.engine.load", load)
+    Engine.open(Path("engine"), EngineOptions(grammars=grammars)).close()
+    assert told["masks"] is (grammars is not None)
 
 
 def test_an_engine_without_grammars_refuses_them() -> None:

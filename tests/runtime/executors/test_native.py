@@ -122,7 +122,7 @@ def engine(
     )
     folder = SimpleNamespace(
         manifest=manifest,
-        weights_path=tmp_path / "w.safetensors",
+        weights_of=lambda rank: tmp_path / "w.safetensors",
         check_chunk=lambda name, index, digest: None,
     )
     rows: Any = lambda room: 0  # noqa: E731
@@ -223,6 +223,25 @@ def test_the_part_before_sampling_runs_without_the_masks(engine: native.NativeEn
     np.testing.assert_array_equal(buffers["next_tokens"], base * 4 + 5002)
 
 
+def test_an_engine_that_takes_grammars_records_both_graphs_at_its_start(
+    engine: native.NativeEngine,
+) -> None:
+    last = launch_row(2, ["input", "allow"], ["output", "next_tokens"])
+    masked = {**BODY, "launches": [*BODY["launches"], last]}
+    gpu: Any = engine.gpu
+    engine.masks = True
+    before = gpu.calls.count("capture")
+    executor = engine.open(header(), payload(masked), Path(), 1)
+    assert gpu.calls.count("capture") - before == (3 if engine.graphs else 0)
+    memory = EngineMemory(
+        STATES, tables(LIMITS), {("decode", ROWS): executor.specs}, 2, engine.states, engine.tables
+    )
+    memory.flush()
+    executor.launch_to_sample(memory.buffers("decode", ROWS, 0))()()
+    assert gpu.calls.count("capture") - before == (3 if engine.graphs else 0)
+    engine.open(header(), payload(), Path(), 1)  # no launch of it reads masks
+
+
 def test_a_bucket_that_reads_no_masks_is_refused_in_parts(engine: native.NativeEngine) -> None:
     executor, memory = opened(engine)
     with pytest.raises(EngineError, match="decode 3 bucket has no launch that reads which ids"):
@@ -320,16 +339,18 @@ def test_weights_that_were_changed_are_refused_before_anything_runs(
     gpu: FakeGpu, tmp_path: Path
 ) -> None:
     write_weights(
-        tmp_path / "w", plan_weights([TensorSpec("w", DType.F32, (2,))]), [np.zeros(2, "f4")]
+        tmp_path / "weights.safetensors",
+        plan_weights([TensorSpec("w", DType.F32, (2,))]),
+        [np.zeros(2, "f4")],
     )
 
     def check(name: str, index: int, digest: str) -> None:
-        assert digest == hashlib.sha256((tmp_path / "w").read_bytes()).hexdigest()
+        assert digest == hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
         raise EngineError(f"{name} was changed")
 
     folder: Any = SimpleNamespace(
         manifest=SimpleNamespace(buckets=(), card="h200"),
-        weights_path=tmp_path / "w",
+        weights_of=lambda rank: tmp_path / "weights.safetensors",
         check_chunk=check,
     )
     with pytest.raises(EngineError, match=r"weights\.safetensors was changed"):
@@ -372,3 +393,44 @@ def test_the_last_executor_gives_the_device_back(engine: native.NativeEngine) ->
     assert engine.gpu.closed and not engine.gpu.blocks
     with pytest.raises(ExecutorError, match="was closed"):
         second.launch({})
+
+
+def test_a_rank_launches_over_its_region_and_everybodys(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 reads its own weights, and its kernels are told where the regions are."""
+    specs = [TensorSpec("w", DType.F32, (2,))]
+    name = "weights.1.safetensors"
+    write_weights(tmp_path / name, plan_weights(specs), [np.array([7, 8], np.float32)])
+    bucket = Bucket("decode", ROWS, 1, "f", 1024, 0, 0, 4 * ROWS * VOCAB, symmetric_bytes=96)
+    manifest = SimpleNamespace(card="h200", states=STATES, tables=tables(LIMITS), buckets=[bucket])
+    names: list[str] = []
+    folder: Any = SimpleNamespace(
+        manifest=manifest,
+        weights_of=lambda rank: tmp_path / f"weights.{rank}.safetensors",
+        check_chunk=lambda name, index, digest: names.append(name),
+    )
+    shown: list[int] = []
+
+    def meet(resources: Any, nbytes: int, comm: Any) -> Any:
+        shown.append(nbytes)
+        return SimpleNamespace(own=5000, table=9000)
+
+    monkeypatch.setattr(native, "meet", meet)
+    args = [["peers"], ["rank"], ["symmetric", 32, 64]]
+    body = {**BODY, "symmetric_bytes": 96, "launches": [launch_row(0, *args)]}
+    told: list[tuple[int, ...]] = []
+    gpu.kernels["sum_up"] = lambda gpu, *operands: told.append(operands)
+    comm: Any = SimpleNamespace(rank=1)
+    engine = native.NativeEngine(folder, lambda room: 0, lambda stage: None, comm=comm)
+    executor = engine.open(header(), payload(body), Path(), 1)
+    assert told[0] == (9000, 1, 5032) and shown == [96] and names == [name]
+    with pytest.raises(EngineError, match="wants 97 bytes of symmetric memory, the engine has 96"):
+        engine.open(header(), payload({**body, "symmetric_bytes": 97}), Path(), 1)
+    executor.close()
+
+
+def test_one_rank_alone_has_no_region(engine: native.NativeEngine) -> None:
+    body = {**BODY, "launches": [launch_row(0, ["peers"])]}
+    with pytest.raises(EngineError, match=r"launches are not readable.*the engine has one rank"):
+        engine.open(header(), payload(body), Path(), 1)

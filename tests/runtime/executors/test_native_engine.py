@@ -107,7 +107,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             buckets=[manifest.Bucket("x", 8, 1, "f", 256)],
         )
         where: Any = SimpleNamespace(
-            manifest=described, weights_path=tmp_path / "w", check_chunk=lambda *_: None
+            manifest=described, weights_of=lambda rank: tmp_path / "w", check_chunk=lambda *_: None
         )
         owner = native.NativeEngine(where, lambda room: 0, lambda stage: None)
         owners.append(owner)

@@ -21,7 +21,6 @@ from spark_engine.builder.plan.options import Options  # noqa: E402
 from spark_engine.cuda_driver import attribute, driver, values  # noqa: E402
 from spark_engine.device import Gpu  # noqa: E402
 from spark_engine.errors import EngineError  # noqa: E402
-from spark_engine.kernel import TARGETS  # noqa: E402
 from spark_engine.runtime.engine.engine import Engine  # noqa: E402
 from spark_engine.runtime.engine.load import load  # noqa: E402
 from spark_engine.runtime.engine.request import Request, SamplingParams  # noqa: E402
@@ -138,7 +137,7 @@ def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu
     assert HERE is not None
     loaded = load(folder)
     assert loaded.folder and loaded.opener
-    sms, seen = attribute(gpu._device, "MULTIPROCESSOR_COUNT"), 0
+    sms, seen = gpu.multiprocessors, 0
     for bucket in loaded.folder.manifest.buckets:
         file = loaded.folder.engine(bucket)
         program = Program.read(file.payload)
@@ -149,7 +148,7 @@ def test_launches_that_wait_have_room_and_more_is_refused(folder: Path, gpu: Gpu
             kernel = program.kernels[record.kernel]
             (function,) = gpu.load(kernel.cubin, [kernel.symbol], kernel.shared).values()
             room = gpu.resident_blocks(function, record.shape)
-            assert room % sms == 0 and math.prod(record.shape.grid) <= TARGETS[HERE].sms <= room
+            assert room % sms == 0 and math.prod(record.shape.grid) <= sms <= room
             if seen == 1:
                 wide = widened(file.payload, number, room + 1)
                 with pytest.raises(

@@ -53,16 +53,17 @@ def panels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Panels]:
     folder = tmp_path_factory.mktemp("board")
     tokenizer = small_tokenizer.write(folder / "tokenizer")
     (folder / "keys").write_text(KEYS)
-    with _server(tokenizer, api_keys=str(folder / "keys")) as server:
-        headers, bodies = {"Authorization": "Bearer a"}, ["ROUND", "WARM", "NAN", "x", "y"]
-        _wait(lambda: "engine_launches_total{" in httpx.get(server.url + "/metrics").text, "a ping")
-        scrapes = [httpx.get(server.url + "/metrics").text]
+    keys, bodies = str(folder / "keys"), ["ROUND", "WARM", "NAN", "x", "y"]
+    with _server(tokenizer, api_keys=keys, metrics_by_key=True) as server:
+        headers = {"Authorization": "Bearer a"}
         with httpx.Client(base_url=server.url, headers=headers) as client:
+            _wait(lambda: "engine_launches_total{" in client.get("/metrics").text, "a ping")
+            scrapes = [client.get("/metrics").text]
             for prompt in bodies:
                 body: dict[str, Any] = {"prompt": prompt, "max_tokens": 8}
                 client.post("/v1/completions", json=body)
             assert client.post("/v1/completions", json=body).status_code == 429
-        scrapes.append(httpx.get(server.url + "/metrics").text)
+            scrapes.append(client.get("/metrics").text)
     yield Panels(*map(Scrape.of, scrapes), SPAN)
 
 

@@ -30,7 +30,7 @@ def _metrics() -> Metrics:
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every sample by its name and labels but the model's, as in a query."""
     found = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(metrics.render(by_key=True).decode()):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
             words = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))

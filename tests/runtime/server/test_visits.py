@@ -167,6 +167,18 @@ def test_without_a_key_nobody_comes_in_but_to_the_open_paths(house: House) -> No
     assert house.visits[0].problem == "invalid_api_key" and house.visits[0].account is None
 
 
+def test_metrics_name_keys_to_nobody_or_to_those_who_have_one(house: House) -> None:
+    house.service.metrics.add_key("ann", ["requests"])
+    shown = house.ask("/metrics", key="").text
+    assert "ann" not in shown and "spark:key" not in shown and "spark:prompt_tokens" in shown
+    house.app = create_app(Endpoints(house.service, metrics_by_key=True), house.keys)
+    assert house.ask("/metrics", key="").status_code == 401
+    assert house.ask("/health", key="").status_code == 200
+    shown = house.ask("/metrics").text
+    assert 'spark:key_limited_total{key="ann",limit="requests"} 0.0' in shown
+    assert "spark:prompt_tokens" in shown
+
+
 def test_anthropics_header_brings_a_key_too(house: House) -> None:
     async def ask(headers: dict[str, str]) -> int:
         transport = httpx.ASGITransport(house.app)

@@ -139,3 +139,21 @@ def test_those_who_ask_for_one_grammar_at_once_wait_for_one_compilation(
 def test_an_engine_without_an_end_has_no_forms() -> None:
     with pytest.raises(RequestError, match="no end token"):
         Grammars(tokenizer, VOCAB, ())(YES)
+
+
+def test_a_vocabulary_that_does_not_load_is_waited_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = threading.Event()
+
+    def load() -> Any:
+        gate.wait(20)
+        return tokenizer()
+
+    monkeypatch.setattr(matcher, "LOADED_S", 0.05)
+    own = Grammars(load, VOCAB, grammars().ends)
+    with pytest.raises(CapacityError, match=r"not ready for grammars within 0.05 s: try again"):
+        own(YES)
+    gate.set()
+    monkeypatch.setattr(matcher, "LOADED_S", 20)
+    assert not own(YES).done

@@ -97,6 +97,7 @@ SHARED: Mapping[str, Row] = {
         [5, 9, 7, 8],
         lambda a: a.request.constraint.grammar.endswith("\nid: <[5,7-9]>"),  # type: ignore[union-attr]
     ),
+    "bad_words": (["ab c"], lambda a: len(a.request.constraint.barred) == 2),  # type: ignore[union-attr]
     "seed": _param(77, "seed"),
     "stream": (True, lambda a: a.text.startswith("data: {")),
     "stream_options": (

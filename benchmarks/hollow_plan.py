@@ -1,0 +1,124 @@
+"""A full-size model's launches without its weights: every node with its tactic, in order.
+
+The stages of a build up to the choice of tactics, over a folder of configs (`benchmarks/configs`):
+nothing is read, compiled or written, so that it takes seconds for any target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_graphsurgeon as gs
+
+from benchmarks.node_work import Amounts, amounts
+from spark_engine.builder.build import pack_all, rewrite_graph
+from spark_engine.builder.graph.lower import facts_of, lower
+from spark_engine.builder.graph.nodes import attrs_of, spec_of
+from spark_engine.builder.native.program import Decided, decide
+from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
+from spark_engine.builder.plan.buckets import Size
+from spark_engine.builder.plan.options import Options, gpu_of, resolve
+from spark_engine.interface import PREFILL
+from spark_engine.models.open_model import open_model
+from spark_engine.op import DOMAIN
+from spark_engine.plugins.registry import REGISTRY
+
+LAYER = re.compile(r"(?<![a-z])(layers|draft)\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a bucket.
+
+    Attributes:
+        label: its name without the number of its layer: "layers.*.mlp.gate_up".
+        op, tactic: what runs it.
+        symbols: the kernels of its launches.
+        amounts: what it moves and computes.
+        cost: seconds by which the tactic was chosen.
+    """
+
+    label: str
+    op: str
+    tactic: str
+    symbols: tuple[str, ...]
+    amounts: Amounts
+    cost: float
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket's nodes in their order."""
+
+    family: str
+    rows: int
+    nodes: tuple[Node, ...]
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it is a bucket of prompts."""
+        return self.family == PREFILL
+
+
+def label_of(name: str) -> str:
+    """A node's name without numbers of layers: equal names are nodes of equal shapes."""
+    return LAYER.sub(r"\1.*.", name)
+
+
+def plan_of(
+    config: Path, options: Options, context: int = CONTEXT
+) -> dict[tuple[str, int], Bucket]:
+    """The buckets of a build with these options, by family and rows.
+
+    In decode `context` tokens are behind each row. Raises what a build raises.
+    """
+    model = open_model(config)
+    plan = resolve(replace(options, gpu=gpu_of(options)), facts_of(model))
+    assert plan.gpu is not None, f"--target {options.target} is no GPU"
+    families = plan.buckets.families(plan.limits.drafts)
+    graphs = {family: lower(model, plan, family) for family in families}
+    for graph in graphs.values():
+        rewrite_graph(model, plan, graph)
+    pack_all(graphs)
+    chooser = Chooser(REGISTRY, plan.gpu)
+    found = (
+        bucket_of(decide(graph.graph, size, chooser), context)
+        for family, graph in graphs.items()
+        for size in plan.buckets.of(family)
+    )
+    return {(b.family, b.rows): b for b in found}
+
+
+def bucket_of(decided: Decided, context: int) -> Bucket:
+    """A bucket that was decided; nodes that no tactic takes are left out."""
+    size = decided.size
+    seen = size.rows * size.tile if size.family == PREFILL else context
+    nodes = []
+    for node, choice in decided.nodes:
+        if choice.tactic is not None and choice.plan is not None:
+            symbols = tuple(launch.symbol for launch in choice.plan.launches)
+            moved = amounts(work_of(node, size, seen))
+            known = (label_of(node.name), node.op, choice.tactic.name, symbols)
+            nodes.append(Node(*known, moved, choice.seconds))
+    return Bucket(size.family, size.rows, tuple(nodes))
+
+
+def work_of(node: gs.Node, size: Size, context: int) -> Work:
+    """A node of a graph in a bucket, with so many tokens behind each sequence."""
+    ins = tuple(spec_of(t).bind(size.dims) for t in node.inputs)
+    outs = tuple(spec_of(t).bind(size.dims) for t in node.outputs)
+    cold = frozenset(i for i, t in enumerate(node.inputs) if not t.inputs)
+    op = REGISTRY[node.op] if node.domain == DOMAIN else None
+    attrs = attrs_of(node, op) if op is not None else dict(node.attrs)
+    return Work(node.op, op, attrs, ins, outs, cold, context)
+
+
+def grouped(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Equal nodes once, with how many there are."""
+    found: dict[Node, int] = {}
+    for node in nodes:
+        found[node] = found.get(node, 0) + 1
+    return found

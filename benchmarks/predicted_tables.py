@@ -1,0 +1,133 @@
+"""The tables of what a GB10 should do, from the rows that `benchmarks.predict_gb10 --out` keeps.
+
+Knows those rows and Markdown; predicts nothing. `benchmarks.performance` puts them in their page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PREDICTED = Path(__file__).parent / "results" / "predicted_gb10.json"
+GOALS = {  # tokens a second without drafts, by sequences: set before anything was predicted
+    "qwen36-27b": {1: 12.5, 128: 690},
+    "qwen36-35b-a3b": {128: 1000},
+}
+SHOWN = (1, 32, 128)  # sequences whose slowest parts are named
+TOKENS = 64  # of a tile of prefill
+Row = Mapping[str, Any]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def predicted(names: Mapping[str, str], path: Path | None = None) -> str:
+    """Everything that is said of a GB10; `names` of models as they are to be read."""
+    whole = json.loads((path or PREDICTED).read_text())
+    rows, parts = whole["rows"], [held(whole, names)]
+    for model, name in names.items():
+        mine = [row for row in rows if row["model"] == model]
+        if mine:
+            parts += [f"{name}, decode, ms a step:", decode(model, mine)]
+            parts += ["Its slowest parts:", slowest(mine)]
+            parts += [f"{name}, tokens/s with drafts (how many a round):", drafts(mine)]
+            parts += [f"{name}, prefill of one prompt:", prefill(mine)]
+    command = f"python -m benchmarks.predict_gb10 --from benchmarks/results/{whole['source']}"
+    return "\n\n".join([*parts, f"Commit {whole['commit']}, {whole['date']}: `{command}`"])
+
+
+def held(whole: Row, names: Mapping[str, str]) -> str:
+    """How far the same reckoning is from what was measured on the machine that it learnt from."""
+    cells = [
+        [
+            f"{names.get(row['model'], row['model'])}, {row['family']}",
+            row["rows"] * (TOKENS if row["family"] == "prefill" else 1),
+            f"{row['measured_ms']:,.2f}",
+            f"{row['seen_ms']:,.2f} ({row['seen_error']:+.1%})",
+            "–"
+            if row["unseen_ms"] is None
+            else f"{row['unseen_ms']:,.2f} ({row['unseen_error']:+.1%})",
+        ]
+        for row in whole["held"]
+    ]
+    columns = ["", "rows or tokens", "measured", "predicted", "predicted without its times"]
+    said = f"Held to the machine that the kernels' costs were learnt from, {whole['machine']}, ms:"
+    return f"{said}\n\n{table(columns, cells)}"
+
+
+def decode(model: str, rows: Sequence[Row]) -> str:
+    """Milliseconds of a step by sequences, and tokens a second beside the goal."""
+    goals = GOALS.get(model, {})
+    narrow = {r["rows"]: r for r in rows if r["family"] == "decode" and r["state"] != "f32"}
+    cells = []
+    for row in (r for r in rows if r["family"] == "decode" and r["state"] == "f32"):
+        n, other = row["rows"], narrow.get(row["rows"])
+        cells.append(
+            [
+                n,
+                f"{row['byte_floor_ms']:.1f}",
+                f"{row['floor_ms']:.1f}",
+                f"{row['ms']:.1f} ({row['apart_ms']:.1f})",
+                f"{rate(n, row['ms'])} ({rate(n, row['apart_ms'])})",
+                f"{goals[n]:,} (floor {rate(n, row['floor_ms'])})" if n in goals else "",
+                f"{other['ms']:.1f}, {rate(n, other['ms'])}" if other else "–",
+            ]
+        )
+    columns = ["sequences", "byte floor", "floor", "predicted (nothing overlapped)"]
+    columns += ["tokens/s", "goal", "with bf16 states: ms, tokens/s"]
+    return table(columns, cells)
+
+
+def slowest(rows: Sequence[Row]) -> str:
+    """The three parts that take longest at some numbers of sequences, beside their floors."""
+    cells = []
+    for row in (r for r in rows if r["family"] == "decode" and r["state"] == "f32"):
+        for part in row["slowest"] if row["rows"] in SHOWN else ():
+            name = f"`{part['node']}` ({part['op']}, {part['tactic']})"
+            whole = f"{part['ms']:.1f}"
+            floor = f"{part['floor_ms']:.1f}"
+            cells.append([row["rows"], name, part["nodes"], whole, floor, part["bound"]])
+    return table(["sequences", "part", "nodes", "ms", "floor", "bound by"], cells)
+
+
+def drafts(rows: Sequence[Row]) -> str:
+    """Tokens a second at each acceptance, with the drafts that bring most."""
+    rounds = [r for r in rows if r["family"] == "rounds"]
+    sets = list(dict.fromkeys(tuple(r["acceptance"]) for r in rounds))
+    by_key = {(r["rows"], tuple(r["acceptance"])): r for r in rounds}
+    cells = [
+        [n, *(_most(by_key[n, asked]) for asked in sets)]
+        for n in dict.fromkeys(r["rows"] for r in rounds)
+    ]
+    return table(["sequences", *(" / ".join(f"{a:.0%}" for a in s) for s in sets)], cells)
+
+
+def _most(row: Row) -> str:
+    return f"{_number(row['tok_s'][str(row['k'])])} ({row['k']})"
+
+
+def prefill(rows: Sequence[Row]) -> str:
+    """Of one prompt: its floor, what is predicted, and the part that takes longest."""
+    cells = []
+    for row in (r for r in rows if r["family"] == "prefill"):
+        tokens, part = TOKENS * row["rows"], row["slowest"][0]
+        slow = f"`{part['node']}` ({part['op']}, {part['tactic']}) {part['ms']:,.0f} "
+        slow += f"({part['floor_ms']:,.0f})"
+        cells.append([f"{tokens:,}", f"{row['floor_ms']:,.0f}", f"{row['ms']:,.0f}"])
+        cells[-1] += [rate(tokens, row["ms"]), slow]
+    columns = ["tokens", "floor, ms", "predicted, ms", "tokens/s", "slowest part, ms (floor)"]
+    return table(columns, cells)
+
+
+def rate(tokens: int, ms: float) -> str:
+    """Tokens a second."""
+    return _number(tokens / ms * 1e3)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

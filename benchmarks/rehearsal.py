@@ -1,0 +1,199 @@
+"""The rehearsal of another GPU on a part of this one: all that can be run of it, in one command.
+
+`python -m benchmarks.rehearsal` runs, with SPARK_REHEARSE=sm_121a in the environment of every part
+(so that all it opens is a part of 48 multiprocessors, with that GPU's kernels): `ops`, every tactic
+over its op's cases; `tests`, the other tests that need a GPU; `check`, the embedded model's engine
+by spark-check and the trial of batches; `layers`, both published models' shapes with drawn weights,
+launch by launch; `steps`, 100,000 steps beside another process. `--part ops,check` runs some.
+What is found is printed and written as it comes, to `rehearsal_PART.json` under `--out`; docs/
+performance.md is made from these. A part that dies or says nothing for a while is started again
+behind what it died of, which is a row of its own: wrong, or hung. Exit code 1 where a row is not
+right. `--occupy` fills the other multiprocessors instead of asking the driver for a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import IO, Any
+
+from spark_engine.rehearsal import OCCUPY, VARIABLE
+
+HERE = Path(__file__).parent
+PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
+    "ops": 180.0,
+    "tests": 240.0,
+    "check": 240.0,
+    "layers": 240.0,
+    "steps": 180.0,
+}
+TRIES = 6
+KEEP = 1.0  # seconds between two writings of a file
+Row = dict[str, Any]
+Start = Callable[[str, Sequence[str]], Sequence[str]]
+
+
+@dataclass
+class Found:
+    """What a part told, in the file that it is kept in."""
+
+    path: Path
+    head: Row = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    begun: str = ""
+    _kept: float = 0.0
+
+    def hear(self, said: Mapping[str, Any]) -> str:
+        """Takes one line of a part, and returns what a person is told."""
+        if "head" in said:
+            self.head |= said["head"]
+            self.keep()
+            return json.dumps(said["head"])
+        if "begin" in said:
+            self.begun = said["begin"]
+            return ""
+        if "row" in said:
+            row = said["row"]
+            self.rows[row["label"]], self.begun = row, ""
+            if time.monotonic() - self._kept >= KEEP:
+                self.keep()
+            more = {
+                k: v for k, v in row.items() if k not in ("label", "right") and v not in ("", 0)
+            }
+            words = ", ".join(f"{k} {v}" for k, v in more.items() if not isinstance(v, list | dict))
+            return f"{'right' if row.get('right') else 'WRONG'} {row['label']}: {words}"
+        return f"  {said.get('note', '')}"
+
+    def fail(self, why: str) -> str:
+        """The process ended in the middle of something, which is not right."""
+        label = self.begun or "the part itself"
+        return self.hear({"row": {"label": label, "right": False, "note": why}})
+
+    def keep(self) -> None:
+        """Writes the file, whole."""
+        self._kept = time.monotonic()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        made = {**self.head, "date": str(date.today()), "rows": [*self.rows.values()]}
+        scratch = self.path.with_suffix(".part")
+        scratch.write_text(json.dumps(made, indent=1) + "\n")
+        os.replace(scratch, self.path)
+
+
+def module_of(part: str, words: Sequence[str]) -> Sequence[str]:
+    """The command that runs a part."""
+    return [sys.executable, "-u", "-m", f"benchmarks.rehearsals.{part}", *words]
+
+
+def run_part(
+    part: str, found: Found, options: Row, silence: float, start: Start = module_of
+) -> bool:
+    """Runs a part to its end; True where all its rows are right."""
+    for _ in range(TRIES):
+        before = len(found.rows)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as done:
+            json.dump([*found.rows], done)
+            done.flush()
+            why = _watched(start(part, (done.name, json.dumps(options))), found, silence, options)
+        if not why:
+            break
+        if found.begun or len(found.rows) == before:
+            told = bool(found.begun)
+            print(found.fail(why), flush=True)
+            if not told:
+                break  # it died of no row: it would again
+    else:
+        found.head["gave_up"] = f"after {TRIES} tries: {why}"
+    found.keep()
+    return bool(found.rows) and all(row.get("right") for row in found.rows.values())
+
+
+def _watched(command: Sequence[str], found: Found, silence: float, options: Row) -> str:
+    """Why the process did not end as it should; empty where it did."""
+    environment = {**os.environ, VARIABLE: options["rehearse"], "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=silence)
+            except queue.Empty:
+                return f"hung: it said nothing for {silence:.0f} s"
+            if line is None:
+                code = process.wait()
+                return f"it ended with code {code}" if code else ""
+            words = found.hear(json.loads(line)) if line.startswith("{") else line.rstrip()
+            if words:
+                print(words, flush=True)
+    finally:
+        with suppress(ProcessLookupError):  # with what it started, which may be on the GPU
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", default=",".join(PARTS), help="some of them, a list")
+    parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")
+    parser.add_argument("--occupy", action="store_true", help="occupy the other multiprocessors")
+    parser.add_argument("--models", help="of `layers`, a list; default both")
+    parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
+    parser.add_argument("--again", action="store_true", help="also what was right before")
+    args = parser.parse_args(words)
+    unknown = sorted(set(args.part.split(",")) - set(PARTS))
+    if unknown:
+        parser.error(f"--part {','.join(unknown)} is not known; there are {', '.join(PARTS)}")
+    return args
+
+
+def main() -> int:
+    """Runs the parts in order and sums up."""
+    args = arguments()
+    rehearse = args.target + (f":{OCCUPY}" if args.occupy else "")
+    options = {"rehearse": rehearse, "work": str(args.work), "steps": args.steps}
+    options |= {"out": str(args.out)}
+    options |= {"models": args.models.split(",")} if args.models else {}
+    right = True
+    for part in args.part.split(","):
+        found = Found(args.out / f"rehearsal_{part}.json")
+        if found.path.is_file() and not args.again:
+            kept = json.loads(found.path.read_text())
+            found.rows = {row["label"]: row for row in kept.pop("rows") if row.get("right")}
+            found.head = kept
+        start = time.monotonic()
+        print(f"== {part}", flush=True)
+        good = run_part(part, found, options, PARTS[part])
+        wrong = sum(not row.get("right") for row in found.rows.values())
+        took = time.monotonic() - start
+        print(f"{part}: {len(found.rows)} rows, {wrong} not right, {took:.0f} s", flush=True)
+        right = right and good
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The tables of the rehearsal in docs/performance.md, from what `benchmarks.rehearsal` kept.
+
+Knows the rows that its parts tell; measures nothing. A part whose file is not there was not run,
+and is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PARTS = {
+    "ops": "every tactic over its op's cases",
+    "tests": "the other tests that need a GPU",
+    "check": "whole engines: spark-check and the trial of batches",
+    "layers": "the published shapes, node by node",
+    "steps": "steps beside another process",
+}
+SLOWEST = 8  # kinds of launches of a bucket that are named
+Row = Mapping[str, Any]
+
+
+def rehearsed(folder: Path = RESULTS) -> str:
+    """All tables; a sentence where nothing was run."""
+    found = {part: kept for part in PARTS if (kept := _read(folder / f"rehearsal_{part}.json"))}
+    if not found:
+        return "Not run yet."
+    blocks = [_table(("part", "rows", "not right", "where", "date"), _parts(found))]
+    wrong = [(part, r["label"], r.get("note", "")) for part, kept in found.items()
+             for r in kept["rows"] if not r.get("right")]  # fmt: skip
+    if wrong:
+        blocks.append(_table(("part", "not right", "why"), wrong))
+    if "ops" in found:
+        blocks.append(_ops(found["ops"]["rows"]))
+    if "check" in found:
+        blocks.append(_served(found["check"]["rows"]))
+    if "layers" in found:
+        blocks += _layers(found["layers"]["rows"])
+    if "steps" in found:
+        blocks.append(_steps(found["steps"]["rows"]))
+    return "\n\n".join(filter(None, blocks))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _parts(found: Mapping[str, Row]) -> Iterable[Sequence[object]]:
+    for part, what in PARTS.items():
+        kept = found.get(part)
+        if kept is None:
+            yield what, "–", "not run", "", ""
+            continue
+        wrong = sum(not row.get("right") for row in kept["rows"])
+        where = kept.get("fitted_to", "")
+        if "multiprocessors" in kept:
+            where += f", {kept['kind']}, blocks on {kept['seen'][-1]} multiprocessors"
+        yield what, len(kept["rows"]), wrong, where, kept.get("date", "")
+
+
+def _ops(rows: Sequence[Row]) -> str:
+    """A line for each tactic: its cases, those that are wrong, and its times."""
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        op, tactic, *_ = row["label"].split("/")
+        kinds.setdefault((op, tactic), []).append(row)
+    cells = []
+    for (op, tactic), found in kinds.items():
+        times = sorted(row["us"] for row in found if "us" in row)
+        between = f"{times[0]:.1f} to {times[-1]:.1f}" if times else "–"
+        wrong = sum(not row.get("right") for row in found)
+        spills = max((row.get("spills", 0) for row in found), default=0)
+        cells.append((op, tactic, len(found), wrong or "", between, spills or ""))
+    return _table(("op", "tactic", "cases", "not right", "us of a case", "bytes spilled"), cells)
+
+
+def _served(rows: Sequence[Row]) -> str:
+    cells = [(row["label"], row.get("note", ""), row.get("steps", "")) for row in rows
+             if row["label"].startswith("batches/")]  # fmt: skip
+    return _table(("batches", "64 requests together and alone", "times"), cells) if cells else ""
+
+
+def _layers(rows: Sequence[Row]) -> Iterable[str]:
+    nodes = []
+    for row in rows:
+        model, _, kind = row["label"].partition("/op/")
+        if kind:
+            worst = row.get("worst", {})
+            figures = [
+                f"{worst[name]:.2g}" if name in worst else "" for name in ("rel_l2", "scale")
+            ]
+            nodes.append((model, kind, row["findings"], row["failed"] or "", *figures))
+    if nodes:
+        yield _table(("model", "op", "nodes", "not right", "rel_l2", "scale"), nodes)
+    for row in rows:
+        if "kinds" in row:
+            longest = [(node, op, tactic, count, f"{us / 1e3:.3f}")
+                       for node, op, tactic, count, us in row["kinds"][:SLOWEST]]  # fmt: skip
+            head = f"{row['label'].replace('/', ', ')} rows: {row['graph_ms']:.3f} ms as a graph"
+            columns = ("node", "op", "tactic", "launches", "ms of all, one by one")
+            yield f"{head}\n\n{_table(columns, longest)}"
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    cells = [(r["label"], f"{r['steps']:,}", r["median_ms"], r["most_ms"],
+              "yes" if r["right"] else "no") for r in rows if "steps" in r]  # fmt: skip
+    columns = ("engine", "steps", "ms, median", "ms, longest", "the first answer again at the end")
+    return _table(columns, cells)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

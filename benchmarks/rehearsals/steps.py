@@ -1,0 +1,121 @@
+"""Very many steps as on the rehearsed GPU while another process computes on all of it: no hang.
+
+A part of `benchmarks.rehearsal`. Three engines take turns, one open at a time: the embedded model
+with its drafts, and both published models cut to a layer of each kind, whose linears have blocks
+that wait for one another. Requests come and go; one that is asked alone at the beginning must be
+answered with the same tokens at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rehearsals.shapes import MODELS, cut
+from benchmarks.rehearsals.told import Told
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.embedded import find_checkpoint
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams
+
+SIZES: dict[str, Any] = {"decode": (1, 8, 16), "prefill": (128, 512), "max_seqs": 16}
+CONTEXT, PROMPT, TOKENS = 1024, 200, 300  # positions; most of a request's prompt and answer
+SHARE = 5_000  # steps between two notes
+EMBEDDED = "embedded"
+
+
+def main() -> None:
+    """Builds the engines, then runs a third of the steps on each."""
+    told = Told()
+    base, steps = Path(told.options["work"]) / "steps", int(told.options["steps"])
+    other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
+    try:
+        names = (EMBEDDED, *MODELS)
+        for name in names:
+            if name in told.done:
+                continue
+            with told.trial(name):
+                told.note(f"building {name}")
+                engine = built(base, name)
+                row = run(told, engine, -(-steps // len(names)))
+                beside = other.poll() is None
+                told.row(name, right=row.pop("same") and beside, beside=beside, **row)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def built(base: Path, name: str) -> Path:
+    """The engine of that name; the one that is there is kept."""
+    checkpoint = find_checkpoint() if name == EMBEDDED else cut(name, base / f"{name}_config")
+    build(checkpoint, base / name, Options(max_context=CONTEXT, **SIZES), lambda text: None)
+    return base / name
+
+
+def request(rng: random.Random, vocab: int) -> Request:
+    """One of any length, greedy or not."""
+    prompt = tuple(rng.randrange(vocab) for _ in range(rng.randint(1, PROMPT)))
+    warm = rng.choice((0.0, 0.8))
+    most = rng.randint(1, TOKENS)
+    params = SamplingParams(
+        temperature=warm, max_tokens=most, ignore_eos=True, seed=rng.randrange(99)
+    )
+    return Request(prompt, params)
+
+
+def run(told: Told, folder: Path, steps: int) -> dict[str, Any]:
+    """`steps` steps, of which at most all sequences but a few are taken."""
+    rng, walls = random.Random(1), list[float]()
+    with closing(Engine.open(folder, EngineOptions(depth=1))) as engine:
+        vocab = engine.loaded.limits.vocab
+        asked = request(random.Random(2), vocab)
+        first = alone(engine, asked)
+        going: set[int] = set()
+        for number in range(steps):
+            while len(going) < rng.choice((2, 9, 16)) and len(going) < SIZES["max_seqs"]:
+                going.add(engine.submit(request(rng, vocab)))
+            start = time.perf_counter()
+            for event in engine.step():
+                if event.finish is FinishReason.ERROR:
+                    raise RuntimeError(f"request {event.request_id}: {event.message}")
+                if event.finish is not None:
+                    going.discard(event.request_id)
+            walls.append(time.perf_counter() - start)
+            if number % SHARE == SHARE - 1:
+                told.note(f"{folder.name}: {number + 1} steps, {sum(walls):.0f} s")
+        for id_ in going:
+            engine.cancel(id_)
+        while not engine.idle:
+            engine.step()
+        same = alone(engine, asked) == first
+        engine.check_idle()
+    found = {
+        "steps": steps,
+        "median_ms": statistics.median(walls) * 1e3,
+        "most_ms": max(walls) * 1e3,
+    }
+    return {
+        "same": same,
+        **{k: round(v, 3) for k, v in found.items()},
+        "seconds": round(sum(walls), 1),
+    }
+
+
+def alone(engine: Engine, asked: Request) -> list[int]:
+    """The tokens of one request that nothing runs beside."""
+    engine.submit(asked)
+    tokens = []
+    while not engine.idle:
+        tokens += [event.token for event in engine.step() if event.token is not None]
+    return tokens
+
+
+if __name__ == "__main__":
+    main()

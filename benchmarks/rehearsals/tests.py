@@ -1,0 +1,62 @@
+"""The tests that need a GPU, as on the rehearsed one. A part of `benchmarks.rehearsal`.
+
+Those that ask for what only the whole GPU has skip themselves; the ops' own cases are the part
+`ops`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.rehearsals.told import Told
+
+ROOT = Path(__file__).parents[2]
+WHERE = ("tests/plugins", "tests/runtime/executors", "tests/check", "tests/test_device.py",
+         "tests/test_draft_rounds.py")  # fmt: skip
+LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
+MOST = 400  # characters of what is said of a failure
+
+
+class Teller:
+    """A plugin of pytest that tells each test as a row."""
+
+    def __init__(self, told: Told) -> None:
+        self.told, self.skipped = told, 0
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leaves out what an earlier try has told."""
+        items[:] = [item for item in items if item.nodeid not in self.told.done]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.told.begin(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test is over, or could not begin."""
+        if report.skipped:
+            self.skipped += 1
+            self.told.head(skipped=self.skipped)
+        elif report.failed or report.when == "call":
+            words = str(report.longrepr)[-MOST:] if report.failed else ""
+            seconds = round(report.duration, 1)
+            self.told.row(report.nodeid, right=report.passed, seconds=seconds, note=words)
+
+
+def main() -> None:
+    """Runs them in this process; the output of pytest goes to standard error."""
+    told = Told(stream=os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    ignored = [f"--ignore={path}" for path in LEFT_OUT]
+    words = ["-m", "gpu", "--timeout", "600", *ignored, *WHERE]
+    code = pytest.main(["--rootdir", str(ROOT), *words], plugins=[Teller(told)])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What ranks of one engine tell each other within a step."""

@@ -1,0 +1,64 @@
+"""The logits of all ranks side by side: each has those of its share of the vocabulary.
+
+Every rank then samples, from the same bits. A node by itself knows one rank, as `all_reduce` does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_engine.op import Attrs, Case, Op
+from spark_engine.operand import Result
+from spark_engine.plugins.common import operands, random_arrays
+from spark_engine.plugins.common.onnx_nodes import Text
+from spark_engine.plugins.common.shapes import count, expect, width
+from spark_engine.plugins.ranks import collectives_cuda
+from spark_engine.tensors import Array, DType, TensorSpec
+
+
+def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """x f32[rows,V/ranks] -> y f32[rows,V]."""
+    count("gather_logits", specs, 1)
+    (x,) = specs
+    expect("gather_logits", x, (DType.F32,), (None, None))
+    columns = width("gather_logits", x) * int(attrs["ranks"])
+    return (TensorSpec("y", x.dtype, (x.shape[0], columns)),)
+
+
+def gathered(parts: tuple[Array, ...]) -> Array:
+    """What every rank gets of `parts` [ranks]."""
+    return np.concatenate(parts, axis=1)
+
+
+def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """(x,) -> (y,) of a single rank."""
+    return (gathered(arrays),)
+
+
+def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
+    """The same values."""
+    f = Text()
+    f("Identity", "x", out="y")
+    return f.function("gather_logits", ("x",), ("y",))
+
+
+def _case(rows: int, columns: int) -> Case:
+    def make(rng: np.random.Generator) -> tuple[Array, ...]:
+        return (random_arrays.normal(rng, rows, columns),)
+
+    return Case(f"{rows}x{columns}", {"ranks": 1}, make)
+
+
+CASES = (_case(1, 128), _case(5, 68))
+
+OP = Op(
+    name="gather_logits",
+    operands=(operands.x("f32[rows,V/ranks]"),),
+    results=(Result("y", "f32[rows,V]"),),
+    attrs={"ranks": None},
+    infer=infer,
+    reference=reference,
+    body=body,
+    cases=CASES,
+    cuda=collectives_cuda.GATHER_LOGITS,
+)

@@ -1,0 +1,67 @@
+// Memory that every rank of an engine has at the same offsets and the others read: its layout, and
+// how a block shows its part to the same block of every other rank.
+//
+// A region begins with two counters (launches so far, blocks of this launch that are done), then a
+// flag for each block and rank, then the data. Data is held twice, in turns of 256 bytes: a launch
+// writes the turn that the launch before did not. No rank can still read what is written over: who
+// has been shown the launch before by every rank knows that the one before that is over everywhere.
+// All ranks make the same launches in the same order, each on one stream. Nothing is multicast.
+#pragma once
+#include "common/numeric.cuh"
+
+#define MOST_RANKS 8
+#define FLAGS 256                // bytes before the flags
+#define DATA 16384               // bytes before the data: flags of 504 blocks
+#define LIMIT_NS 60000000000ull  // after which a rank that does not come counts as lost
+
+DEVICE u32 load_acquire(const u32* at) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+DEVICE void store_release(u32* at, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+// Of another rank, or written by one: never from this multiprocessor's own cache.
+DEVICE uint4 load_shown(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+DEVICE u64 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+DEVICE u32 launches_so_far(const u64* peers, int rank) { return *(volatile u32*)peers[rank]; }
+// Where a rank shows its vector `i` of 16 bytes in the launch of that number.
+DEVICE uint4* shown(u64 region, i64 i, u32 launch) {
+  return (uint4*)(region + DATA) + ((i >> 4) * 2 + (launch & 1)) * 16 + (i & 15);
+}
+
+// Shows what this block has written to the same block of every rank, and waits for theirs.
+template <int N_RANKS>
+DEVICE void meet(const u64* peers, int rank, u32 launch) {
+  __syncthreads();
+  if (threadIdx.x < N_RANKS) {
+    const int flag = blockIdx.x * MOST_RANKS;
+    store_release((u32*)(peers[threadIdx.x] + FLAGS) + flag + rank, launch + 1);
+    const u32* mine = (const u32*)(peers[rank] + FLAGS) + flag + threadIdx.x;
+    const u64 start = nanoseconds();
+    while ((int)(load_acquire(mine) - (launch + 1)) < 0)
+      if (nanoseconds() - start > LIMIT_NS) __trap();
+  }
+  __syncthreads();
+}
+
+// The last block to be done counts the launch.
+DEVICE void done(u64 region, u32 launch) {
+  __syncthreads();
+  if (threadIdx.x) return;
+  u32* counters = (u32*)region;
+  if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[1] = 0, counters[0] = launch + 1;
+}

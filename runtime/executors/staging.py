@@ -1,0 +1,24 @@
+"""What the host keeps of a set of buffers whose steps are on their way to a device.
+
+Knows arrays and an event; knows no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_engine.device import Event
+from spark_engine.tensors import Array, Bytes
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Pinned copies of one set of host buffers, and when their last launch is done."""
+
+    buffers: Mapping[str, Array]
+    steps: Bytes
+    outputs: Bytes
+    done: Event
+    fed: tuple[tuple[str, Array], ...]  # views of `steps`
+    read: tuple[tuple[str, Array], ...]  # views of `outputs`

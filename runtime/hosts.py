@@ -1,0 +1,86 @@
+"""Ranks of an engine on several hosts: which of them this is, and standing by for rank 0.
+
+Knows addresses and processes; opens no engine. The same command runs on every host: the first one
+serves, and on the others a rank's process is started again for every life of the engine there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from spark_engine.command import USER
+from spark_engine.errors import OptionError
+from spark_engine.runtime.ranks.meeting import address_of
+from spark_engine.runtime.ranks.seats import Seat, start
+
+PAUSE_S = 1.0  # before a rank is started again
+Say = Callable[[str], None]
+
+
+def own_rank(hosts: Sequence[str], given: int | None) -> int:
+    """This host's place among `hosts`, 0 where there are none.
+
+    Raises OptionError where none of them is this host, or `given` is no place among them.
+    """
+    if not hosts:
+        return 0
+    if given is not None:
+        if given < len(hosts):
+            return given
+        raise OptionError(f"--rank is {given}; --hosts names ranks 0 to {len(hosts) - 1}")
+    mine = (rank for rank, host in enumerate(hosts) if _is_here(address_of(host)[0]))
+    rank = next(mine, None)
+    if rank is None:
+        words = f"none of --hosts {','.join(hosts)} is an address of this host"
+        raise OptionError(f"{words}: name it as the others reach it, or give --rank")
+    return rank
+
+
+def _is_here(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as own:
+                own.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
+    """Runs this host's rank for one life of rank 0 after another, until a signal; the exit code.
+
+    Ends also where rank 0 has another engine, or anything else that a user must mend.
+    """
+    stopped: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        if process is not None:
+            process.kill()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    say(f"rank {rank} of {len(hosts)} stands by for {hosts[0]}")
+    while not stopped:
+        process = start(Seat(str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid()))
+        code = process.wait()
+        if stopped:
+            break
+        if code == USER:
+            return USER
+        say(f"rank {rank} ended with code {code}, and stands by again")
+        time.sleep(PAUSE_S)
+    return 0

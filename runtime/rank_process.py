@@ -1,0 +1,153 @@
+"""A rank's process: opens its part of the engine and follows rank 0, until that lets it go.
+
+    python -m spark_engine.runtime.rank_process SEAT        SEAT as JSON
+
+Knows the engine's executors and what rank 0 says; knows no request. It ends with rank 0, however
+that ends: its socket closes, and on one host the system ends it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import MutableMapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.engine_file import MANIFEST
+from spark_engine.errors import CapacityError, EngineError, SparkError, UserError
+from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.ranks.channel import Receiver
+from spark_engine.runtime.ranks.follower import Follower
+from spark_engine.runtime.ranks.group import OPEN_S
+from spark_engine.runtime.ranks.messages import (
+    Begin,
+    Fallen,
+    Opened,
+    decode_begin,
+    decode_orders,
+    encode,
+)
+from spark_engine.runtime.ranks.seats import Seat, Seated, manifest_digest, take
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PR_SET_PDEATHSIG = 1
+GRACE_S = 2.0  # to leave a step that cannot end, when rank 0 has gone
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the rank; its exit code is 0 where rank 0 let it go."""
+    (given,) = sys.argv[1:] if arguments is None else arguments
+    seat = msgspec.json.decode(given, type=Seat)
+    _end_with(seat.parent)
+    if not seat.hosts:
+        _show_own_first(os.environ, seat.rank, seat.ranks)
+    try:
+        seated = take(seat)
+    except SparkError as error:
+        print(f"rank {seat.rank}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    receiver = Receiver(seat.rank, seated.control, seated.ring)
+    threading.Thread(target=_leave_with_rank_0, args=(receiver,), daemon=True).start()
+    loaded: Loaded | None = None
+    try:
+        packet = receiver.receive()
+        if packet is None:
+            return 0
+        begin = decode_begin(packet)
+        _check(seat, begin)
+        loaded = _opened(seat, seated, begin)
+        parts = loaded.states, loaded.tables, loaded.store, loaded.sink
+        follower = Follower(loaded.executors, *parts)
+        receiver.answer(encode(Opened(os.getpid())))
+        gc.collect()
+        gc.freeze()
+        _follow(receiver, follower)
+    except Exception as error:
+        return _fallen(receiver, error)
+    finally:
+        if loaded is not None:
+            loaded.close()
+        seated.comm.close()
+    return 0
+
+
+def _opened(seat: Seat, seated: Seated, begin: Begin) -> Loaded:
+    comm = seated.comm
+    comm.limit_s = OPEN_S
+    loaded = load(
+        Path(seat.engine),
+        threads=begin.threads,
+        cache_bytes=begin.cache_bytes,
+        graphs=begin.graphs,
+        masks=begin.masks,
+        least=begin.least,
+        comm=comm,
+    )
+    comm.limit_s = begin.limit_s
+    return loaded
+
+
+def _follow(receiver: Receiver, follower: Follower) -> None:
+    while (packet := receiver.receive()) is not None:
+        if not follower.follow(decode_orders(packet)):
+            return
+
+
+def _fallen(receiver: Receiver, error: Exception) -> int:
+    user = isinstance(error, UserError)
+    if not user:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    words = str(error) if user else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):  # rank 0 may have gone before
+        receiver.answer(encode(Fallen(words, user, isinstance(error, CapacityError))))
+    return 2 if user else 1
+
+
+def _check(seat: Seat, begin: Begin) -> None:
+    """Raises EngineError where rank 0 has another engine or another version."""
+    mine = manifest_digest(Path(seat.engine)), version("spark-engine")
+    if mine == (begin.digest, begin.version):
+        return
+    if mine[1] != begin.version:
+        words = f"runs spark-engine {mine[1]}, rank 0 {begin.version}: install one version"
+    else:
+        words = f"has another {MANIFEST} than rank 0: copy the engine folder from there"
+    raise EngineError(f"{seat.engine} on {os.uname().nodename} {words}")
+
+
+def _end_with(parent: int) -> None:
+    """The process that started us ends us with it, even where we stand still."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the group: rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:  # it has gone already
+        os._exit(1)
+
+
+def _show_own_first(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
+    """The GPU of its number among those that rank 0 sees is the first that this process does."""
+    given = environment.get(VISIBLE)
+    seen = [str(i) for i in range(ranks)] if given is None else given.split(",")
+    environment[VISIBLE] = ",".join([*seen[rank:], *seen[:rank]])
+
+
+def _leave_with_rank_0(receiver: Receiver) -> None:
+    receiver.gone()
+    time.sleep(GRACE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

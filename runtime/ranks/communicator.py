@@ -1,0 +1,187 @@
+"""What the ranks of an engine tell each other on the host: sums, gathered arrays, barriers.
+
+Knows arrays and how they get to the other ranks: through memory that the processes of a host share,
+or through sockets between hosts. Every rank adds in the order of ranks, in f32, and rounds once, so
+that all have the same bits. Knows no plan, and nothing of what a device sums by itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from spark_engine.errors import ExecutorError
+from spark_engine.runtime.ranks.links import Links
+from spark_engine.tensors import Array, Bytes
+
+SLOT_BYTES = 4 << 20  # that a rank shows the others at once; larger arrays go in pieces
+Piece: TypeAlias = tuple[int, list[Bytes]]  # from which element on, and its bytes by rank
+
+
+class Communicator(Protocol):
+    """One rank's end. All ranks make the same calls in the same order.
+
+    Each call raises ExecutorError that names the rank, when one has ended, does not come within
+    the time limit, or makes another call.
+    """
+
+    limit_s: float  # seconds that a call waits for the others
+    here: bool  # all ranks are this host's
+
+    @property
+    def rank(self) -> int:
+        """This one, from 0."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        ...
+
+    def all_reduce(self, array: Array) -> Array:
+        """The sum over ranks of arrays of one shape and dtype, in a fresh array of that dtype."""
+        ...
+
+    def all_gather(self, array: Array) -> Array:
+        """[ranks, *shape]: the arrays of all ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come."""
+        ...
+
+    def abort(self, why: str) -> None:
+        """Ends the call that waits, and all that come; for another thread."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back. May be called twice."""
+        ...
+
+
+class _OverLinks:
+    """What both ways have in common: they differ in how pieces of bytes are gathered."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return self._links.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self._links.ranks
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a call waits for the others."""
+        return self._links.limit_s
+
+    @limit_s.setter
+    def limit_s(self, seconds: float) -> None:
+        self._links.limit_s = seconds
+
+    def all_reduce(self, array: Array) -> Array:
+        """The sum, in the order of ranks."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        total = np.empty_like(flat)
+        for start, parts in self._pieces("all_reduce", flat):
+            typed = [part.view(flat.dtype) for part in parts]
+            end = start + len(typed[0])
+            total[start:end] = sum_of(typed)
+        return total.reshape(array.shape)
+
+    def all_gather(self, array: Array) -> Array:
+        """[ranks, *shape]."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        found = np.empty((self.ranks, len(flat)), flat.dtype)
+        for start, parts in self._pieces("all_gather", flat):
+            for row, part in zip(found, parts, strict=True):
+                typed = part.view(flat.dtype)
+                row[start : start + len(typed)] = typed
+        return found.reshape(self.ranks, *array.shape)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come."""
+        self._links.exchange("barrier", 0)
+
+    def abort(self, why: str) -> None:
+        """Ends the call that waits."""
+        self._links.abort(why)
+
+    def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
+        raise NotImplementedError
+
+
+class TcpCommunicator(_OverLinks):
+    """Ranks of several hosts: arrays go through the links."""
+
+    here = False
+
+    def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
+        own = flat.view(np.uint8)
+        found = self._links.exchange(what, own.nbytes, own)
+        by_rank = {rank: np.frombuffer(data, np.uint8) for rank, data in found.items()}
+        by_rank[self.rank] = own
+        yield 0, [by_rank[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """Closes the links."""
+        self._links.close()
+
+
+class SharedCommunicator(_OverLinks):
+    """Ranks of one host: arrays lie in memory that all have mapped, the links say that they do.
+
+    `memory` is a file of `shared_bytes(ranks)`, a memfd for instance. A rank writes its two slots
+    in turn: who has heard of everybody's next call knows that all have read the last one.
+    """
+
+    here = True
+
+    def __init__(self, links: Links, memory: int) -> None:
+        super().__init__(links)
+        size = shared_bytes(links.ranks)
+        raw = np.frombuffer(mmap.mmap(memory, size), np.uint8)
+        self._slots: Bytes | None = raw.reshape(2, links.ranks, SLOT_BYTES)
+        self._turn = 0
+
+    def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
+        most = SLOT_BYTES // flat.itemsize
+        for start in range(0, max(1, len(flat)), most):
+            yield start, self._shown(what, flat[start : start + most].view(np.uint8))
+
+    def _shown(self, what: str, own: Bytes) -> list[Bytes]:
+        """The same stretch of all ranks, good until the call after the next."""
+        if self._slots is None:
+            raise ExecutorError(f"rank {self.rank}'s communicator was closed")
+        slots = self._slots[self._turn]
+        self._turn ^= 1
+        slots[self.rank, : len(own)] = own
+        self._links.exchange(what, len(own))
+        return [slot[: len(own)] for slot in slots]
+
+    def close(self) -> None:
+        """Closes the links and lets the memory go."""
+        self._links.close()
+        self._slots = None
+
+
+def shared_bytes(ranks: int) -> int:
+    """Bytes of the memory that the ranks of a host share; what is not used takes none."""
+    return 2 * ranks * SLOT_BYTES
+
+
+def sum_of(parts: Sequence[Array]) -> Array:
+    """The sum in f32 and in this order, rounded once to the parts' dtype."""
+    total = parts[0].astype(np.float32)
+    for part in parts[1:]:
+        total += part.astype(np.float32)
+    found: Array = total.astype(parts[0].dtype)
+    return found

@@ -1,0 +1,150 @@
+"""Another rank's loop: it does to its own executors, states and tables what rank 0 says, in order.
+
+Knows the messages; knows no process, no scheduler and no request. It waits for a step only where
+the step's buffers are to be used again, which rank 0 has waited for before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spark_engine.errors import ExecutorError
+from spark_engine.manifest import StateInfo
+from spark_engine.runtime.executors.executor import Executor, Wait
+from spark_engine.runtime.executors.memory import (
+    BucketKey,
+    EngineMemory,
+    Snapshot,
+    States,
+    TableSink,
+)
+from spark_engine.runtime.ranks.messages import (
+    CopyPages,
+    CopyRows,
+    Drop,
+    Launch,
+    Leave,
+    Order,
+    Rest,
+    Restore,
+    Save,
+    SetCounts,
+    Tables,
+)
+from spark_engine.tensors import Array, TensorSpec
+
+SETS = 2  # of buffers, used in turn: as many steps may be in flight
+
+
+@dataclass
+class _Turns:
+    """A family's buffers: which set is next, and what waits for the last launch over each."""
+
+    next: int = 0
+    pending: list[Wait | None] = field(default_factory=lambda: [None] * SETS)
+
+
+class Follower:
+    """One rank's replay. `store` and `sink` as of `Loaded`."""
+
+    def __init__(
+        self,
+        executors: Mapping[BucketKey, Executor],
+        states: Iterable[StateInfo],
+        tables: Iterable[TensorSpec],
+        store: States | None = None,
+        sink: TableSink | None = None,
+    ) -> None:
+        self._executors = executors
+        self._tables = tuple(tables)
+        specs = {key: executor.specs for key, executor in executors.items()}
+        self.memory = EngineMemory(states, self._tables, specs, SETS, store, sink)
+        self.snapshots: dict[int, Snapshot] = {}
+        self._turns = {family: _Turns() for family, _ in executors}
+        self._rest: tuple[_Turns, int, Callable[[], Wait]] | None = None
+        self._steps = {
+            key: tuple(s for s in one.inputs if s.name not in self.memory.tables)
+            for key, one in specs.items()
+        }
+
+    def follow(self, orders: Iterable[Order]) -> bool:
+        """Does what is said; False when it is to leave. Raises ExecutorError, or what the
+        executors raise."""
+        for order in orders:
+            if isinstance(order, Leave):
+                return False
+            self._do(order)
+        return True
+
+    def _do(self, order: Order) -> None:
+        memory = self.memory
+        match order:
+            case Launch():
+                self._launch(order)
+            case Rest():
+                self._go_on()
+            case Tables():
+                self._write(order)
+            case CopyRows(pairs):
+                memory.copy_rows(pairs)
+            case CopyPages(pairs):
+                memory.copy_pages(pairs)
+            case SetCounts(slot, ids, generated):
+                memory.set_counts(slot, ids, generated)
+            case Save(number, slot, pages):
+                self.snapshots[number] = memory.save(slot, pages)
+            case Restore(number, slot, pages):
+                memory.restore(self._saved(number), slot, pages)
+            case Drop(number):
+                self.snapshots.pop(number, None)
+
+    def _launch(self, order: Launch) -> None:
+        key = order.family, order.rows
+        if key not in self._executors:
+            raise ExecutorError(f"rank 0 launches {key}, which this rank has not")
+        turns = self._turns[order.family]
+        at, turns.next = turns.next, (turns.next + 1) % SETS
+        if (pending := turns.pending[at]) is not None:
+            turns.pending[at] = None
+            pending()
+        buffers = self.memory.buffers(*key, at)
+        self._fill(key, buffers, order.inputs)
+        self.memory.flush()
+        executor = self._executors[key]
+        if order.part:
+            self._rest = turns, at, executor.launch_to_sample(buffers)
+        else:
+            turns.pending[at] = executor.launch(buffers)
+
+    def _go_on(self) -> None:
+        if self._rest is None:
+            raise ExecutorError("rank 0 goes on with a launch that this rank has not begun")
+        turns, at, rest = self._rest
+        self._rest = None
+        self.memory.flush()
+        turns.pending[at] = rest()
+
+    def _fill(self, key: BucketKey, buffers: Mapping[str, Array], data: bytes) -> None:
+        at = 0
+        for spec in self._steps[key]:
+            given = np.frombuffer(data, spec.dtype.numpy, len(buffers[spec.name].reshape(-1)), at)
+            buffers[spec.name].reshape(-1)[:] = given
+            at += given.nbytes
+        if at != len(data):
+            raise ExecutorError(f"rank 0 gives {key} {len(data)} bytes, this rank takes {at}")
+
+    def _write(self, order: Tables) -> None:
+        for row in order.tables:
+            table = self.memory.tables[row.name]
+            given = np.frombuffer(row.data, table.dtype).reshape(len(row.slots), *table.shape[1:])
+            table[row.slots] = given
+            for slot in row.slots:
+                self.memory.mark(slot, (row.name,))
+
+    def _saved(self, number: int) -> Snapshot:
+        if number not in self.snapshots:
+            raise ExecutorError(f"rank 0 restores snapshot {number}, which this rank has not")
+        return self.snapshots[number]

@@ -1,0 +1,196 @@
+"""The ranks of one engine as rank 0 sees them: what they say, whether they live, how they end.
+
+Knows sockets, processes and time; knows no executor. A thread listens to all of them: when one has
+fallen, every call between ranks ends at once, and with it rank 0's step. Where rank 0 itself waits
+for a device that waits for the fallen one, nothing but its own end helps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from spark_engine.errors import CapacityError, EngineError, ExecutorError, SparkError
+from spark_engine.runtime.ranks.channel import Ring, Sender, read_answer
+from spark_engine.runtime.ranks.communicator import Communicator
+from spark_engine.runtime.ranks.links import LIMIT_S
+from spark_engine.runtime.ranks.messages import Begin, Fallen, Leave, decode_answer, encode
+
+OPEN_S = 1800.0  # weights may come from a slow disk
+LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
+DEVICE_S = 30.0  # a step on a device; a chunk of prefill takes a second
+GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end
+EXIT_S = 5.0  # and the others to close
+KILLED_S = 1.0  # or less, where one has fallen
+TICK_S = 0.25
+EXIT_CODE = 70  # of a rank 0 that could not leave its step
+log = logging.getLogger(__name__)
+
+
+class Group:
+    """The other ranks. `controls` are rank 0's sockets to them, `processes` those that it has
+    started itself. All methods but the watching thread's belong to one thread."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        controls: Mapping[int, socket.socket],
+        processes: Mapping[int, subprocess.Popen[bytes]],
+        ring: Ring | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.comm = comm
+        self._limit_s = limit_s
+        self._controls, self._processes = dict(controls), dict(processes)
+        self._sender = Sender(controls, ring, limit_s)
+        self._opened: set[int] = set()
+        self._fallen: SparkError | None = None
+        self._fell_at = 0.0
+        self._heard = threading.Condition()
+        self._waits_since: float | None = None
+        self._closing = False
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Processes of the ranks that run on this host."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def begin(self, begin: Begin) -> None:
+        """Tells all ranks to open the engine, as this one does meanwhile."""
+        self.comm.limit_s = OPEN_S
+        self.send(encode(begin))
+
+    def all_open(self) -> None:
+        """Returns when every rank has its part open. Raises what one has fallen of, or
+        ExecutorError naming those that do not come."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._fallen or self._missing == [], OPEN_S)
+        self.check()
+        if self._missing:
+            raise ExecutorError(f"ranks {self._missing} did not open the engine in {OPEN_S:g} s")
+        self.comm.limit_s = self._limit_s
+
+    def send(self, data: bytes) -> None:
+        """A packet to every rank. Raises ExecutorError naming one that takes nothing."""
+        self._sender.send(data)
+
+    def check(self) -> None:
+        """Raises what a rank has fallen of, if one has."""
+        if self._fallen is not None:
+            raise self._fallen
+
+    def explain(self, error: ExecutorError) -> SparkError:
+        """What a rank says that it fell of, which is what led to `error`; or else that."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._fallen, LAST_WORDS_S)
+        self._fall(error)
+        return self._fallen or error
+
+    def waiting(self, waits: bool) -> None:
+        """Rank 0 begins to wait for its device, or has ended to."""
+        self._waits_since = time.monotonic() if waits else None
+
+    def close(self) -> None:
+        """Ends all ranks of this host, and lets the others go. May be called twice."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._fallen is None:
+            with contextlib.suppress(ExecutorError):
+                self.send(encode([Leave()]))
+        else:
+            self._let_go()
+        self._end_processes()
+        self._watcher.join()
+        for control in self._controls.values():
+            control.close()
+        self.comm.close()
+
+    @property
+    def _missing(self) -> list[int]:
+        return sorted(set(self._controls) - self._opened)
+
+    def _end_processes(self) -> None:
+        until = time.monotonic() + (EXIT_S if self._fallen is None else KILLED_S)
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        ranks = {control.fileno(): rank for rank, control in self._controls.items()}
+        for number in ranks:
+            poll.register(number, select.POLLIN)
+        while not self._closing:
+            for number, _ in poll.poll(TICK_S * 1000):
+                if not self._hear(ranks[number]):
+                    poll.unregister(number)
+            self._check_step()
+
+    def _hear(self, rank: int) -> bool:
+        """What the rank says; False when it says nothing more."""
+        data = read_answer(self._controls[rank])
+        if data is None:
+            self._fall(ExecutorError(self._how_it_ended(rank)))
+            return False
+        try:
+            answer = decode_answer(data)
+        except msgspec.DecodeError as error:
+            self._fall(ExecutorError(f"what rank {rank} says is not understood: {error}"))
+            return False
+        if isinstance(answer, Fallen):
+            kind = CapacityError if answer.passing else EngineError if answer.user else None
+            self._fall((kind or ExecutorError)(f"rank {rank}: {answer.message}"))
+            return False
+        with self._heard:
+            self._opened.add(rank)
+            self._heard.notify_all()
+        return True
+
+    def _how_it_ended(self, rank: int) -> str:
+        process = self._processes.get(rank)
+        if process is None:
+            return f"rank {rank} is gone: its host or its process has ended the connection"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S / 2)
+        return f"rank {rank} is gone: its process {process.pid} ended with code {process.poll()}"
+
+    def _fall(self, error: SparkError) -> None:
+        if self._closing:
+            return
+        with self._heard:
+            if self._fallen is None:
+                self._fallen, self._fell_at = error, time.monotonic()
+                log.error("all ranks end: %s", error)
+            self._heard.notify_all()
+        self.comm.abort(str(self._fallen))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The others see their sockets end, and leave."""
+        for control in self._controls.values():
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)
+
+    def _check_step(self) -> None:
+        since, now = self._waits_since, time.monotonic()
+        if since is not None and now - since > DEVICE_S and self._fallen is None:
+            words = f"a step has waited for rank 0's device for {now - since:.0f} s"
+            self._fall(ExecutorError(f"{words}: a rank, or a kernel that waits for one, hangs"))
+        elif since is not None and self._fallen is not None and now - self._fell_at > GRACE_S:
+            log.critical("rank 0 ends too, in a step that cannot end: %s", self._fallen)
+            os._exit(EXIT_CODE)

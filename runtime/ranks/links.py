@@ -1,0 +1,164 @@
+"""Sockets between the ranks of an engine: who is at the other end, and until when it has to answer.
+
+Knows sockets and time limits; knows neither arrays nor plans. A peer that ends closes its socket,
+so that nobody waits for the dead; one that stands still is named when the limit has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping
+
+from spark_engine.errors import ExecutorError
+from spark_engine.tensors import Bytes
+
+LIMIT_S = 8.0  # shorter than the server's watchdog, so that the message can name the rank
+HEAD = struct.Struct("<QQ")  # of a call: its number, its bytes
+_IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP asks a silent peer whether it is there
+
+
+class Links:
+    """A socket to every other rank, by rank; all of them are used at once.
+
+    `limit_s`: seconds that a call may wait for a peer; the owner may change it.
+    """
+
+    def __init__(
+        self, rank: int, peers: Mapping[int, socket.socket], limit_s: float = LIMIT_S
+    ) -> None:
+        self.rank, self.limit_s = rank, limit_s
+        self._peers = dict(sorted(peers.items()))
+        self._calls = 0
+        self._why: str | None = None
+        for peer in self._peers.values():
+            prepare(peer)
+            peer.setblocking(False)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self._peers) + 1
+
+    def exchange(self, what: str, nbytes: int, body: bytes | Bytes = b"") -> dict[int, bytearray]:
+        """Gives every peer this call's head and body, and returns their bodies, by rank.
+
+        All ranks make the same calls in the same order; `what` and `nbytes` say which this is.
+        Raises ExecutorError naming a rank that has ended, is at another call, or does not come.
+        """
+        head = HEAD.pack(self._calls, nbytes)
+        out = memoryview(head + bytes(body))
+        size = len(out)
+        call = f"{what} {self._calls} of {nbytes} bytes"
+        self._calls += 1
+        left_out = {rank: out for rank in self._peers}
+        taken = {rank: bytearray(size) for rank in self._peers}
+        left_in = {rank: memoryview(data) for rank, data in taken.items()}
+        end = time.monotonic() + self.limit_s
+        while left_out or left_in:
+            moved = self._send(left_out, call)
+            moved = self._receive(left_in, taken, head, call) or moved
+            if not moved and (left_out or left_in):
+                self._wait(left_out, left_in, end, call)
+        return {rank: data[HEAD.size :] for rank, data in taken.items()}
+
+    def abort(self, why: str) -> None:
+        """Ends every call, of this thread or another, with an ExecutorError that says `why`."""
+        self._why = self._why or why
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the sockets. May be called twice."""
+        for peer in self._peers.values():
+            peer.close()
+
+    def _send(self, left: dict[int, memoryview], call: str) -> bool:
+        moved = False
+        for rank in list(left):
+            try:
+                count = self._peers[rank].send(left[rank])
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise self._gone(rank, call) from None
+            moved = True
+            left[rank] = left[rank][count:]
+            if not left[rank]:
+                del left[rank]
+        return moved
+
+    def _receive(
+        self,
+        left: dict[int, memoryview],
+        taken: Mapping[int, bytearray],
+        head: bytes,
+        call: str,
+    ) -> bool:
+        moved = False
+        for rank in list(left):
+            try:
+                count = self._peers[rank].recv_into(left[rank])
+            except BlockingIOError:
+                continue
+            except OSError:
+                count = 0
+            if not count:
+                raise self._gone(rank, call)
+            moved = True
+            left[rank] = left[rank][count:]
+            done = len(taken[rank]) - len(left[rank])
+            if done >= len(head) and taken[rank][: len(head)] != head:
+                number, nbytes = HEAD.unpack_from(taken[rank])
+                raise ExecutorError(
+                    f"rank {rank} is at call {number} of {nbytes} bytes, rank {self.rank} at "
+                    f"{call}: the ranks do not run the same plan"
+                )
+            if not left[rank]:
+                del left[rank]
+        return moved
+
+    def _wait(
+        self,
+        left_out: Mapping[int, memoryview],
+        left_in: Mapping[int, memoryview],
+        end: float,
+        call: str,
+    ) -> None:
+        due = end - time.monotonic()
+        if due <= 0:
+            late = ", ".join(str(rank) for rank in sorted({*left_out, *left_in}))
+            raise ExecutorError(
+                f"rank {late} has not come to {call} for {self.limit_s:g} s; rank {self.rank} "
+                "waits no longer"
+            )
+        poll = select.poll()
+        for rank, peer in self._peers.items():
+            events = select.POLLIN * (rank in left_in) | select.POLLOUT * (rank in left_out)
+            if events:
+                poll.register(peer, events)
+        poll.poll(due * 1000)
+
+    def _gone(self, rank: int, call: str) -> ExecutorError:
+        words = f"rank {rank} is gone: its connection closed while rank {self.rank} was at {call}"
+        return ExecutorError(self._why or words)
+
+
+def prepare(peer: socket.socket) -> None:
+    """Small messages leave at once, and a host that vanished is noticed."""
+    if peer.family == socket.AF_UNIX:
+        return
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _INTERVAL_S),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", 1000 * (_IDLE_S + _INTERVAL_S * _PROBES)),
+    ):
+        if hasattr(socket, name):  # Linux has all of them
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,179 @@
+"""How ranks of several hosts find each other: all come to rank 0, which says where each is.
+
+Knows addresses and sockets. Whoever reaches these addresses may take a rank's place, so they belong
+on a network of the hosts' own.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TypeVar
+
+import msgspec
+
+from spark_engine.errors import ExecutorError, OptionError
+from spark_engine.runtime.ranks.channel import read
+from spark_engine.runtime.ranks.communicator import TcpCommunicator
+from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.links import LIMIT_S, Links
+
+PORT = 29700  # of rank 0's host, where --hosts names none
+COME_S = 600.0  # for people to start the others
+HELLO_S = 5.0
+RETRY_S = 0.5
+LENGTH = 4  # bytes before each message
+MOST_BYTES = 1 << 16
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Who comes, and the port where it listens; 0 for a connection between ranks."""
+
+    rank: int
+    ranks: int
+    port: int = 0
+
+
+class Ports(msgspec.Struct, frozen=True):
+    """Where each rank listens, by rank."""
+
+    ports: list[int]
+
+
+def address_of(host: str, port: int = PORT) -> tuple[str, int]:
+    """`name`, `name:port`, or `[v6]:port`. Raises OptionError."""
+    name, found = host, str(port)
+    if host.startswith("["):
+        name, _, rest = host[1:].partition("]")
+        found = rest.removeprefix(":") or found
+    elif host.count(":") == 1:
+        name, _, found = host.partition(":")
+    if not (name and found.isdecimal() and 0 < int(found) < 1 << 16):
+        raise OptionError(f"--hosts has {host!r}; a host is a name or name:port")
+    return name, int(found)
+
+
+def split_hosts(text: str | None) -> tuple[str, ...]:
+    """`a,b:port,[v6]:port`; none where there is no text. Raises OptionError."""
+    hosts = tuple(part.strip() for part in (text or "").split(",")) if text else ()
+    for host in hosts:
+        address_of(host)
+    return hosts
+
+
+def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
+    """Rank 0's group, when a rank has come from each of the other hosts.
+
+    Raises OptionError where rank 0 cannot listen, ExecutorError naming those that do not come.
+    """
+    others = range(1, len(hosts))
+    with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
+        came = _come(server, others, len(hosts), come_s, undo)
+        ports = Ports([0, *(came[rank][1].port for rank in others)])
+        for control, _ in came.values():
+            _say(control, ports)
+        links = _come(server, others, len(hosts), COME_S, undo)
+        undo.pop_all()
+    comm = TcpCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
+    return Group(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
+
+
+def join(
+    hosts: Sequence[str], rank: int, come_s: float = COME_S
+) -> tuple[socket.socket, TcpCommunicator]:
+    """Another rank's socket to rank 0, and its communicator, when all have come together.
+
+    Raises ExecutorError where rank 0 is not there in time, or ends meanwhile.
+    """
+    ranks, first = len(hosts), address_of(hosts[0])
+    with ExitStack() as undo, _listen(address_of(hosts[rank])[0], 0) as server:
+        control = undo.enter_context(_reach(first, come_s))
+        _say(control, Hello(rank, ranks, server.getsockname()[1]))
+        control.settimeout(come_s)
+        found = _hear(control, Ports)
+        if found is None:
+            raise ExecutorError(f"rank 0 has gone before all {ranks} ranks had come")
+        links = {0: undo.enter_context(_reach(first, HELLO_S))}
+        for other in range(1, rank):
+            address = address_of(hosts[other])[0], found.ports[other]
+            links[other] = undo.enter_context(_reach(address, HELLO_S))
+        for link in links.values():
+            _say(link, Hello(rank, ranks))
+        came = _come(server, range(rank + 1, ranks), ranks, COME_S, undo)
+        undo.pop_all()
+    links |= {other: link for other, (link, _) in came.items()}
+    return control, TcpCommunicator(Links(rank, links))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=_family(host), backlog=64)
+    except OSError as error:
+        raise OptionError(
+            f"--hosts: rank cannot listen on {host}:{port} ({error.strerror}): name this host as "
+            "the others reach it, with a free port"
+        ) from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _reach(address: tuple[str, int], come_s: float) -> socket.socket:
+    """A connection, as soon as somebody listens there."""
+    until = time.monotonic() + come_s
+    while True:
+        try:
+            return socket.create_connection(address, timeout=HELLO_S)
+        except OSError as error:
+            if time.monotonic() > until:
+                words = f"nobody answers at {address[0]}:{address[1]} ({error})"
+                raise ExecutorError(words) from None
+        time.sleep(RETRY_S)
+
+
+def _come(
+    server: socket.socket, wanted: Sequence[int], ranks: int, come_s: float, undo: ExitStack
+) -> dict[int, tuple[socket.socket, Hello]]:
+    """A connection of each of these ranks; one that comes again takes its own place."""
+    came: dict[int, tuple[socket.socket, Hello]] = {}
+    until = time.monotonic() + come_s
+    while missing := sorted(set(wanted) - set(came)):
+        server.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            peer, address = server.accept()
+        except TimeoutError:
+            raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s") from None
+        undo.callback(peer.close)
+        peer.settimeout(HELLO_S)
+        hello = _hear(peer, Hello)
+        if hello is None or hello.ranks != ranks or hello.rank not in wanted:
+            log.warning("%s said %s, which is no rank that is missing", address[0], hello)
+            peer.close()
+            continue
+        came[hello.rank] = peer, hello
+    return came
+
+
+def _say(peer: socket.socket, message: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(message)
+    try:
+        peer.sendall(len(data).to_bytes(LENGTH, "little") + data)
+    except OSError as error:
+        raise ExecutorError(f"a rank has gone before all had come ({error})") from None
+
+
+def _hear(peer: socket.socket, kind: type[T]) -> T | None:
+    """What the other end says; None where it closes, is silent, or says anything else."""
+    head = read(peer, LENGTH)
+    size = int.from_bytes(head or b"", "little")
+    data = read(peer, size) if head and size <= MOST_BYTES else None
+    try:
+        return None if data is None else msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,196 @@
+"""How the ranks of an engine come together: as processes of this host, or from several hosts.
+
+Knows how sockets and shared memory get to a process; knows nothing of what goes through them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from spark_engine.engine_file import MANIFEST, read_manifest
+from spark_engine.errors import CapacityError, OptionError
+from spark_engine.manifest import NATIVE, Manifest
+from spark_engine.runtime.ranks.channel import Ring, ring_bytes
+from spark_engine.runtime.ranks.communicator import (
+    Communicator,
+    SharedCommunicator,
+    shared_bytes,
+)
+from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.links import LIMIT_S, Links
+from spark_engine.runtime.ranks.meeting import join, meet
+from spark_engine.runtime.ranks.messages import Begin
+
+MODULE = "spark_engine.runtime.rank_process"
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """What a rank's process is started with.
+
+    On rank 0's host, descriptors that it inherits: of its socket to rank 0, of those to all ranks,
+    by rank, of the memory that they share, and of the ring. From another host, instead of them, the
+    addresses of all.
+    """
+
+    engine: str
+    rank: int
+    ranks: int
+    control: int = -1
+    links: dict[int, int] = {}
+    memory: int = -1
+    ring: int = -1
+    hosts: tuple[str, ...] = ()
+    parent: int = 0  # the process that started it
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A rank's ends of everything."""
+
+    control: socket.socket
+    comm: Communicator
+    ring: Ring | None = None
+
+
+def gather_ranks(
+    engine: Path,
+    manifest: Manifest,
+    hosts: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> Group:
+    """Rank 0's group: the other ranks are processes of this host, or come from the other `hosts`.
+
+    Raises CapacityError where this host has fewer GPUs than ranks, OptionError for hosts that are
+    not one for each rank or whose GPUs are to read each other, ExecutorError where a rank does not
+    come.
+    """
+    check_hosts(hosts, manifest.ranks)
+    if hosts and manifest.executor == NATIVE:
+        raise OptionError(
+            "--hosts: ranks of a GPU's engine read each other's memory, as GPUs of one host can: "
+            "leave --hosts out, and serve an engine of its own on each host"
+        )
+    if hosts:
+        say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
+        return meet(hosts)
+    check_gpus(manifest)
+    return start_here(engine, manifest.ranks)
+
+
+def check_hosts(hosts: Sequence[str], ranks: int) -> None:
+    """Raises OptionError unless there are none, or one for each rank."""
+    if hosts and len(hosts) != ranks:
+        raise OptionError(
+            f"--hosts names {len(hosts)}, and the engine was built for {ranks} ranks, one on each "
+            f"host: name {ranks}, or build with --tp {len(hosts)}"
+        )
+
+
+def check_gpus(manifest: Manifest) -> None:
+    """Raises CapacityError where this host has fewer GPUs than the engine has ranks on them."""
+    if manifest.executor != NATIVE or manifest.ranks == 1:
+        return
+    from spark_engine.device import count  # needs the extra `cuda`
+
+    found = count()
+    if found < manifest.ranks:
+        need = manifest.memory.total / (1 << 30)
+        raise CapacityError(
+            f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
+            f"{need:.2f} GiB, and this machine shows {found}: name a host for each (--hosts), "
+            f"or rebuild with --tp {max(found, 1)}"
+        )
+
+
+def begin_of(
+    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, masks: bool, least: bool
+) -> Begin:
+    """What every rank is told first."""
+    digest, own = manifest_digest(engine), version("spark-engine")
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, LIMIT_S)
+
+
+def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:
+    """Rank 0's group, whose other ranks are new processes of this host.
+
+    They end with the thread that calls this, or with the group. Raises OSError where no process
+    can be started.
+    """
+    with ExitStack() as ends, ExitStack() as undo:
+        memory, ring = (
+            _memory(name, size, ends)
+            for name, size in (("ranks", shared_bytes(ranks)), ("plans", ring_bytes(ranks)))
+        )
+        pairs = {
+            (i, j): [ends.enter_context(s) for s in socket.socketpair()]
+            for i in range(ranks)
+            for j in range(i + 1, ranks)
+        }
+        controls = {rank: socket.socketpair() for rank in range(1, ranks)}
+        processes = {}
+        for rank in range(1, ranks):
+            own = ends.enter_context(controls[rank][1])
+            undo.callback(controls[rank][0].close)
+            links = {
+                j: pairs[min(rank, j), max(rank, j)][rank > j] for j in range(ranks) if j != rank
+            }
+            numbers = {j: link.fileno() for j, link in links.items()}
+            shared = own.fileno(), numbers, memory, ring
+            seat = Seat(str(engine), rank, ranks, *shared, parent=os.getpid())
+            processes[rank] = start(seat)
+            undo.callback(processes[rank].kill)
+        mine = {j: pairs[0, j][0].dup() for j in range(1, ranks)}
+        comm = SharedCommunicator(Links(0, mine, limit_s), memory)
+        told = {rank: pair[0] for rank, pair in controls.items()}
+        group = Group(comm, told, processes, Ring(ring, ranks), limit_s)
+        undo.pop_all()
+        return group
+
+
+def start(seat: Seat) -> subprocess.Popen[bytes]:
+    """A rank's process. Raises OSError."""
+    numbers = (seat.control, *seat.links.values(), seat.memory, seat.ring)
+    command = [sys.executable, "-P", "-m", MODULE, msgspec.json.encode(seat).decode()]
+    passed = [number for number in numbers if number >= 0]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+
+
+def take(seat: Seat) -> Seated:
+    """A rank's ends: of the descriptors that it has inherited, or of connections to all hosts.
+
+    Raises ExecutorError where rank 0's host does not answer.
+    """
+    if seat.hosts:
+        return Seated(*join(seat.hosts, seat.rank))
+    peers: Mapping[int, socket.socket] = {
+        rank: socket.socket(fileno=number) for rank, number in seat.links.items()
+    }
+    links = Links(seat.rank, peers)
+    control = socket.socket(fileno=seat.control)
+    comm = SharedCommunicator(links, seat.memory)
+    return Seated(control, comm, Ring(seat.ring, seat.ranks))
+
+
+def manifest_digest(engine: Path) -> str:
+    """By which ranks know that they have the same engine. Raises EngineError without one."""
+    read_manifest(engine)
+    return hashlib.sha256((engine / MANIFEST).read_bytes()).hexdigest()
+
+
+def _memory(name: str, size: int, ends: ExitStack) -> int:
+    """A file in memory that goes with the last process that has it."""
+    number = os.memfd_create(f"spark-{name}")
+    ends.callback(os.close, number)
+    os.ftruncate(number, size)
+    return number

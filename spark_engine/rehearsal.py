@@ -1,0 +1,47 @@
+"""A rehearsal: a process that takes this GPU for another, smaller one.
+
+Knows the word of the environment that asks for it and nothing of a driver. It is the environment's,
+as CUDA_VISIBLE_DEVICES is, since builds, servers, checks, tests and benchmarks must all see the
+same GPU, whichever of them opens it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_engine import hints
+from spark_engine.errors import OptionError
+from spark_engine.kernel import TARGETS, Target
+
+VARIABLE = "SPARK_REHEARSE"  # sm_121a, or sm_121a:occupy
+OCCUPY = "occupy"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the environment asks for.
+
+    Attributes:
+        target: whose multiprocessors and limits this process has.
+        occupy: the others are occupied by blocks of ours, also where the driver could divide them.
+    """
+
+    target: Target
+    occupy: bool = False
+
+
+def wished(environment: Mapping[str, str] | None = None) -> Wish | None:
+    """The rehearsal that is asked for; None without one. Raises OptionError for words it is not."""
+    given = (os.environ if environment is None else environment).get(VARIABLE, "")
+    if not given:
+        return None
+    name, _, how = given.partition(":")
+    if name not in TARGETS:
+        known = ", ".join(TARGETS)
+        near = hints.near(name, (*TARGETS,))
+        raise OptionError(f"{VARIABLE}={given}: {name!r} is no GPU target{near} ({known})")
+    if how not in ("", OCCUPY):
+        raise OptionError(f"{VARIABLE}={given}: behind the colon stands {OCCUPY}, or nothing")
+    return Wish(TARGETS[name], how == OCCUPY)

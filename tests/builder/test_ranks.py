@@ -1,0 +1,143 @@
+"""Engines of several ranks for a GPU, built where none is, and what a build refuses to split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.engine_file import open_folder, read_manifest
+from spark_engine.errors import EngineError, OptionError
+from spark_engine.segments import Collective, Segment, Segments
+from spark_engine.weights_file import map_weights
+from tests.checkpoints import write_checkpoint
+from tests.house import ROOT
+
+TINY = ROOT / "models" / "tiny" / "checkpoint"
+SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
+HEADS = {
+    "linear_num_value_heads": 32,  # so that the projection of each rank has 16 rows
+    "linear_num_key_heads": 8,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+
+def built(
+    folder: Path, ranks: int, target: str, config: dict[str, Any] = HEADS, **more: Any
+) -> Path:
+    """An engine of a random checkpoint."""
+    if not (folder / "c").exists():
+        write_checkpoint(folder / "c", config, **more)
+    options = Options(target=target, tp=ranks, **SIZES)
+    build(folder / "c", folder / f"{target}.{ranks}", options, lambda text: None)
+    return folder / f"{target}.{ranks}"
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    engine = open_folder(built(tmp_path, 2, target, format="nvfp4"), target)
+    for bucket in engine.manifest.buckets:
+        payload = engine.engine(bucket).payload
+        body = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+        found = [row for row in body["launches"] if row["op"] in ("all_reduce", "gather_logits")]
+        names = [row["node"] for row in found]
+        assert len(names) == 2 * 2 + 1 and names[-1] == "logits"
+        assert all(row["args"][-2:] == [["peers"], ["rank"]] and row["resident"] for row in found)
+        others = [row for row in body["launches"] if row not in found]
+        assert not any(["peers"] in row["args"] for row in others)
+        assert bucket.symmetric_bytes == body["symmetric_bytes"] > 16384
+    most = max(b.symmetric_bytes for b in engine.manifest.buckets)
+    alone = max(b.arena_bytes for b in engine.manifest.buckets)
+    assert engine.manifest.memory.arena >= most + alone
+
+
+def test_a_cpus_bucket_is_cut_where_ranks_meet(tmp_path: Path) -> None:
+    engine = open_folder(built(tmp_path, 2, "cpu"), "cpu")
+    assert engine.manifest.ranks == 2
+    shares = engine.manifest.shares
+    assert (shares["KV heads"], shares["attention heads"]) == ((1, 2), (2, 4))
+    assert shares["ids of the vocabulary"] == (256, 512)
+    for bucket in engine.manifest.buckets:
+        file = engine.engine(bucket)
+        steps = Segments.decode(file.payload).steps
+        met = [step.op for step in steps if isinstance(step, Collective)]
+        assert met == ["all_reduce"] * 4 + ["gather_logits"]
+        runs = [step for step in steps if isinstance(step, Segment)]
+        assert len(runs) == 6 and b"weights.1." in runs[0].of_rank(1)
+        assert not any(b"weights.0." in run.of_rank(1) for run in runs)
+        assert {o for run in runs for o in run.outputs} >= {*file.header.aliases}
+        for cut in (file.payload[:-1], file.payload + b"x", b"\x00" * 64):
+            with pytest.raises(EngineError, match="rebuild the engine"):
+                Segments.decode(cut)
+
+
+def test_the_weights_of_ranks_are_parts_of_those_of_one(tmp_path: Path) -> None:
+    whole = map_weights(built(tmp_path, 1, "cpu") / "weights.safetensors")
+    path = built(tmp_path, 4, "cpu")
+    assert read_manifest(path).weights_files == tuple(f"weights.{r}.safetensors" for r in range(4))
+    ranks = [map_weights(path / name) for name in read_manifest(path).weights_files]
+    assert [rank.keys() for rank in ranks] == [whole.keys()] * 4
+    by_columns = "layers.1.mlp.down_proj.weight"
+    np.testing.assert_array_equal(np.hstack([r[by_columns] for r in ranks]), whole[by_columns])
+    for rows in ("lm_head.weight", "layers.0.linear_attn.A_log"):
+        np.testing.assert_array_equal(np.concatenate([r[rows] for r in ranks]), whole[rows])
+    for all_have in ("embed_tokens.weight", "norm.weight"):
+        assert all((r[all_have] == whole[all_have]).all() for r in ranks)
+    # q, k, v beside each other: 8 heads of 32 each, and 32 of values.
+    name = "layers.0.linear_attn.conv1d.weight"
+    ends = [(0, 256), (256, 512), (512, 1536)]
+    for i, rank in enumerate(ranks):
+        parts = [np.array_split(whole[name][a:b], 4)[i] for a, b in ends]
+        np.testing.assert_array_equal(rank[name], np.concatenate(parts))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "format", "config", "words"),
+    [
+        (3, "bf16", {}, "4 attention heads do not divide by 3; choose from 1, 2, 4:"),
+        (9, "bf16", {}, "give 1 to 8 ranks"),
+        (0, "bf16", {}, "give 1 to 8 ranks"),
+        (4, "bf16", {"num_key_value_heads": 6, "num_attention_heads": 12}, "6 KV heads neither"),
+        (2, "fp8_block", {}, r"would be cut into \d+ (rows|columns), and 128 are stored together"),
+        (4, "nvfp4", {"intermediate_size": 32}, "cut into 8 columns, and 16 are stored together"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split_is_refused(
+    ranks: int, format: str, config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    more = {"linear_num_key_heads": 4, **config}
+    with pytest.raises(OptionError, match=words):
+        built(tmp_path, ranks, "cpu", {**HEADS, **more}, format=format)
+
+
+def test_a_draft_head_is_quantised_whole_and_then_cut(tmp_path: Path) -> None:
+    """So that each group has the scale that it has on one rank."""
+    wishes: dict[str, Any] = {
+        "draft_dtype": "nvfp4",
+        "drafts": 1,
+        "decode": (1,),
+        "verify": ((1, 1),),
+    }
+    found = []
+    for ranks in (1, 2):
+        options = Options("cpu", prefill=(64,), max_context=128, max_seqs=1, tp=ranks, **wishes)
+        path = tmp_path / str(ranks)
+        build(TINY, path, options, lambda text: None)
+        found.append([map_weights(path / name) for name in read_manifest(path).weights_files])
+    (whole,), ranked = found
+    name = "mtp.layers.0.self_attn.o_proj."
+    for suffix in ("weight", "weight_scale"):
+        parts = [rank[name + suffix].view(np.uint8) for rank in ranked]
+        np.testing.assert_array_equal(np.hstack(parts), whole[name + suffix].view(np.uint8))
+    assert all((rank[name + "w_scale2"] == whole[name + "w_scale2"]).all() for rank in ranked)
+    with pytest.raises(OptionError, match="mtp.* would be cut .* 128 are stored together"):
+        options = Options("cpu", tp=2, **{**wishes, "draft_dtype": "fp8"})
+        build(TINY, tmp_path / "refused", options, lambda text: None)

@@ -1,0 +1,109 @@
+"""Kernels run on the host, thread by thread; ptx.cuh has their instructions as the manual says.
+
+Slow: for a few tokens of small layers. Needs g++; knows the contract of a launch and no op.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spark_engine.kernel import Launch, Plan, Pointer
+from spark_engine.tensors import TensorSpec
+from tests.house import ROOT
+
+HERE, SOURCES = Path(__file__).parent, ROOT / "plugins"
+COMPILER = shutil.which("g++")
+OPTIONS = "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique".split()
+GUARD = 256  # bytes before and after each buffer
+ALIGNMENT = 256
+# A function of numeric.cuh that is an instruction: ptx.cuh of this folder has it.
+_INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
+_DYNAMIC = re.compile(r"extern __shared__ \S+ u8 memory\[\];")
+U8 = NDArray[np.uint8]
+
+
+def _texts() -> dict[str, str]:
+    """The sources by path, as the host's compiler takes them."""
+    found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
+    found["common/ptx.cuh"] = (HERE / "ptx.cuh").read_text()
+    found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
+    found["common/numeric.cuh"] = _INSTRUCTION.sub("", found["common/numeric.cuh"])
+    return {path: _DYNAMIC.sub("u8* const memory = dynamic;", t) for path, t in found.items()}
+
+
+def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> ctypes.CDLL:
+    """A source with its macros, compiled for the host; kept in the folder `cache`."""
+    texts = _texts()
+    said = repr((source, tuple(defines), OPTIONS, sorted(texts.items())))
+    made = cache / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.so"
+    if not made.exists():
+        folder = made.with_suffix(".sources")
+        for path, text in texts.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        macros = [f"-D{name}={value}" for name, value in defines]
+        command = [str(COMPILER), *OPTIONS, *macros, f"-I{folder}", "-x", "c++"]
+        fresh = made.with_suffix(".fresh")
+        subprocess.run([*command, str(folder / source), "-o", str(fresh)], check=True)
+        shutil.rmtree(folder)
+        fresh.rename(made)
+    return ctypes.CDLL(str(made))
+
+
+class Buffer:
+    """Memory of the host between guards; 0xFF unless it is given what it holds."""
+
+    def __init__(self, nbytes: int, content: NDArray[np.generic] | None = None) -> None:
+        self._whole = np.full(nbytes + 2 * GUARD + ALIGNMENT, 0xA5, np.uint8)
+        start = GUARD + -(self._whole.ctypes.data + GUARD) % ALIGNMENT
+        self.bytes: U8 = self._whole[start : start + nbytes]
+        self.bytes[:] = 0xFF if content is None else content.reshape(-1).view(np.uint8)
+        self._around = np.delete(np.arange(len(self._whole)), slice(start, start + nbytes))
+
+    def check(self) -> None:
+        """Fails where something beside the bytes was written."""
+        assert (self._whole[self._around] == 0xA5).all(), "a buffer was written beside its bytes"
+
+
+def run(
+    plan: Plan,
+    source: str,
+    inputs: Sequence[NDArray[np.generic]],
+    outputs: Sequence[TensorSpec],
+    cache: Path,
+    late: bool,
+) -> list[NDArray[np.generic]]:
+    """The outputs of a plan over packed inputs. `late`: copies arrive when they are waited for."""
+    places = {
+        "input": [Buffer(a.nbytes, np.ascontiguousarray(a)) for a in inputs],
+        "output": [Buffer(s.nbytes) for s in outputs],
+        "scratch": [Buffer(s.nbytes) for s in plan.scratch],
+    }
+    for launch in plan.launches:
+        _run(launch, source, places, cache, late)
+    for buffer in (b for some in places.values() for b in some):
+        buffer.check()
+    held = zip(outputs, places["output"], strict=True)
+    return [b.bytes.view(s.dtype.numpy).reshape(s.dims) for s, b in held]
+
+
+def _run(
+    launch: Launch, source: str, places: Mapping[str, list[Buffer]], cache: Path, late: bool
+) -> None:
+    kernels = library(launch.source or source, launch.defines, cache)
+    values = [
+        places[a.kind][a.index].bytes.ctypes.data if isinstance(a, Pointer) else int(a.value)
+        for a in launch.args
+    ]
+    args = (ctypes.c_uint64 * len(values))(*values)
+    symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
+    kernels.launch(symbol, launch.grid[0], launch.block[0], len(values), args, int(late), 1)

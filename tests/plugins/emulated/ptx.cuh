@@ -1,0 +1,351 @@
+// What common/ptx.cuh and the PTX of common/numeric.cuh mean, for a compiler of the host: a block's
+// threads are coroutines, and whatever a warp or a block does together is a place where they meet.
+//
+// Memory of a block is filled with 0xFF. Copies (cp.async) arrive at once, or as late as a wait
+// lets them (`late`): a wait that is missing shows in the second, a place written too early in the
+// first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
+// PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
+// use; no clusters, no mbarriers.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+#define DEVICE inline
+#define __device__
+#define __global__
+#define __noinline__
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __align__(n) alignas(n)
+using std::max;
+using std::min;
+
+struct uint2 {
+  u32 x, y;
+};
+struct uint4 {
+  u32 x, y, z, w;
+};
+struct int4 {
+  int x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct Dim {
+  int x, y, z;
+};
+inline Dim threadIdx, blockIdx, blockDim, gridDim;
+
+inline void check(bool fine, const char* what) {
+  if (fine) return;
+  fprintf(stderr, "thread %d of block %d: %s\n", threadIdx.x, blockIdx.x, what);
+  abort();
+}
+
+// ---- coroutines --------------------------------------------------------------------------------
+struct Thread {
+  ucontext_t place;
+  bool done = false;
+  std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
+};
+struct Meeting {
+  int threads, arrived = 0, turn = 0;
+};
+struct Exchange {
+  u64 value[32];
+  u32 words[32][8];
+};
+inline ucontext_t scheduler;
+inline std::vector<Thread> threads;
+inline std::vector<Meeting> warps;
+inline std::vector<Exchange> exchanges;
+inline Meeting block;
+inline bool late;
+alignas(1024) inline u8 dynamic[1 << 18];
+
+inline Thread& self() { return threads[threadIdx.x]; }
+inline void meet_at(Meeting& m) {
+  const int turn = m.turn;
+  if (++m.arrived == m.threads) {
+    m.arrived = 0, ++m.turn;
+    return;
+  }
+  while (m.turn == turn) swapcontext(&self().place, &scheduler);
+}
+inline u32 lane_id() { return threadIdx.x & 31; }
+inline void __syncthreads() { meet_at(block); }
+inline void __syncwarp() { meet_at(warps[threadIdx.x / 32]); }
+inline Exchange& exchange() { return exchanges[threadIdx.x / 32]; }
+
+template <class T>
+T from_lane(T value, u32 lane) {
+  T found;
+  memcpy(&exchange().value[lane_id()], &value, sizeof(T));
+  __syncwarp();
+  memcpy(&found, &exchange().value[lane & 31], sizeof(T));
+  __syncwarp();
+  return found;
+}
+template <class T>
+T __shfl_xor_sync(u32, T value, int mask) {
+  return from_lane(value, lane_id() ^ mask);
+}
+template <class T>
+T __shfl_up_sync(u32, T value, int by) {
+  return from_lane(value, (int)lane_id() < by ? lane_id() : lane_id() - by);
+}
+template <class T>
+T __shfl_sync(u32, T value, int lane) {
+  return from_lane(value, lane);
+}
+inline u32 __ballot_sync(u32, bool mine) {
+  u32 all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= (u32)from_lane(mine, lane) << lane;
+  return all;
+}
+inline int __popc(u32 bits) { return __builtin_popcount(bits); }
+inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
+// What every lane gave, seen by all; the caller meets again when it has read.
+inline const u32 (*gathered(std::initializer_list<u32> words))[8] {
+  std::copy(words.begin(), words.end(), exchange().words[lane_id()]);
+  __syncwarp();
+  return exchange().words;
+}
+
+// ---- scalars -----------------------------------------------------------------------------------
+template <class To, class From>
+To bits_of(From value) {
+  To to;
+  memcpy(&to, &value, sizeof(To));
+  return to;
+}
+inline float __uint_as_float(u32 x) { return bits_of<float>(x); }
+inline float __int_as_float(int x) { return bits_of<float>(x); }
+inline u32 __float_as_uint(float x) { return bits_of<u32>(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float exponential(float x) { return std::exp(x); }
+#define __expf exponential
+inline int atomicAdd(int* p, int by) { return (*p += by) - by; }
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+inline u32 __funnelshift_l(u32 low, u32 high, int by) {
+  return by & 31 ? high << (by & 31) | low >> (32 - (by & 31)) : high;
+}
+inline u32 __byte_perm(u32 a, u32 b, u32 order) {
+  u32 found = 0;
+  for (int i = 0; i < 4; ++i) {
+    check(!(order >> 4 * i & 8), "a sign is asked of __byte_perm");
+    found |= (u32)(((u64)b << 32 | a) >> 8 * (order >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return found;
+}
+inline float value_of_bf16(u32 bits) { return __uint_as_float(bits << 16); }
+inline u32 bf16_of(float x) {
+  const u32 bits = __float_as_uint(x);
+  return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline float value_of_e4m3(u32 code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  if ((code & 0x7f) == 0x7f) return NAN;
+  const float size = std::ldexp((float)(exponent ? 8 + mantissa : mantissa), max(exponent, 1) - 10);
+  return code & 0x80 ? -size : size;
+}
+inline float value_of_e2m1(u32 code) {
+  const float sizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return code & 8 ? -sizes[code & 7] : sizes[code & 7];
+}
+inline u32 e4m3_of_value(float x) {  // nearest, ties to even, saturating
+  if (x != x) return 0x7f;
+  u32 best = 0;
+  for (u32 code = 1; code < 0x7f; ++code) {
+    const float nearer = std::fabs(value_of_e4m3(best) - std::fabs(x)) -
+                         std::fabs(value_of_e4m3(code) - std::fabs(x));
+    if (nearer > 0 || (nearer == 0 && !(code & 1))) best = code;
+  }
+  return best | (std::signbit(x) ? 0x80 : 0);
+}
+inline u32 pack_bf16(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
+inline u32 mul_bf16x2(u32 a, u32 b) {
+  return pack_bf16(value_of_bf16(a & 0xffff) * value_of_bf16(b & 0xffff),
+                   value_of_bf16(a >> 16) * value_of_bf16(b >> 16));
+}
+inline u16 to_e4m3x2(float low, float high) {
+  return e4m3_of_value(low) | e4m3_of_value(high) << 8;
+}
+inline float from_f16(u16 bits) { return (float)bits_of<_Float16>(bits); }
+inline u32 e4m3x2_to_f16x2(u16 pair) {
+  return bits_of<u16>((_Float16)value_of_e4m3(pair & 0xff)) |
+         (u32)bits_of<u16>((_Float16)value_of_e4m3(pair >> 8)) << 16;
+}
+
+// ---- shared memory and copies ------------------------------------------------------------------
+inline void wait_for_previous() {}
+inline void launch_dependents() {}
+inline u32 shared_address(u32 at) { return at; }
+inline u32 shared_address(const void* p) { return (u32)((const u8*)p - dynamic); }
+inline u8* shared(u32 at, u32 bytes) {
+  check(at % bytes == 0 && at < sizeof dynamic, "an address is misaligned or not of shared memory");
+  return dynamic + at;
+}
+template <class T, class Address>
+T load_shared(Address from) {
+  T v;
+  memcpy(&v, shared(shared_address(from), sizeof v), sizeof v);
+  return v;
+}
+template <class Address>
+uint4 load_shared16(Address from) {
+  return load_shared<uint4>(from);
+}
+template <class Address>
+uint2 load_shared8(Address from) {
+  return load_shared<uint2>(from);
+}
+template <class Address>
+u32 load_shared4(Address from) {
+  return load_shared<u32>(from);
+}
+template <int BYTES, class Address>
+void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
+  u8* const place = shared(shared_address(to), BYTES);
+  check(!bytes || (u64)from % BYTES == 0, "a copy's source is misaligned");
+  const auto copy = [=] {
+    memset(place, 0, BYTES);
+    memcpy(place, from, bytes);
+  };
+  if (late) self().groups.back().push_back(copy);
+  else copy();
+}
+template <class Address>
+void copy_async(Address to, const void* from, u32 bytes = 16) {
+  copy_async_few<16>(to, from, bytes);
+}
+inline u64 evict_first_policy() { return 0; }
+template <class Address>
+void copy_async_hinted(Address to, const void* from, u64) {
+  copy_async(to, from);
+}
+inline u32 forget(u32 value) { return value; }
+inline void commit_copies() { self().groups.emplace_back(); }
+template <int PENDING>
+void wait_copies() {
+  auto& groups = self().groups;
+  for (; groups.size() > PENDING + 1; groups.erase(groups.begin()))
+    for (const auto& copy : groups.front()) copy();
+}
+inline void cluster_meet() { check(false, "there are no clusters"); }
+inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
+
+// ---- matrices ----------------------------------------------------------------------------------
+template <class Address>
+void store_matrix_transposed(Address row, const u32 (&r)[4]) {
+  const auto all = gathered({r[0], r[1], r[2], r[3], shared_address(row)});
+  for (int matrix = 0; lane_id() == 0 && matrix < 4; ++matrix)
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 2; ++i) {
+        const u16 value = all[lane][matrix] >> 16 * i;
+        u8* const to = shared(all[matrix * 8 + lane % 4 * 2 + i][4], 16);
+        memcpy(to + lane / 4 * 2, &value, 2);
+      }
+  __syncwarp();
+}
+// d += Σ product(all, row, column, k) of an m16n8 instruction.
+template <class Product>
+void add_products(float (&d)[4], const u32 (*all)[8], int depth, const Product& product) {
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane_id() / 4 + i / 2 * 8, column = lane_id() % 4 * 2 + i % 2;
+    double sum = d[i];
+    for (int k = 0; k < depth; ++k) sum += product(all, row, column, k);
+    d[i] = (float)sum;
+  }
+  __syncwarp();
+}
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
+  add_products(d, all, 16, [](const u32(*of)[8], int row, int column, int k) {
+    const int lane = k % 8 / 2, shift = k % 2 * 16;
+    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 8 * 2] >> shift & 0xffff;
+    const u32 y = of[column * 4 + lane][4 + k / 8] >> shift & 0xffff;
+    return (double)value_of_bf16(x) * value_of_bf16(y);
+  });
+}
+inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
+  const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b});
+  add_products(d, all, 64, [](const u32(*of)[8], int row, int column, int k) {
+    const int lane = k % 32 / 8, shift = k % 8 * 4;
+    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 32 * 2] >> shift & 15;
+    const u32 y = of[column * 4 + lane][4 + k / 32] >> shift & 15;
+    const u32 by = of[row % 8 * 4 + row / 8][6] >> k / 16 * 8 & 0xff;
+    const u32 also = of[column * 4][7] >> k / 16 * 8 & 0xff;
+    return (double)value_of_e2m1(x) * value_of_e4m3(by) * value_of_e2m1(y) * value_of_e4m3(also);
+  });
+}
+
+// ---- launches ----------------------------------------------------------------------------------
+constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 12;
+typedef void (*Kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
+inline Kernel kernel;
+inline u64 given[MOST_ARGUMENTS];
+inline void enter() {
+  const u64* g = given;
+  kernel(g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11]);
+  self().done = true;
+}
+inline void run_block(int count, std::vector<u8>& stacks) {
+  threads.assign(count, {}), exchanges.resize(count / 32);
+  warps.assign(count / 32, Meeting{32}), block = Meeting{count};
+  std::vector<int> order;
+  for (int i = 0; i < count; ++i) {
+    ucontext_t& place = threads[i].place;
+    getcontext(&place);
+    place.uc_stack.ss_sp = stacks.data() + (size_t)STACK * i, place.uc_stack.ss_size = STACK;
+    place.uc_link = &scheduler;
+    makecontext(&place, enter, 0);
+    if (i % 32 == 0) order.push_back(i);
+  }
+  for (int left = count; left;) {
+    for (int i = (int)order.size() - 1; i > 0; --i) std::swap(order[i], order[rand() % (i + 1)]);
+    for (int i = 0; i < count; ++i) {
+      threadIdx.x = order[i / 32] + i % 32;
+      if (self().done) continue;
+      swapcontext(&scheduler, &self().place);
+      left -= self().done;
+    }
+  }
+}
+extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
+                       int seed) {
+  check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
+  std::vector<u8> stacks((size_t)STACK * count);
+  kernel = which, late = delayed, srand(seed);
+  std::copy(values, values + args, given);
+  gridDim = {grid, 1, 1}, blockDim = {count, 1, 1};
+  for (blockIdx = {0, 0, 0}; blockIdx.x < grid; ++blockIdx.x) {
+    memset(dynamic, 0xFF, sizeof dynamic);
+    run_block(count, stacks);
+  }
+}

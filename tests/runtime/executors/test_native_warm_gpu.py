@@ -1,0 +1,102 @@
+"""The prefix cache on a real GPU: what goes on from kept pages and states is a cold run, by bits.
+
+An `--invariant` engine of the embedded model: a tile's bits depend on nothing but its tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from spark_engine.runtime.engine.request import FinishReason, Request, SamplingParams  # noqa: E402
+from tests.house import ROOT  # noqa: E402
+
+HERE = device.architecture()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
+]
+TINY = ROOT / "models" / "tiny" / "checkpoint"
+TALKS, TURNS, TOKENS = 24, 4, 20
+Said = list[tuple[int, float | None]]
+
+
+def options(target: str) -> Options:
+    sizes = {"decode": (1, 8, 24), "prefill": (64, 256), "max_seqs": 24, "max_context": 1024}
+    return Options(target=target, timing=False, invariant=True, **sizes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert HERE is not None
+    made = tmp_path_factory.mktemp("warm") / "engine"
+    build(TINY, made, options(HERE), lambda text: None)
+    return made
+
+
+def play(engine: Engine, requests: list[Request]) -> tuple[list[Said], list[int]]:
+    """What each says with its log-probabilities, and how much of its prompt was found."""
+    said: dict[int, Said] = {engine.submit(request): [] for request in requests}
+    found = dict.fromkeys(said, 0)
+    while not engine.idle:
+        for event in engine.step():
+            assert event.finish is not FinishReason.ERROR, event.message
+            found[event.request_id] = max(found[event.request_id], event.cached)
+            if event.token is not None:
+                said[event.request_id].append((event.token, event.logprob))
+    return list(said.values()), list(found.values())
+
+
+def ask(prompts: list[tuple[int, ...]]) -> list[Request]:
+    """Every third is greedy; an answer's length differs from its neighbours'."""
+    return [
+        Request(
+            prompt,
+            SamplingParams(
+                temperature=0.8 * (i % 3 > 0),
+                max_tokens=TOKENS + i % 7,
+                ignore_eos=True,
+                seed=i,
+                logprobs=0,
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def compare(folder: Path) -> None:
+    """Conversations that begin alike and grow by turns: all at once with the cache, each turn from
+    kept states of the one before, then each prompt alone without a cache."""
+    rng = random.Random(3)
+    drawn = lambda size: tuple(rng.randrange(4000) for _ in range(size))  # noqa: E731
+    shared = drawn(150)
+    prompts = [shared[: rng.choice((0, 64, 100, 150))] + drawn(90 + i) for i in range(TALKS)]
+    warm = Engine.open(folder, EngineOptions(swap_bytes=0, drafts=0))
+    turns: list[tuple[list[tuple[int, ...]], list[Said]]] = []
+    for turn in range(TURNS):
+        said, found = play(warm, ask(prompts))
+        assert not turn or min(found) >= 64, "each goes on from the turn before"
+        turns.append((prompts, said))
+        more = zip(prompts, said, strict=True)
+        prompts = [prompt + tuple(t for t, _ in words) + drawn(30) for prompt, words in more]
+    warm.close()
+    cold = Engine.open(folder, EngineOptions(swap_bytes=0, drafts=0, cache_bytes=0))
+    for asked, said in turns:
+        for request, words in zip(ask(asked), said, strict=True):
+            alone, found = play(cold, [request])
+            assert alone == [words], len(request.prompt)
+            assert found == [0], "it computed all of its prompt"
+    cold.close()
+
+
+def test_warm_is_cold_bit_for_bit(folder: Path) -> None:
+    compare(folder)

@@ -1,0 +1,163 @@
+"""Sums, gathered arrays and barriers of ranks: the same bits on all, in memory and over sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spark_engine.errors import ExecutorError
+from spark_engine.runtime.ranks import communicator
+from spark_engine.runtime.ranks.communicator import (
+    Communicator,
+    SharedCommunicator,
+    TcpCommunicator,
+    shared_bytes,
+)
+from spark_engine.runtime.ranks.links import Links
+
+T = TypeVar("T")
+WAYS = ("shared", "tcp")
+
+
+def meeting(way: str, ranks: int, limit_s: float = 5.0) -> list[Communicator]:
+    """Every rank's end; threads stand in for processes."""
+    peers: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
+    for i in range(ranks):
+        for j in range(i + 1, ranks):
+            peers[i][j], peers[j][i] = _pair(way)
+    links = [Links(rank, peers[rank], limit_s) for rank in range(ranks)]
+    if way == "tcp":
+        return [TcpCommunicator(one) for one in links]
+    memory = os.memfd_create("test")
+    os.ftruncate(memory, shared_bytes(ranks))
+    try:
+        return [SharedCommunicator(one, memory) for one in links]
+    finally:
+        os.close(memory)
+
+
+def _pair(way: str) -> tuple[socket.socket, socket.socket]:
+    if way == "shared":
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+def together(comms: list[Communicator], work: Callable[[Communicator], T]) -> list[T]:
+    with ThreadPoolExecutor(len(comms)) as pool:
+        found = [pool.submit(work, comm) for comm in comms]
+    for comm in comms:
+        comm.close()
+    return [one.result() for one in found]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
+    way: str, ranks: int, dtype: type
+) -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.standard_normal((ranks, 7, 33)).astype(dtype)
+    parts[0] *= 100  # another order of sums rounds otherwise
+    found = together(meeting(way, ranks), lambda comm: comm.all_reduce(parts[comm.rank]))
+    total = np.zeros((7, 33), np.float32)
+    for part in parts:
+        total = total + part.astype(np.float32)
+    for one in found:
+        assert one.dtype == parts.dtype
+        assert one.tobytes() == total.astype(dtype).tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_follow_each_other_and_arrays_may_be_larger_than_a_slot(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communicator, "SLOT_BYTES", 64)
+    ranks = 3
+
+    def work(comm: Communicator) -> None:
+        rng = np.random.default_rng(comm.rank)
+        for turn in range(40):
+            if comm.rank == turn % ranks:
+                time.sleep(rng.uniform(0, 0.002))
+            mine = np.arange(turn * 3, dtype=np.float32) + 1000 * comm.rank
+            found = comm.all_reduce(mine)
+            assert (found == 3 * np.arange(turn * 3) + 3000).all()
+            gathered = comm.all_gather(np.array([[comm.rank, turn]], np.int64))
+            assert gathered.tolist() == [[[rank, turn]] for rank in range(ranks)]
+            comm.barrier()
+
+    together(meeting(way, ranks), work)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_does_not_come_is_named_in_time(way: str) -> None:
+    comms = meeting(way, 3, limit_s=0.2)
+
+    def work(comm: Communicator) -> str:
+        if comm.rank == 1:
+            time.sleep(0.6)
+            return ""
+        with pytest.raises(ExecutorError) as error:
+            comm.all_reduce(np.ones(4, np.float32))
+        return str(error.value)
+
+    start = time.monotonic()
+    words = together(comms, work)
+    assert time.monotonic() - start < 3
+    assert all(
+        "rank 1 has not come to all_reduce 0 of 16 bytes for 0.2 s" in words[r] for r in (0, 2)
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_has_ended_is_named_at_once(way: str) -> None:
+    comms = meeting(way, 2, limit_s=30)
+
+    def work(comm: Communicator) -> str:
+        if comm.rank == 1:
+            comm.close()
+            return ""
+        with pytest.raises(ExecutorError) as error:
+            comm.barrier()
+            comm.barrier()
+        return str(error.value)
+
+    start = time.monotonic()
+    assert "rank 1 is gone" in together(comms, work)[0]
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_at_different_calls_are_told(way: str) -> None:
+    def work(comm: Communicator) -> str:
+        with pytest.raises(ExecutorError) as error:
+            comm.all_reduce(np.ones(4 + comm.rank, np.float32))
+        return str(error.value)
+
+    words = together(meeting(way, 2), work)
+    assert "rank 1 is at call 0 of 20 bytes, rank 0 at all_reduce 0 of 16 bytes" in words[0]
+    assert "do not run the same plan" in words[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_thread_ends_a_call(way: str) -> None:
+    one, other = meeting(way, 2, limit_s=30)
+    threading.Timer(0.1, one.abort, ("the engine is closed",)).start()
+    start = time.monotonic()
+    with pytest.raises(ExecutorError, match="the engine is closed"):
+        one.barrier()
+    assert time.monotonic() - start < 3
+    one.close()
+    other.close()

@@ -1,0 +1,262 @@
+"""Engines whose ranks are processes: what they say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.errors import EngineError, ExecutorError, OptionError
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.load import Loaded, load
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.ranks.seats import Seat, start
+from tests.checkpoints import write_checkpoint
+from tests.solo import Solo
+
+TOLERANCE = 2e-5  # of the range of the logits
+EVERY = "SPARK_EVERY_FORMAT"  # in the environment: `make ranks`
+SHALLOW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+BLOCKS = {"linear_key_head_dim": 128, "linear_value_head_dim": 64, "head_dim": 64}
+WIDE = {"num_experts": 4, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+QUARTERS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_key_value_heads": 1}
+OPTIONS = Options(decode=(1,), prefill=(64,), max_context=192, max_seqs=2, kv_dtype="f32")
+SERVED = replace(OPTIONS, decode=(2, 4), prefill=(64,), max_seqs=5, kv_tokens=448, drafts=0)
+SOON_S = 4.0
+AT_LENGTH = pytest.mark.skipif(EVERY not in os.environ, reason="make ranks runs it")
+
+
+def make(folder: Path, ranks: int, options: Options = OPTIONS) -> Path:
+    path = folder.with_name(f"tp{ranks}")
+    build(folder, path, replace(options, tp=ranks), lambda text: None)
+    return path
+
+
+def run(engine: Loaded, ids: list[int]) -> Solo:
+    solo = Solo(engine)
+    for start_ in range(0, len(ids) - 2, 64):
+        solo.prefill(ids[start_ : min(start_ + 64, len(ids) - 2)], 1)
+    for token in ids[-2:]:
+        solo.decode(token)
+    return solo
+
+
+@pytest.mark.parametrize(
+    ("format", "moe", "ranks"),
+    [
+        ("nvfp4", True, 2),
+        ("f32", False, 4),
+        *[(f, moe, 2) for f in ("bf16", "fp8", "ct_nvfp4", "nvfp4_a4") for moe in (True, False)],
+        *[("fp8_block", False, 2), ("modelopt_mixed", False, 2), ("ct_nvfp4_a4", True, 2)],
+    ],
+)
+def test_processes_are_one_rank(format: str, moe: bool, ranks: int, tmp_path: Path) -> None:
+    if format != "f32" and EVERY not in os.environ:
+        pytest.skip("make ranks runs every format")
+    changes: dict[str, Any] = {**SHALLOW, **BLOCKS, **(WIDE if moe else {})}
+    changes |= QUARTERS if ranks == 4 else {}
+    write_checkpoint(tmp_path / "c", changes, format, moe=moe)
+    length = 71 if format in ("f32", "bf16", "nvfp4", "ct_nvfp4") else 7
+    ids = [int(i) for i in np.random.default_rng(5).integers(0, 512, length)]
+    with closing(load(make(tmp_path / "c", 1), threads=1)) as one:
+        truth = np.stack(run(one, ids).logits)
+    with closing(load(make(tmp_path / "c", ranks), threads=1)) as several:
+        found = np.stack(run(several, ids).logits)
+        assert several.group is not None
+        pids = several.group.pids
+        assert sorted(pids) == [*range(1, ranks)]
+    assert np.abs(found - truth).max() <= TOLERANCE * np.ptp(truth)
+    assert gone(pids.values())
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    folder = tmp_path_factory.mktemp("ranks") / "c"
+    write_checkpoint(folder, SHALLOW, "bf16", moe=True)
+    return {ranks: make(folder, ranks, SERVED) for ranks in (1, 2)}
+
+
+@pytest.fixture
+def engine(engines: dict[int, Path]) -> Iterator[Engine]:
+    with closing(Engine.open(engines[2], EngineOptions())) as made:
+        yield made
+    assert made.loaded.group is not None
+    assert gone(made.loaded.group.pids.values())
+
+
+def pid(engine: Engine) -> int:
+    assert engine.loaded.group is not None
+    return engine.loaded.group.pids[1]
+
+
+def gone(pids: Any, within_s: float = 3.0) -> bool:
+    until = time.monotonic() + within_s
+    while left := [p for p in pids if alive(p)]:
+        if time.monotonic() > until:
+            print("left", left)
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(number: int) -> bool:
+    try:
+        text = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def requests() -> list[Request]:
+    """Of which some share a beginning, and which are more than fit."""
+    stem = [i * 7 % 500 for i in range(70)]
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)
+    prompts = [[*stem, *range(n, 2 * n)] for n in (3, 30)] + [[n] * (20 + n) for n in range(9)]
+    return [Request(tuple(p), replace(params, seed=i)) for i, p in enumerate(prompts)]
+
+
+def drain(engine: Engine, asked: list[Request]) -> dict[int, list[int | None]]:
+    said: dict[int, list[int | None]] = {engine.submit(one): [] for one in asked}
+    while not engine.idle:
+        for event in engine.step():
+            said.setdefault(event.request_id, []).append(event.token)
+    return said
+
+
+def test_a_load_that_swaps_and_shares_says_what_one_rank_says(
+    engine: Engine, engines: dict[int, Path]
+) -> None:
+    asked = requests()
+    found = [drain(engine, asked[:1]), drain(engine, asked)]
+    stats = engine.stats()
+    assert stats["preempted_swap"] and stats["prefix_hits"]
+    engine.check_idle()
+    with closing(Engine.open(engines[1], EngineOptions())) as alone:
+        assert found == [drain(alone, asked[:1]), drain(alone, asked)]
+
+
+@AT_LENGTH
+def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "c", {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
+    options = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4)
+    path, asked = make(tmp_path / "c", 2, options), requests()
+    said = {}
+    for drafts in (0, 2):
+        with closing(Engine.open(path, EngineOptions(drafts=drafts))) as engine:
+            if drafts:
+                engine.scheduler.depth.choose = lambda seqs: 2  # type: ignore[method-assign]
+            said[drafts] = drain(engine, asked)
+            rounds = engine.stats()["rounds_by_k"]
+            engine.check_idle()
+    assert said[0] == said[2] and rounds[2]  # type: ignore[index]
+
+
+def until_it_falls(engine: Engine) -> str:
+    start_ = time.monotonic()
+    with pytest.raises(ExecutorError) as error:
+        drain(engine, requests())
+    assert time.monotonic() - start_ < SOON_S
+    return str(error.value)
+
+
+def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(engine: Engine) -> None:
+    for one in requests():
+        engine.submit(one)
+    for _ in range(3):
+        engine.step()
+    threading.Timer(0.05, os.kill, (pid(engine), signal.SIGKILL)).start()
+    assert until_it_falls(engine) == f"rank 1 is gone: its process {pid(engine)} ended with code -9"
+
+
+@AT_LENGTH
+def test_a_rank_that_dies_while_nobody_asks_is_noticed(engine: Engine) -> None:
+    os.kill(pid(engine), signal.SIGKILL)
+    assert gone([pid(engine)])
+    assert "rank 1 is gone" in until_it_falls(engine)
+
+
+def test_a_rank_that_hangs_is_named_and_ended(engine: Engine) -> None:
+    assert engine.loaded.group is not None
+    engine.loaded.group.comm.limit_s = 0.3
+    os.kill(pid(engine), signal.SIGSTOP)
+    assert "rank 1 has not come to all_reduce" in until_it_falls(engine)
+
+
+@AT_LENGTH
+def test_a_rank_that_is_late_is_waited_for(engine: Engine, engines: dict[int, Path]) -> None:
+    os.kill(pid(engine), signal.SIGSTOP)
+    threading.Timer(0.4, os.kill, (pid(engine), signal.SIGCONT)).start()
+    said = drain(engine, requests()[:2])
+    assert all(len(tokens) == 60 for tokens in said.values())
+
+
+def test_no_rank_outlives_rank_0(engines: dict[int, Path]) -> None:
+    text = (
+        "import sys, time; from pathlib import Path\n"
+        "from spark_engine.runtime.engine.load import load\n"
+        "loaded = load(Path(sys.argv[1]), threads=1, least=True)\n"
+        "print(loaded.group.pids[1], flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", text, str(engines[2])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        other = int(process.stdout.readline())
+        assert alive(other)
+        os.kill(other, signal.SIGSTOP)  # and it need not run for that
+        process.kill()
+    assert gone([other])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def over_sockets(path: Path, other: Path, use: Callable[[Loaded], None]) -> int:
+    """An engine whose rank 1 comes over TCP; the exit code of its process."""
+    hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
+    process = start(Seat(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
+    try:
+        with closing(load(path, threads=1, hosts=hosts)) as loaded:
+            use(loaded)
+        return process.wait(5)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_hosts_say_what_one_host_says(engines: dict[int, Path]) -> None:
+    asked = requests()[:3]
+
+    def use(loaded: Loaded) -> None:
+        found.append(drain(Engine(loaded, EngineOptions()), asked))
+
+    found: list[object] = []
+    assert over_sockets(engines[2], engines[2], use) == 0
+    with closing(Engine.open(engines[1], EngineOptions())) as alone:
+        assert found == [drain(alone, asked)]
+
+
+@AT_LENGTH
+def test_a_host_with_another_engine_is_refused(engines: dict[int, Path]) -> None:
+    with pytest.raises(EngineError, match=r"rank 1: .*has another manifest.json than rank 0"):
+        over_sockets(engines[2], engines[1], lambda loaded: None)
+
+
+def test_hosts_are_one_for_each_rank(engines: dict[int, Path]) -> None:
+    with pytest.raises(OptionError, match="--hosts names 3, and the engine was built for 2 ranks"):
+        load(engines[2], hosts=("a", "b", "c"))

@@ -1,0 +1,148 @@
+"""A server whose engine has two ranks: one dies or hangs, and the group is started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.checkpoints import write_checkpoint
+from tests.runtime import small_tokenizer
+from tests.runtime.ranks.test_rank_processes import (
+    AT_LENGTH,
+    SERVED,
+    SHALLOW,
+    alive,
+    free_port,
+    gone,
+    make,
+)
+
+BODY = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "c"
+    write_checkpoint(folder, SHALLOW, "bf16", moe=True)
+    small_tokenizer.write(folder)
+    return make(folder, 2, SERVED)
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self.at = process, f"http://127.0.0.1:{port}"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        data = None if body is None else json.dumps(body).encode()
+        asked = Request(self.at + path, data, {"Content-Type": "application/json"})
+        try:
+            with urlopen(asked, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+        except (URLError, ConnectionError) as error:
+            return 0, str(error)
+
+    def until(self, status: int, within_s: float) -> float:
+        """Seconds until /health answers so."""
+        start = time.monotonic()
+        while self.ask("/health")[0] != status:
+            assert time.monotonic() - start < within_s, self.ask("/health")
+            time.sleep(0.02)
+        return time.monotonic() - start
+
+    def others(self) -> list[int]:
+        """Processes below the server that are ranks."""
+        found = []
+        for child in _children(self.process.pid):
+            found += [pid for pid in (child, *_children(child)) if _is_rank(pid)]
+        return found
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@contextmanager
+def served(engine: Path, *options: str) -> Iterator[Server]:
+    port = free_port()
+    module = "spark_engine.runtime.cli"
+    command = [sys.executable, "-m", module, str(engine), "--serve", "--port", str(port)]
+    process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, text=True)
+    server = Server(process, port)
+    try:
+        server.until(200, 60)
+        yield server
+    finally:
+        others = server.others()
+        process.terminate()
+        assert process.wait(20) == 0
+        assert gone(others)
+
+
+def said(server: Server) -> str:
+    status, text = server.ask("/v1/completions", BODY)
+    assert status == 200, text
+    return str(json.loads(text)["choices"][0]["text"])
+
+
+@AT_LENGTH
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_falls_makes_health_red_and_the_group_is_started_again(
+    engine: Path, number: int
+) -> None:
+    with served(engine) as server:
+        first = said(server)
+        (rank,) = server.others()
+        os.kill(rank, number)
+        if number == signal.SIGSTOP:  # nobody knows before there is work, which then goes on
+            assert said(server) == first
+        else:
+            assert server.until(503, 2) < 1.5
+            assert "rank 1 is gone" in server.ask("/health")[1]
+        server.until(200, 30)
+        assert gone([rank])
+        (again,) = server.others()
+        assert again != rank and alive(again)
+        assert said(server) == first
+
+
+@AT_LENGTH
+def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
+    hosts = f"127.0.0.1:{free_port()},127.0.0.1"
+    module = "spark_engine.runtime.cli"
+    command = [sys.executable, "-m", module, str(engine), "--serve", "--tp", "2"]
+    other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1"])
+    try:
+        with served(engine, "--hosts", hosts) as server:
+            first = said(server)
+            (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
+            os.kill(rank, signal.SIGKILL)
+            server.until(503, 3)
+            server.until(200, 30)
+            assert said(server) == first
+        other.terminate()
+        assert other.wait(10) == 0
+    finally:
+        other.kill()
+        other.wait()

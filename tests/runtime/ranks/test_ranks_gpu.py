@@ -1,0 +1,137 @@
+"""Two ranks on two real GPUs: a crowd is each alone bit for bit, and near what one rank says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.errors import CapacityError, ExecutorError  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from spark_engine.runtime.engine.load import load  # noqa: E402
+from spark_engine.runtime.engine.request import Event, Request  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.ranks.test_rank_processes import gone  # noqa: E402
+from tests.runtime.real import heard, random_request  # noqa: E402
+
+HERE, GPUS = device.architecture(), device.count()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(HERE is None, reason="needs a GPU with a target's name"),
+]
+TWO = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+CONFIG = {
+    "linear_num_value_heads": 32,  # so that the projection of each rank has 16 rows
+    "linear_num_key_heads": 8,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mtp_num_hidden_layers": 1,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+}
+REQUESTS = 64
+TOLERANCE = 0.05  # of a logprob, where two ranks round other sums to bf16
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """An invariant engine of one rank and of two, with drafts."""
+    assert HERE is not None
+    base = tmp_path_factory.mktemp("ranks")
+    write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
+    made = {}
+    for ranks in (1, 2):
+        options = Options(
+            target=HERE,
+            tp=ranks,
+            decode=(1, 16, 64),
+            verify=((1, 2), (16, 2), (64, 2)),
+            prefill=(256,),
+            max_seqs=64,
+            max_context=384,
+            kv_tokens=64 * 150,
+            invariant=True,
+            timing=False,
+        )
+        build(base / "checkpoint", base / f"tp{ranks}", options, print)
+        made[ranks] = base / f"tp{ranks}"
+    return made
+
+
+def crowd() -> list[Request]:
+    rng = random.Random(3)
+    return [random_request(rng, 200, 40) for _ in range(REQUESTS)]
+
+
+def serve(engine: Engine, asked: list[Request]) -> list[list[Event]]:
+    ids = [engine.submit(one) for one in asked]
+    events: dict[int, list[Event]] = {i: [] for i in ids}
+    while not engine.idle:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    engine.check_idle()
+    return [events[i] for i in ids]
+
+
+@TWO
+def test_a_crowd_over_two_ranks_is_each_alone_bit_for_bit(engines: dict[int, Path]) -> None:
+    """With drafts, a prefix cache that hits, and more sequences than pages."""
+    asked = crowd()
+    with closing(Engine.open(engines[2], EngineOptions(seed=1))) as engine:
+        assert engine.loaded.group is not None
+        pids = engine.loaded.group.pids.values()
+        first, again = serve(engine, asked), serve(engine, asked)
+        stats = engine.stats()
+        assert stats["prefix_hits"] and sum(stats["accepted_by_position"]) >= 0  # type: ignore[call-overload]
+        engine.clear_cache()
+        alone = [serve(engine, [one])[0] for one in asked[:16]]
+    assert gone(pids)
+    assert [heard(e) for e in again] == [heard(e) for e in first]
+    assert [heard(e) for e in alone] == [heard(e) for e in first[:16]]
+
+
+@TWO
+def test_two_ranks_say_about_what_one_says(engines: dict[int, Path]) -> None:
+    asked = crowd()[:16]
+    said = {}
+    for ranks, path in engines.items():
+        with closing(Engine.open(path, EngineOptions(drafts=0))) as engine:
+            said[ranks] = [events[0] for events in serve(engine, asked)]
+    tops = {r: [dict(e.top) for e in events] for r, events in said.items()}
+    pairs = [(a[i], b[i]) for a, b in zip(tops[1], tops[2], strict=True) for i in a.keys() & b]
+    assert len(pairs) >= 2 * len(asked)
+    one, two = np.array(pairs).T
+    assert np.isfinite(two).all() and np.abs(one - two).max() < TOLERANCE * max(1, np.ptp(one))
+
+
+@TWO
+def test_a_rank_that_dies_ends_rank_0s_step(engines: dict[int, Path]) -> None:
+    with closing(Engine.open(engines[2], EngineOptions())) as engine:
+        assert engine.loaded.group is not None
+        for one in crowd():
+            engine.submit(one)
+        for _ in range(3):
+            engine.step()
+        # Between steps: rank 0 would end with a step that waits for the dead one on the device.
+        os.kill(engine.loaded.group.pids[1], signal.SIGKILL)
+        time.sleep(1)
+        with pytest.raises(ExecutorError, match="rank 1 is gone"):
+            engine.step()
+
+
+@pytest.mark.skipif(GPUS != 1, reason="needs one GPU")
+def test_fewer_gpus_than_ranks_are_refused_with_numbers(engines: dict[int, Path]) -> None:
+    with pytest.raises(CapacityError, match=r"built for 2 GPUs, .* this machine shows 1"):
+        load(engines[2])

@@ -1,0 +1,87 @@
+"""Raw text up to a mark: which texts, and every mask against the letters of the vocabulary."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from spark_engine.runtime.structured.lark import Lark, quoted
+from spark_engine.runtime.structured.matcher import Matcher
+from spark_engine.runtime.structured.raw_text import SLICES, without
+from tests.runtime.structured.walks import VOCAB, grammars, spec, tokenizer
+
+MARKS = [
+    ["</parameter>"],
+    ["<function=", "<tool_call>"],
+    ["</think>"],
+    ["<ab", "<ac>"],
+]
+
+
+def _matcher(marks: list[str], end: str = "") -> Matcher:
+    lark = Lark()
+    text = without(lark, marks)
+    return grammars()(lark.text(f"{text} {quoted(end)}" if end else text))
+
+
+def _allowed(matcher: Matcher) -> set[int]:
+    row = np.zeros(-(-VOCAB // 32), np.uint32)
+    matcher.fill(row)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize("marks", MARKS)
+def test_texts_without_marks(marks: list[str]) -> None:
+    rng, seen = random.Random(1), set()
+    letters = [*"<>/=abp_ x\n猫", *marks, *(mark[:-1] for mark in marks), *(m[1:] for m in marks)]
+    for _ in range(400):
+        text = "".join(rng.choice(letters) for _ in range(rng.randint(0, 6)))
+        has = any(mark in text for mark in marks)
+        seen.add(has)
+        matcher = _matcher(marks)
+        taken = all(
+            token in _allowed(matcher) and not matcher.advance(token)
+            for token in tokenizer().encode(text)
+        )
+        assert (taken and matcher.accepting) is not has, text
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("mark", [marks[0] for marks in MARKS])
+def test_each_mask_behind_a_begun_mark_is_exact(mark: str) -> None:
+    tokens = tokenizer()
+    plain = {i: tokens.token_bytes(i) for i in range(len(tokens))}
+    plain = {i: b for i, b in plain.items() if b and b.isascii() and i not in tokens.special}
+    plain = {i: b for i, b in plain.items() if i not in tokens.marks}
+    for begun in ("", "a ", *(mark[:n] for n in range(1, len(mark))), "<" + mark[:2]):
+        matcher = _matcher([mark], mark + "\n!")
+        for byte in begun.encode():
+            matcher.advance(next(i for i, b in plain.items() if b == bytes([byte])))
+        allowed = _allowed(matcher)
+        for i, letters in plain.items():
+            whole = begun + letters.decode()
+            _, found, tail = whole.partition(mark)
+            want = not found or "\n!".startswith(tail)
+            assert (i in allowed) is want, (begun, letters)
+
+
+def test_values_of_any_text_beside_others_are_any_text() -> None:
+    city = {"anyOf": [{"enum": ["Paris"]}, {"type": "string"}, {"type": "null"}]}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "go", "strict": True, "parameters": schema}}
+    made = spec([tool], "required")
+    assert made is not None
+    for value in ("Paris", "Paris\n<b>", "null", "Par", "Paris\n</parameter"):
+        matcher = grammars()(made.grammar)
+        said = f"<tool_call>\n<function=go>\n<parameter=city>\n{value}\n</parameter>\n</function>"
+        for token in tokenizer().encode(said):
+            assert token in _allowed(matcher), value
+            matcher.advance(token)
+
+
+def test_what_a_mark_may_go_on_with_is_a_slice_of_the_vocabulary() -> None:
+    for marks, own in ((["</parameter>"], SLICES[1]), (["<function=", "<tool_call>"], SLICES[0])):
+        lark = Lark()
+        assert own in lark.text(without(lark, marks))

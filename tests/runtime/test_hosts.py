@@ -1,0 +1,89 @@
+"""Which rank a host is, and what --hosts may say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_engine.errors import CapacityError, OptionError
+from spark_engine.runtime import rank_process
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.hosts import own_rank
+from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
+from spark_engine.runtime.server import assets
+
+ELSEWHERE = "203.0.113.7"  # kept for documentation: nobody's
+
+
+def test_a_host_is_a_name_and_perhaps_a_port() -> None:
+    assert split_hosts(None) == ()
+    assert split_hosts("a, b:7 ,[::1]:9,fe80::1") == ("a", "b:7", "[::1]:9", "fe80::1")
+    found = [address_of(host) for host in ("a", "b:7", "[::1]:9", "[::1]", "fe80::1")]
+    assert found == [("a", PORT), ("b", 7), ("::1", 9), ("::1", PORT), ("fe80::1", PORT)]
+
+
+@pytest.mark.parametrize("text", ["a:", ":7", "a:x", "a:0", "a:65536", "a,,b", "[]:7"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="a host is a name or name:port"):
+        split_hosts(text)
+
+
+def test_a_host_knows_its_own_address() -> None:
+    assert own_rank((), None) == 0
+    assert own_rank((ELSEWHERE, "127.0.0.1"), None) == 1
+    assert own_rank(("127.0.0.1:9", ELSEWHERE), None) == 0
+    assert own_rank((ELSEWHERE, ELSEWHERE), 1) == 1
+    with pytest.raises(OptionError, match="is an address of this host"):
+        own_rank((ELSEWHERE, "no.such.host.invalid"), None)
+    with pytest.raises(OptionError, match="--rank is 2; --hosts names ranks 0 to 1"):
+        own_rank((ELSEWHERE, ELSEWHERE), 2)
+
+
+def manifest(executor: str, ranks: int) -> Any:
+    return SimpleNamespace(
+        executor=executor, ranks=ranks, name="x", memory=SimpleNamespace(total=3 << 30)
+    )
+
+
+def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    from spark_engine import device
+
+    monkeypatch.setattr(device, "count", lambda: 2)
+    seats.check_gpus(manifest("native", 2))
+    seats.check_gpus(manifest("ort", 4))
+    words = "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2: .*--tp 2"
+    with pytest.raises(CapacityError, match=words):
+        seats.check_gpus(manifest("native", 4))
+
+
+def test_ranks_of_a_gpus_engine_are_on_one_host() -> None:
+    with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
+        seats.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
+
+
+def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("ort", 2))
+    options = EngineOptions(tp=2, hosts="a,b")
+    assets.check_ranks(Path("x"), options)
+    with pytest.raises(OptionError, match="--tp is 4, and x was built for 2 ranks"):
+        assets.check_ranks(Path("x"), replace(options, tp=4))
+    with pytest.raises(OptionError, match="--hosts names 3, and the engine was built for 2"):
+        assets.check_ranks(Path("x"), replace(options, hosts="a,b,c"))
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "shown"),
+    [(None, 1, "1,2,0"), ("4,6,7", 2, "7,4,6"), ("GPU-a,GPU-b", 0, "GPU-a,GPU-b")],
+)
+def test_a_ranks_own_gpu_is_the_first_that_it_sees(
+    given: str | None, rank: int, shown: str
+) -> None:
+    environment = {} if given is None else {rank_process.VISIBLE: given}
+    rank_process._show_own_first(environment, rank, 3)
+    assert environment == {rank_process.VISIBLE: shown}

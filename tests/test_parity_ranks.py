@@ -1,0 +1,94 @@
+"""Engines of several ranks against the same checkpoint's engine of one, in every format.
+
+Sums over ranks are rounded in another order, so logits agree to float32's last digits; ranks among
+themselves agree bit for bit. Where activations are rounded to a few bits, prompts are short: a
+value on the border between two codes may fall to either side.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_engine.builder.build import build
+from spark_engine.builder.plan.options import Options
+from spark_engine.runtime.engine.load import Loaded, load
+from tests.checkpoints import write_checkpoint
+from tests.ranks import Meeting, open_ranks
+from tests.solo import Solo
+
+TOLERANCE = 2e-5  # of the range of the logits
+SHALLOW = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+BLOCKS = {"linear_key_head_dim": 128, "linear_value_head_dim": 64, "head_dim": 64}
+WIDE = {"num_experts": 4, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+QUICK = {("nvfp4", True), ("fp8_block", False)}
+EVERY = "SPARK_EVERY_FORMAT"  # in the environment: `make ranks`
+ROUNDED = ("fp8", "fp8_block", "nvfp4_a4", "modelopt_mixed", "ct_nvfp4_a4")
+OPTIONS = Options(decode=(1,), prefill=(64,), max_context=192, max_seqs=2, kv_dtype="f32")
+
+
+def _runs(folder: Path, ranks: int, ids: list[int], options: Options = OPTIONS) -> list[Solo]:
+    path = folder.with_name(f"tp{ranks}")
+    build(folder, path, replace(options, tp=ranks), lambda text: None)
+    meeting = Meeting(ranks)
+    engines = open_ranks(path, meeting) if ranks > 1 else [load(path, threads=1)]
+    return meeting.run(lambda rank: _run(engines[rank], ids))
+
+
+def _run(engine: Loaded, ids: list[int]) -> Solo:
+    """A long prompt in two parts, or a short one, and two tokens behind it."""
+    solo = Solo(engine)
+    for start in range(0, len(ids) - 2, 64):
+        solo.prefill(ids[start : min(start + 64, len(ids) - 2)], 1)
+    for token in ids[-2:]:
+        solo.decode(token)
+    return solo
+
+
+def _agree(one: Solo, several: list[Solo]) -> None:
+    truth = np.stack(one.logits)
+    for solo in several:
+        found = np.stack(solo.logits)
+        assert np.isfinite(found).all()
+        assert np.abs(found - truth).max() <= TOLERANCE * np.ptp(truth)
+        np.testing.assert_array_equal(found, np.stack(several[0].logits))
+
+
+def _ids(length: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(5).integers(0, 512, length)]
+
+
+def _only_at_length(rest: bool) -> None:
+    if rest and EVERY not in os.environ:
+        pytest.skip("make ranks runs it")
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("format", ["bf16", "nvfp4", "ct_nvfp4", *ROUNDED])
+def test_two_ranks_are_one(format: str, moe: bool, tmp_path: Path) -> None:
+    _only_at_length((format, moe) not in QUICK)
+    changes: dict[str, Any] = {**SHALLOW, **(BLOCKS | (WIDE if moe else {}))}
+    write_checkpoint(tmp_path / "c", changes, format, moe=moe)
+    ids = _ids(7 if format in ROUNDED else 71)
+    (one,) = _runs(tmp_path / "c", 1, ids)
+    _agree(one, _runs(tmp_path / "c", 2, ids))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_kv_heads_are_shared_and_a_tied_head_is_cut(ranks: int, tmp_path: Path) -> None:
+    """Two ranks to a KV head, four key heads, experts stacked in the file."""
+    _only_at_length(ranks == 2)
+    heads = {
+        "num_key_value_heads": ranks // 2,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+    }
+    changes = {**SHALLOW, **heads, "tie_word_embeddings": True}
+    write_checkpoint(tmp_path / "c", changes, "f32", moe=True, experts="fused")
+    (one,) = _runs(tmp_path / "c", 1, _ids(71))
+    _agree(one, _runs(tmp_path / "c", ranks, _ids(71)))

@@ -1,0 +1,293 @@
+"""The command that runs the rehearsal's parts: what they tell is kept, deaths and hangs too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.house import ROOT
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks import rehearsal  # noqa: E402
+from benchmarks import rehearsal_tables as tables  # noqa: E402
+from benchmarks.rehearsals import check, layers, ops, shapes, steps  # noqa: E402
+from benchmarks.rehearsals import tests as gpu_tests  # noqa: E402
+from benchmarks.rehearsals.told import Told  # noqa: E402
+from spark_engine.errors import ExecutorError  # noqa: E402
+from spark_engine.kernel import GB10, H200  # noqa: E402
+from spark_engine.kernel import rehearsal as rehearsed  # noqa: E402
+from spark_engine.models.open_model import open_model  # noqa: E402
+
+OPTIONS = {"rehearse": "sm_121a", "work": "/nowhere"}
+PART = """
+import json, os, sys, time
+sys.path.insert(0, {root!r})
+from benchmarks.rehearsals.told import Told
+from spark_engine.errors import ExecutorError
+def lose():
+    raise ExecutorError("an illegal address")
+told = Told()
+told.head(sms=48, rehearses=os.environ["SPARK_REHEARSE"], given=told.options["work"])
+print("a line of a library")
+for label in ("a", "b", "c", "d"):
+    if label in told.done:
+        continue
+    with told.trial(label):
+        {fault}
+        told.row(label, right=True, us=1.5)
+"""
+
+
+def part(tmp_path: Path, fault: str) -> Any:
+    """What starts a part in which `fault` is done before each row."""
+    path = tmp_path / "part.py"
+    path.write_text(PART.format(root=str(ROOT), fault=fault))
+    return lambda name, words: [sys.executable, str(path), *words]
+
+
+def run(tmp_path: Path, fault: str, silence: float = 20.0) -> tuple[bool, dict[str, Any]]:
+    """Whether all was right, and the file that was kept."""
+    found = rehearsal.Found(tmp_path / "out" / "rehearsal_x.json")
+    right = rehearsal.run_part("x", found, OPTIONS, silence, part(tmp_path, fault))
+    return right, json.loads(found.path.read_text())
+
+
+def test_what_a_part_tells_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right, kept = run(tmp_path, "pass")
+    assert right and [row["label"] for row in kept["rows"]] == ["a", "b", "c", "d"]
+    assert (kept["sms"], kept["rehearses"], kept["given"]) == (48, "sm_121a", "/nowhere")
+    printed = capsys.readouterr().out
+    assert "right a: us 1.5" in printed and "a line of a library" in printed
+
+
+def test_one_that_fails_is_wrong_and_the_others_run(tmp_path: Path) -> None:
+    right, kept = run(tmp_path, "assert label != 'b', 'off by one'")
+    assert not right
+    assert {row["label"]: row["right"] for row in kept["rows"]} == dict(
+        a=True, b=False, c=True, d=True
+    )
+    assert kept["rows"][1]["note"] == "AssertionError: off by one"
+
+
+@pytest.mark.parametrize(
+    ("fault", "silence", "says"),
+    [
+        ("os._exit(9) if label == 'b' else None", 20.0, "ended with code 9"),
+        ("told._lose() if label == 'b' else None", 20.0, "AttributeError"),
+        ("lose() if label == 'b' else None", 20.0, "ExecutorError: an illegal address"),
+        ("time.sleep(60) if label == 'b' else None", 1.5, "hung: it said nothing for 2 s"),
+    ],
+)
+def test_a_part_that_dies_or_hangs_goes_on_behind_it(
+    tmp_path: Path, fault: str, silence: float, says: str
+) -> None:
+    right, kept = run(tmp_path, fault, silence)
+    rows = {row["label"]: row for row in kept["rows"]}
+    assert not right and sorted(rows) == ["a", "b", "c", "d"]
+    assert says in rows["b"]["note"] and not rows["b"]["right"]
+    assert all(rows[label]["right"] for label in "acd")
+
+
+def test_one_that_dies_before_it_begins_is_not_tried_for_ever(tmp_path: Path) -> None:
+    starts: list[Sequence[str]] = []
+
+    def start(name: str, words: Sequence[str]) -> list[str]:
+        starts.append(words)
+        return [sys.executable, "-c", "raise SystemExit(3)"]
+
+    found = rehearsal.Found(tmp_path / "x.json")
+    assert not rehearsal.run_part("x", found, OPTIONS, 20.0, start)
+    assert len(starts) <= rehearsal.TRIES
+    assert found.rows["the part itself"]["note"] == "it ended with code 3"
+
+
+def test_a_lost_gpu_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told([])
+    with pytest.raises(ExecutorError), told.trial("x"):
+        raise ExecutorError("an illegal address")
+    begun, row = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert begun == {"begin": "x"} and row["row"]["right"] is False
+
+
+def test_words_of_the_command_line(tmp_path: Path) -> None:
+    args = rehearsal.arguments(["--part", "ops,steps", "--steps", "12"])
+    assert (args.part, args.steps, args.target) == ("ops,steps", 12, "sm_121a")
+    with pytest.raises(SystemExit):
+        rehearsal.arguments(["--part", "op"])
+    assert all((ROOT / "benchmarks" / "rehearsals" / f"{p}.py").is_file() for p in rehearsal.PARTS)
+
+
+def test_every_case_has_a_tactic_there_as_on_the_other_gpu() -> None:
+    few = [op for op in ops.registry.OPS if op.name in ("linear", "moe_grouped", "nvfp4_linear")]
+    few_ops = SimpleNamespace(OPS=few)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "registry", few_ops)
+        here, there = (
+            [ops.label_of(w) for _, _, found in ops.works(target) for w in found]
+            for target in (rehearsed(GB10, H200), GB10)
+        )
+    assert here == there and len(here) == len(set(here)) > 10
+
+
+def test_the_cut_models_have_a_layer_of_each_kind_and_the_published_sizes(tmp_path: Path) -> None:
+    for model in shapes.MODELS:
+        whole = open_model(shapes.CONFIGS / model)
+        small = open_model(shapes.cut(model, tmp_path / model))
+        assert small.config.layers == ("linear_attention", "full_attention")
+        assert small.config.hidden == whole.config.hidden
+        published = {
+            name.rpartition(".layers.")[2]: (tensor.dtype, tensor.shape)
+            for name, tensor in whole.checkpoint.tensors.items()
+            if not name.startswith("mtp")
+        }
+        for name, tensor in small.checkpoint.tensors.items():
+            if ".layers." in name:
+                layer, _, rest = name.rpartition(".layers.")[2].partition(".")
+                same = published[f"{shapes.KEPT[int(layer)]}.{rest}"]
+                assert (tensor.dtype, tensor.shape) == same, name
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "right"),
+    [
+        ("64 of 64 texts same, 0 differ (0 at a near tie), 9 of 9 logits", "a_invariant", True),
+        ("64 of 64 texts same, 0 differ (0 at a near tie), 8 of 9 logits", "a_invariant", False),
+        ("63 of 64 texts same, 1 differ (1 at a near tie), 9 of 9 logits", "a_invariant", False),
+        ("60 of 64 texts same, 4 differ (4 at a near tie), 2 of 9 logits", "a_plain", True),
+        ("60 of 64 texts same, 4 differ (3 at a near tie), 2 of 9 logits", "a_plain", False),
+        ("nothing", "a_plain", False),
+    ],
+)
+def test_what_a_trial_of_batches_must_say(said: str, name: str, right: bool) -> None:
+    assert check.served(said, name) is right
+
+
+def test_a_bucket_is_summed_up_by_node(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [["mlp.down", "linear", "m16", "k"], ["norm", "norm_quant", "rows", "n"]]
+    bucket = {"kinds": kinds, "launches": [[0, 3.0], [1, 1.0], [0, 4.0]]}
+    assert layers.of_kinds(bucket) == [
+        ["mlp.down", "linear", "m16", 2, 7.0],
+        ["norm", "norm_quant", "rows", 1, 1.0],
+    ]
+    findings = [
+        {"name": "x", "passed": True, "figures": {"rel_l2": 0.1, "cosine": 0.9}, "reason": ""},
+        {"name": "y", "passed": False, "figures": {"rel_l2": 0.3, "cosine": 1.0}, "reason": "far"},
+    ]
+    level = {"findings": findings, "passed": False, "launches": 7}
+    check.tell_level(Told([]), "m/op", level)
+    row = json.loads(capsys.readouterr().out)["row"]
+    assert row["worst"] == {"rel_l2": 0.3, "cosine": 0.9} and row["failed"] == 1
+    assert not row["right"] and row["note"] == "y: far"
+
+
+def test_tests_that_were_told_are_left_out_and_skips_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = Told([])
+    told.done = {"a::x"}
+    teller, items = gpu_tests.Teller(told), [SimpleNamespace(nodeid=n) for n in ("a::x", "a::y")]
+    teller.pytest_collection_modifyitems(items)
+    assert [item.nodeid for item in items] == ["a::y"]
+    common = {"nodeid": "a::y", "duration": 1.25, "longrepr": "why"}
+    for when, skipped, failed in (("setup", True, False), ("call", False, False),
+                                  ("teardown", False, False), ("setup", False, True)):  # fmt: skip
+        passed = not (skipped or failed)
+        outcome = {"skipped": skipped, "failed": failed, "passed": passed}
+        teller.pytest_runtest_logreport(SimpleNamespace(when=when, **outcome, **common))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said[0] == {"head": {"skipped": 1}}
+    assert [s["row"]["right"] for s in said[1:]] == [True, False]
+
+
+class FakeEngine:
+    """Every request ends after three steps; the last answer of a lone one may differ."""
+
+    def __init__(self, rots: bool = False) -> None:
+        self.loaded = SimpleNamespace(limits=SimpleNamespace(vocab=50))
+        self.going: dict[int, int] = {}
+        self.next, self.rots, self.most = 0, rots, 0
+
+    def submit(self, request: Any) -> int:
+        self.next += 1
+        self.going[self.next] = 3
+        self.most = max(self.most, len(self.going))
+        return self.next
+
+    @property
+    def idle(self) -> bool:
+        return not self.going
+
+    def step(self) -> list[Any]:
+        finish = steps.FinishReason
+        made = []
+        for id_ in list(self.going):
+            self.going[id_] -= 1
+            over = not self.going[id_]
+            token = self.next if self.rots else 7
+            made.append(SimpleNamespace(request_id=id_, token=token, message="",
+                                        finish=finish.LENGTH if over else None))  # fmt: skip
+            if over:
+                del self.going[id_]
+        return made
+
+    def cancel(self, id_: int) -> None:
+        self.going.pop(id_, None)
+
+    def check_idle(self) -> None:
+        assert self.idle
+
+    def close(self) -> None:
+        """As an engine."""
+
+
+@pytest.mark.parametrize("rots", [False, True])
+def test_steps_are_counted_and_the_first_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, rots: bool
+) -> None:
+    engine = FakeEngine(rots)
+    monkeypatch.setattr(steps.Engine, "open", lambda folder, options: engine)
+    row = steps.run(Told([]), Path("x"), 40)
+    assert row["steps"] == 40 and row["same"] is not rots
+    assert 9 <= engine.most <= 16
+
+
+def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> None:
+    assert tables.rehearsed(tmp_path) == "Not run yet."
+    head = {"kind": "green context", "multiprocessors": 48, "seen": [48, 48], "date": "d"}
+    rows = {
+        "ops": [
+            {"label": "linear/m16/1x2", "right": True, "us": 3.0, "spills": 8},
+            {"label": "linear/m16/3x4", "right": False, "note": "off"},
+        ],
+        "layers": [
+            {"label": "m/op/linear", "right": True, "findings": 3, "failed": 0,
+             "worst": {"rel_l2": 0.0123}},
+            {"label": "m/decode 8", "right": True, "graph_ms": 2.5,
+             "kinds": [["mlp.down", "linear", "m16", 2, 700.0]]},
+        ],
+        "steps": [{"label": "m", "right": True, "steps": 40000, "median_ms": 0.5, "most_ms": 9.0}],
+    }  # fmt: skip
+    for part, found in rows.items():
+        kept = json.dumps({**(head if part == "ops" else {}), "rows": found})
+        (tmp_path / f"rehearsal_{part}.json").write_text(kept)
+    lines = tables.rehearsed(tmp_path).splitlines()
+    for line in (
+        "| every tactic over its op's cases | 2 | 1 | "
+        ", green context, blocks on 48 multiprocessors | d |",
+        "| the other tests that need a GPU | – | not run |  |  |",
+        "| ops | linear/m16/3x4 | off |",
+        "| linear | m16 | 2 | 1 | 3.0 to 3.0 | 8 |",
+        "| m | linear | 3 |  | 0.012 |  |",
+        "m, decode 8 rows: 2.500 ms as a graph",
+        "| mlp.down | linear | m16 | 2 | 0.700 |",
+        "| m | 40,000 | 0.5 | 9.0 | yes |",
+    ):
+        assert line in lines, (line, lines)
