@@ -14,7 +14,7 @@ TORCH := torch==2.13.0
 ROOMS := bench builder check models plugins runtime
 TYPED := .mypy_site/spark_engine
 
-.PHONY: ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server page clients clean
+.PHONY: ranks run test kernels lint types mutants abuse fuzz forms newcomer served soak soak-server replicas page clients clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -84,6 +84,12 @@ forms: $(VENV)/.test
 MINUTES ?= 30
 soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
+
+# Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
+# all are replaced. Five minutes; 80 MB of packages.
+replicas: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[ray]'
+	$(BIN)/python -m tests.soak.replicas
 
 # The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
 page: $(VENV)/.test

@@ -33,7 +33,8 @@ EXTRA = "pip install 'spark-engine[ray]'"
 LOCAL = "127.0.0.1"
 F = TypeVar("F", bound=Callable[..., Any])
 _SERVING = (Group.ENGINE, Group.SERVER, Group.SECURITY, Group.LOGGING)
-ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in ("--device", "--profile"))
+_NOT = ("--device", "--profile", "--hosts", "--rank")  # of one process on one machine
+ROWS = tuple(r for r in OPTIONS if r.group in _SERVING and r.flag not in _NOT)
 POLICIES = ("prefix", "least", "turn")
 _BY = click.option(
     "--route-by",
@@ -91,7 +92,10 @@ def main() -> None:
     "as its engine decodes at once.",
 )
 @click.option(
-    "--gpus", type=click.FloatRange(0), metavar="N", help="GPUs of each; 1 for a GPU's engine."
+    "--gpus",
+    type=click.FloatRange(0),
+    metavar="N",
+    help="GPUs of each; by default as many as its engine has ranks.",
 )
 @click.option(
     "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs of each."
@@ -123,7 +127,11 @@ def run(
         manifest = read_manifest(folder)
         least, most = counts(replicas)
         own = replace(options, host=LOCAL if ray is None else "", page=options.page)
-        each = (1.0 if manifest.executor == NATIVE else 0.0) if gpus is None else gpus
+        each = (
+            (float(manifest.ranks) if manifest.executor == NATIVE else 0.0)
+            if gpus is None
+            else gpus
+        )
         wish = float(target or manifest.limits.max_seqs)
         plan = Plan(str(folder), own, least, most, each, cpus, wish)
         with placing.cluster(ray):

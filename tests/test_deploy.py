@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 import shutil
 import subprocess
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_engine.runtime import config_file
+from spark_engine.runtime import config_file, replicas_command
 from spark_engine.runtime.options import OF_FILE, OPTIONS
+from spark_engine.runtime.replicas.fleet import listed
 from spark_engine.runtime.server.api.routes import ROUTES
 from spark_engine.runtime.server.connections import MOST_DESCRIPTORS
 from spark_engine.runtime.server.keys import read_keys
@@ -141,3 +143,48 @@ def test_the_composition_is_whole() -> None:
     (job,) = yaml.safe_load(named["prometheus"]["content"])["scrape_configs"]
     (alias,) = services["cpu"]["networks"]["default"]["aliases"]
     assert job["static_configs"][0]["targets"] == [f"{alias}:8000"]
+
+
+def test_kubernetes_runs_what_there_is() -> None:
+    rows = [
+        row
+        for name in ("engines", "front")
+        for row in yaml.safe_load_all((FOLDER / "kubernetes" / f"{name}.yaml").read_text())
+    ]
+    pods = {row["metadata"]["name"]: row["spec"] for row in rows if row["kind"] != "Service"}
+    services = {row["metadata"]["name"]: row["spec"] for row in rows if row["kind"] == "Service"}
+    for spec in pods.values():
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"] == labels
+        assert labels in [service["selector"] for service in services.values()]
+        (container,) = spec["template"]["spec"]["containers"]
+        for name, probe in container.items():
+            if name.endswith("Probe"):
+                path = probe["httpGet"]["path"]
+                assert any(route.path == path and route.open for route in ROUTES)
+        grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace > FLAGS["--drain-timeout"].default + 2 * FORCE_S  # type: ignore[union-attr]
+        mounted = {row["name"] for row in container["volumeMounts"]}
+        assert mounted == {row["name"] for row in spec["template"]["spec"]["volumes"]}
+    (engine,) = pods["spark-engine"]["template"]["spec"]["containers"]
+    _known(engine["args"])
+    (front,) = pods["spark-front"]["template"]["spec"]["containers"]
+    assert front["command"][:2] == ["spark-replicas", "front"]
+    known = {option for row in replicas_command.front.params for option in row.opts}
+    assert {word for word in front["command"] if word.startswith("--")} <= known
+    assert asyncio.run(_names(front["command"][2])) == [("spark-engines", 8000)]
+    assert services["spark-engines"]["clusterIP"] == "None"
+    assert pods["spark-engine"]["serviceName"] == "spark-engines"
+
+
+async def _names(url: str) -> list[tuple[str, int]]:
+    """Which names the front would ask for."""
+    loop, asked = asyncio.get_running_loop(), []
+
+    async def ask(name: str, port: int, **_: Any) -> list[Any]:
+        asked.append((name, port))
+        return []
+
+    loop.getaddrinfo = ask  # type: ignore[method-assign, assignment]
+    await listed([url])()
+    return asked

@@ -188,7 +188,9 @@ def states() -> dict[str, int]:
     """How many replicas are in which state, as Ray sees them."""
     application = serve.status().applications.get(APPLICATION)
     found = application.deployments.get(DEPLOYMENT) if application else None
-    return {str(k.value): n for k, n in found.replica_states.items()} if found else {}
+    return (
+        {str(getattr(k, "value", k)): n for k, n in found.replica_states.items()} if found else {}
+    )
 
 
 def remove() -> None:

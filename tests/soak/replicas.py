@@ -1,0 +1,182 @@
+"""Replicas of the embedded model on the CPU, placed by Ray, under load: faults, and an update.
+
+    python -m tests.soak.replicas [N]      4 by default; exit code 1 where something is wrong
+
+Conversations of streams and whole answers go through the front of `spark-replicas run`. A server
+is killed with its engine; another is stopped (SIGSTOP); then `spark-replicas update` replaces all
+by a copy of the engine folder. Each request must end whole, or in an error that says why, and such
+errors only while a fault excuses them: during the update none is. Nothing may be left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+from spark_engine.runtime.cli import cache_folder
+from spark_engine.runtime.embedded import embedded_engine
+
+COMMAND = (sys.executable, "-m", "spark_engine.runtime.replicas_command")
+START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
+CLIENTS, QUIET_S = 8, 20.0
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        self.folder, self.replicas = folder, replicas
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.told: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.excused_until = 0.0
+        self.stop = False
+
+    def begin(self, engine: Path) -> subprocess.Popen[bytes]:
+        options = ("--replicas", str(self.replicas), "--cpus", "0.2", "--port", str(self.port))
+        words = (*COMMAND, "run", str(engine), *options, "--drain-timeout", "60")
+        with (self.folder / "log").open("wb") as log:
+            return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+
+    def rows(self) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = httpx.get(f"{self.url}/replicas").json()["replicas"]
+        return found
+
+    async def until(self, names: int, limit_s: float, without: set[str]) -> None:
+        """So many replicas are up, none of those named."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            try:
+                up = {row["name"] for row in self.rows() if row["up"]}
+            except httpx.HTTPError:
+                up = set()
+            if len(up) == names and not up & without:
+                return
+            await asyncio.sleep(0.5)
+        raise SystemExit(f"after {limit_s:.0f} s there are not {names} replicas: see the log")
+
+    async def client(self, number: int, http: httpx.AsyncClient) -> None:
+        """Conversations, turn after turn."""
+        messages: list[dict[str, str]] = []
+        while not self.stop:
+            if len(messages) > 6:
+                messages = []
+            messages.append({"role": "user", "content": f"{number}: what is 3 plus {number}?"})
+            body = {"model": "tiny", "messages": messages, "max_tokens": 24}
+            begun = time.monotonic()
+            said = await self._ask(http, {**body, "stream": bool(number % 2)})
+            excused = begun < self.excused_until
+            self.told[said if said == "whole" else f"{said}, {'' if excused else 'un'}excused"] += 1
+            if said != "whole" and not excused:
+                self.wrong.append(f"client {number}: {said}")
+            messages.append({"role": "assistant", "content": "6"})
+
+    async def _ask(self, http: httpx.AsyncClient, body: dict[str, object]) -> str:
+        """How it ended: whole, or in which words; never half, never without words."""
+        try:
+            answer = await http.post(f"{self.url}/v1/chat/completions", json=body)
+        except httpx.HTTPError as error:
+            self.wrong.append(f"no answer at all: {type(error).__name__}")
+            return "nothing"
+        if answer.status_code != 200:
+            return str(answer.status_code) if "error" in answer.json() else "no words"
+        if not body["stream"]:
+            return "whole" if answer.json()["choices"][0]["finish_reason"] else "half"
+        events = answer.text.split("\n\n")
+        data = [row.removeprefix("data: ") for row in events if row]
+        if not data or data[-1] != "[DONE]":
+            return "half a stream"
+        last = [json.loads(row) for row in data[:-1]]
+        return "error in the stream" if any("error" in row for row in last) else "whole"
+
+    async def faults(self, engine: Path) -> None:
+        await asyncio.sleep(QUIET_S)
+        first, second, *_ = self.rows()
+        self.excused_until = time.monotonic() + EXCUSED_S
+        os.kill(_listener(first["url"]), signal.SIGKILL)
+        print("killed", first["name"], flush=True)
+        await self.until(self.replicas, START_S, {first["name"]})
+        print("another is there:", dict(self.told), flush=True)
+        await asyncio.sleep(QUIET_S)
+        if self.replicas > 1:
+            self.excused_until = time.monotonic() + EXCUSED_S
+            os.kill(stopped := _listener(second["url"]), signal.SIGSTOP)
+            print("stopped", second["name"], flush=True)
+            await self.until(self.replicas, START_S, {second["name"]})
+            print("another is there:", dict(self.told), flush=True)
+            if Path(f"/proc/{stopped}").exists():
+                os.kill(stopped, signal.SIGCONT)
+            await asyncio.sleep(max(QUIET_S, self.excused_until - time.monotonic()))
+        before = {row["name"] for row in self.rows()}
+        words = (*COMMAND, "update", str(shutil.copytree(engine, self.folder / "tiny")))
+        update = await asyncio.create_subprocess_exec(*words)
+        if await update.wait():
+            self.wrong.append("spark-replicas update failed")
+        await self.until(self.replicas, START_S, before)
+        print("replaced:", dict(self.told), flush=True)
+        await asyncio.sleep(QUIET_S)
+
+    async def load(self, engine: Path) -> None:
+        async with httpx.AsyncClient(timeout=ENDS_S) as http:
+            clients = [asyncio.create_task(self.client(n, http)) for n in range(CLIENTS)]
+            try:
+                await self.faults(engine)
+            finally:
+                self.stop = True
+                await asyncio.gather(*clients)
+
+    def run(self) -> int:
+        engine = embedded_engine(cache_folder(), print)
+        begun = time.monotonic()
+        process = self.begin(engine)
+        try:
+            asyncio.run(self.until(self.replicas, START_S, set()))
+            print(f"{self.replicas} replicas after {time.monotonic() - begun:.0f} s", flush=True)
+            urls = [row["url"] for row in self.rows()]
+            asyncio.run(self.load(engine))
+            text = httpx.get(f"{self.url}/metrics").text
+            print(*(row for row in text.splitlines() if row.startswith("spark_front_")), sep="\n")
+            urls += [row["url"] for row in self.rows()]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(ENDS_S)
+            shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas.log")
+        if code:
+            self.wrong.append(f"spark-replicas ended with {code}")
+        self.wrong += [f"{url} still listens" for url in urls if _listener(url)]
+        print(dict(self.told), *self.wrong, sep="\n", flush=True)
+        return 1 if self.wrong or not self.told["whole"] else 0
+
+
+def _listener(url: str) -> int:
+    """The process that listens there; 0 where none does."""
+    port = int(url.rpartition(":")[2])
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    nodes = {f"socket:[{r[9]}]" for r in rows if r[3] == "0A" and int(r[1][-4:], 16) == port}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(fd) in nodes for fd in (process / "fd").iterdir()):
+                return int(process.name)
+        except OSError:
+            continue
+    return 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        sys.exit(Soak(Path(made), int(sys.argv[1]) if sys.argv[1:] else 4).run())
