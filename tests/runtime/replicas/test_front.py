@@ -204,7 +204,8 @@ def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -
         *events, rest = text.split("\n\n")
         assert rest == "" and wanted.decode() in text
         for row in events:
-            data = row.rpartition("data: ")[2]
+            assert row.count("data: ") == 1, "half an event stands before it"
+            data = row.partition("data: ")[2]
             assert data == "[DONE]" or json.loads(data)
         assert len([r for r in events if '"by"' in r]) == 2
         assert sum(len(fake.asked) for fake in w.fakes.values()) == 1, "some of it was seen"

@@ -49,6 +49,9 @@ def test_sampling_does_not_part_them() -> None:
 def test_messages_do_not_run_into_one_another() -> None:
     one, two = places(_body(prompt=["ab", "c"])), places(_body(prompt=["a", "bc"]))
     assert len(one) == len(two) == 2 and one[-1].digest != two[-1].digest
+    one = places(_body(instructions="a", input="b"))
+    two = places(_body(input='{"instructions":"a"}b'))
+    assert one[-1].length == two[-1].length and one[-1].digest != two[-1].digest
 
 
 def test_long_texts_part_on_a_grid() -> None:
