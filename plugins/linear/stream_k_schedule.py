@@ -67,7 +67,9 @@ def whole(stream: Tactic, large: Large) -> Tactic:
         line = Line.of(stream.plan(attrs, specs, target))
         if line.tiles == line.blocks:
             return "no tile is cut in any case"
-        return f"{line.tiles} tiles are more than are counted" if line.too_long else None
+        if line.too_long and large(attrs, specs, target) is None:  # bands count tiles alone
+            return f"{line.tiles} tiles are more than are counted"
+        return None
 
     def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         many = large(attrs, specs, target)

@@ -78,6 +78,8 @@ def refuse_tiles(attrs: Attrs, specs: Specs, target: Target, tiling: Tiling) -> 
     p = problem(attrs, specs)
     if p.kind == "fp8_block":
         return f"format {p.kind} has scales along k that are no codes' own; these kernels take none"
+    if 2 * p.pairs * max(p.hidden, p.inner) >= 1 << 32:
+        return f"{p.pairs} rows of {max(p.hidden, p.inner)} are beyond offsets of 32 bits"
     if _stage(p, tiling).depth(target) < 2:
         return f"{target.name} has {target.shared_bytes} bytes of shared memory, too few"
     if tiling is ASCENDING and p.tokens < FEWEST:

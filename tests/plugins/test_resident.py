@@ -136,3 +136,17 @@ def test_every_launch_that_waits_is_planned_as_such(name: str, target: Target) -
     kinds = {(tactic, resident) for tactic, resident, _ in seen}
     assert {("stream-k", True), ("whole tiles", False)} <= kinds, seen
     assert sum(count for (_, _, cut), count in seen.items() if cut) > 5, seen
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["linear", "fp8_linear"])
+def test_the_largest_products_have_a_tactic_of_one_order(name: str, target: Target) -> None:
+    """Tiles in bands number none of a line's k-slabs, so a long line does not refuse them."""
+    shapes = OPERANDS[name](8192, 34816, 5120)
+    specs = tuple(TensorSpec(f"s{i}", d, dims) for i, (d, *dims) in enumerate(shapes))
+    takes = {
+        tactic.name: tactic.reduction_key({"dtype": "bf16"}, specs, target)
+        for tactic in registry.get(name).cuda.tactics
+        if tactic.refuse({"dtype": "bf16"}, specs, target) is None
+    }
+    assert takes.get("whole tiles"), takes
