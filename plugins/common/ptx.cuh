@@ -122,10 +122,10 @@ DEVICE void copy_async_hinted(Address to, const void* from, u64 policy) {
       : "memory");
 }
 // 4 or 8 bytes a thread, through L1.
-template <int BYTES, class Address>
-DEVICE void copy_async_few(Address to, const void* from, u32 bytes = BYTES) {
+template <int FEW, class Address>
+DEVICE void copy_async_few(Address to, const void* from, u32 bytes = FEW) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
-               "n"(BYTES), "r"(bytes)
+               "n"(FEW), "r"(bytes)
                : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -65,7 +65,7 @@ def test_operands_have_a_place_and_a_size() -> None:
     assert rest[1][0] == h, "the next node reads what this one wrote"
     assert rest[2][1] == MemoryOperand("state", "total"), "an output that shares a state's memory"
     assert program.launches[1].args[2] == ScalarOperand("f32", 0.5)
-    assert memory == {"arena_bytes": 1024, "zeroed_bytes": 768}
+    assert memory == {"arena_bytes": 1024, "zeroed_bytes": 768, "symmetric_bytes": 0}
     assert (program.arena_bytes, program.zeroed_bytes) == (1024, 768)
 
 
