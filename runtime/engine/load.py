@@ -157,7 +157,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least))
+        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least, group.limit_s))
         with orders.explained():
             loaded = _load(path, manifest, wishes, mark, shown, group.comm)
         undo.callback(loaded.close)

@@ -28,7 +28,7 @@ from spark_engine.runtime.ranks.communicator import (
     shared_bytes,
 )
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.links import LIMIT_S, Links
+from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
 from spark_engine.runtime.ranks.meeting import join, meet
 from spark_engine.runtime.ranks.messages import Begin
 
@@ -83,9 +83,14 @@ def gather_ranks(
         )
     if hosts:
         say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
-        return meet(hosts)
+        return meet(hosts, limit_of(manifest))
     check_gpus(manifest)
-    return start_here(engine, manifest.ranks)
+    return start_here(engine, manifest.ranks, limit_of(manifest))
+
+
+def limit_of(manifest: Manifest) -> float:
+    """Seconds that a call between its ranks may wait for one of them."""
+    return LIMIT_S if manifest.executor == NATIVE else CPU_LIMIT_S
 
 
 def check_hosts(hosts: Sequence[str], ranks: int) -> None:
@@ -114,11 +119,17 @@ def check_gpus(manifest: Manifest) -> None:
 
 
 def begin_of(
-    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, masks: bool, least: bool
+    engine: Path,
+    threads: int,
+    cache_bytes: int | None,
+    graphs: bool,
+    masks: bool,
+    least: bool,
+    limit_s: float,
 ) -> Begin:
     """What every rank is told first."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, LIMIT_S)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, limit_s)
 
 
 def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:

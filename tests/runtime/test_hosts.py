@@ -16,6 +16,7 @@ from spark_engine.runtime.hosts import own_rank
 from spark_engine.runtime.ranks import seats
 from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
 from spark_engine.runtime.server import assets
+from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 ELSEWHERE = "203.0.113.7"  # kept for documentation: nobody's
 
@@ -60,6 +61,23 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     words = "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2: .*--tp 2"
     with pytest.raises(CapacityError, match=words):
         seats.check_gpus(manifest("native", 4))
+
+
+def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And less than the server's watchdog; every rank is told."""
+    given: list[float] = []
+    monkeypatch.setattr(seats, "check_gpus", lambda manifest: None)
+    monkeypatch.setattr(seats, "start_here", lambda engine, ranks, limit_s: given.append(limit_s))
+    monkeypatch.setattr(seats, "meet", lambda hosts, limit_s: given.append(limit_s))
+    seats.gather_ranks(Path("x"), manifest("native", 2))
+    seats.gather_ranks(Path("x"), manifest("ort", 2))
+    seats.gather_ranks(Path("x"), manifest("ort", 2), ("a", "b"))
+    assert given == [8.0, 40.0, 40.0]
+    assert given[0] < WATCHDOG_S and given[1] < assets.CPU_WATCHDOG_S
+    monkeypatch.setattr(seats, "manifest_digest", lambda engine: "")
+    assert seats.begin_of(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
 
 
 def test_ranks_of_a_gpus_engine_are_on_one_host() -> None:
