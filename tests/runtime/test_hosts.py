@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from spark_engine.errors import CapacityError, OptionError
-from spark_engine.runtime import rank_process
+from spark_engine.errors import CapacityError, ExecutorError, OptionError
+from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
 from spark_engine.runtime.ranks import seats
 from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
+from spark_engine.runtime.ranks.messages import Fallen, decode_answer
 from spark_engine.runtime.server import assets
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
@@ -93,6 +95,37 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
         assets.check_ranks(Path("x"), replace(options, tp=4))
     with pytest.raises(OptionError, match="--hosts names 3, and the engine was built for 2"):
         assets.check_ranks(Path("x"), replace(options, hosts="a,b,c"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)],
+)
+def test_what_may_pass_is_told_and_tried_again(error: Exception, code: int) -> None:
+    told: list[bytes] = []
+    receiver = cast(Any, SimpleNamespace(answer=told.append))
+    assert rank_process._fallen(receiver, error) == code
+    (answer,) = map(decode_answer, told)
+    assert isinstance(answer, Fallen)
+    assert answer.passing == isinstance(error, CapacityError)
+
+
+def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    process = SimpleNamespace(kill=lambda: done.append("kill"), wait=lambda: done.append("wait"))
+
+    def start(seat: object) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(hosts, "start", start)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert hosts.stand_by(Path("x"), ("a", "b"), 1, lambda text: None) == 0
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert done == ["kill", "wait"]
 
 
 @pytest.mark.parametrize(
