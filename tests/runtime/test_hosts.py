@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from spark_engine.errors import CapacityError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
-from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks import meeting, seats
 from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
 from spark_engine.runtime.ranks.messages import Fallen, decode_answer
 from spark_engine.runtime.server import assets
@@ -60,9 +61,13 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     monkeypatch.setattr(device, "count", lambda: 2)
     seats.check_gpus(manifest("native", 2))
     seats.check_gpus(manifest("ort", 4))
-    words = "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2: .*--tp 2"
-    with pytest.raises(CapacityError, match=words):
+    words = (
+        "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2 "
+        r"\(--device .*: show more, .*--tp 2"
+    )
+    with pytest.raises(CapacityError, match=words) as refusal:
         seats.check_gpus(manifest("native", 4))
+    assert "--hosts" not in str(refusal.value)
 
 
 def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
@@ -82,9 +87,49 @@ def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
     assert seats.begin_of(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
 
 
-def test_ranks_of_a_gpus_engine_are_on_one_host() -> None:
+def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every host is told before it stands by."""
+    monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
     with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
         seats.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
+    with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
+        assets.check_ranks(Path("x"), EngineOptions(tp=2, hosts="a,b"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_is_ones_own_address_only_is_refused(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian's /etc/hosts names a host 127.0.1.1 on itself."""
+    addresses = {"a": "127.0.1.1", "b": "192.0.2.7", "::1": "::1", "127.0.0.1": "127.0.0.1"}
+
+    def look_up(name: str, port: int, type: int) -> list[Any]:
+        return [(0, type, 0, "", (addresses[name], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = ("a:7", "b") if rank == 0 else ("b:7", "a")
+    words = "a is 127.0.1.1 on this host .*/etc/hosts.* give the address by which they do"
+    with pytest.raises(OptionError, match=words):
+        meeting.join(names, 1, 0.1) if rank else meeting.meet(names, 0.1, 0.1)
+    meeting.check_reached(names, 1 - rank)
+    meeting.check_reached(("a:7", "127.0.0.1", "[::1]"), rank)
+
+
+def test_a_rank_listens_at_the_port_that_its_host_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or at any."""
+    asked: list[tuple[str, int]] = []
+
+    def listen(host: str, port: int) -> Any:
+        asked.append((host, port))
+        raise OptionError("far enough")
+
+    monkeypatch.setattr(meeting, "_listen", listen)
+    for names in (("127.0.0.1:7", "127.0.0.1:9"), ("127.0.0.1:7", "127.0.0.1")):
+        with pytest.raises(OptionError, match="far enough"):
+            meeting.join(names, 1, 0.1)
+    assert asked == [("127.0.0.1", 9), ("127.0.0.1", 0)]
 
 
 def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
