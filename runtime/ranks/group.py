@@ -31,7 +31,7 @@ DEVICE_S = 6.0  # a step on a device; a chunk of prefill takes a second
 GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEVICE_S less than the
 # server's watchdog, so that the log names the rank
 EXIT_S = 5.0  # and the others to close
-KILLED_S = 1.0  # or less, where one has fallen
+KILLED_S = 1.0  # or less, where one has fallen or still opens its part, and does not listen
 TICK_S = 0.25  # how often it looks
 EXIT_CODE = 70  # of a rank 0 that could not leave its step
 log = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ class Group:
         return sorted(set(self._controls) - self._opened)
 
     def _end_processes(self) -> None:
-        until = time.monotonic() + (EXIT_S if self._fallen is None else KILLED_S)
+        listening = self._fallen is None and not self._missing
+        until = time.monotonic() + (EXIT_S if listening else KILLED_S)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))

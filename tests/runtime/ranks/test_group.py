@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -53,3 +54,17 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
             time.sleep(0.02)
         group.waiting(False)
     assert ended and set(ended) == {module.EXIT_CODE}
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
+    ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no order while it opens its part; one that does may close by itself."""
+    monkeypatch.setattr(module, "KILLED_S", 0.02)
+    command = [sys.executable, "-Ic", "import time; time.sleep(0.5)"]
+    process = subprocess.Popen(command)
+    with lone({1: process}) as group:
+        if ready:
+            group._opened.add(1)
+    assert process.returncode == (0 if ready else -9)
