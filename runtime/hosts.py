@@ -76,6 +76,8 @@ def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:
     say(f"rank {rank} of {len(hosts)} stands by for {hosts[0]}")
     while not stopped:
         process = start(Seat(str(engine), rank, len(hosts), hosts=tuple(hosts), parent=os.getpid()))
+        if stopped:  # while it was being started
+            process.kill()
         code = process.wait()
         if stopped:
             break

@@ -104,14 +104,14 @@ def _follow(receiver: Receiver, follower: Follower) -> None:
 
 
 def _fallen(receiver: Receiver, error: Exception) -> int:
-    user = isinstance(error, UserError)
+    user, passing = isinstance(error, UserError), isinstance(error, CapacityError)
     if not user:
         with contextlib.suppress(OSError):
             traceback.print_exc()
     words = str(error) if user else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):  # rank 0 may have gone before
-        receiver.answer(encode(Fallen(words, user, isinstance(error, CapacityError))))
-    return 2 if user else 1
+        receiver.answer(encode(Fallen(words, user, passing)))
+    return 2 if user and not passing else 1  # after 1 its host stands by again
 
 
 def _check(seat: Seat, begin: Begin) -> None:

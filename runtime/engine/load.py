@@ -157,7 +157,7 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least))
+        group.begin(begin_of(path, threads, cache_bytes, graphs, masks, least, group.limit_s))
         with orders.explained():
             loaded = _load(path, manifest, wishes, mark, shown, group.comm)
         undo.callback(loaded.close)
@@ -204,9 +204,10 @@ def _load(
     shown.say(f"loading {path}: {contents}" + ("" if comm is None else f", rank {rank}"))
     swap_bytes = min(wishes.swap_bytes, memory.kv + memory.states)
     free = available_memory()
+    here = manifest.ranks if comm is not None and comm.here else 1
     if manifest.executor != NATIVE:  # the device's owner looks at its own memory
-        ranks = manifest.ranks if comm is not None and comm.here else 1
-        check_capacity(manifest, swap_bytes, free, ranks=ranks)
+        # Rank 0 asks for all of this host; the others look when some have taken theirs.
+        check_capacity(manifest, swap_bytes, free, ranks=1 if rank else here)
     targets = runnable_targets(HOST_TARGETS)
     target = manifest.target if manifest.target in targets else targets[0]
     if target != manifest.target and find_spec("cuda") is None:
@@ -223,7 +224,8 @@ def _load(
     shown.say(f"opening {len(wanted)} buckets")
     executors: dict[BucketKey, Executor] = {}
     table = EXECUTORS if comm is None else {"ort": partial(SegmentsExecutor, comm=comm)}
-    with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, free)) as pool:
+    share = None if free is None else free // here
+    with ThreadPoolExecutor(_opened_at_once(memory, swap_bytes, share)) as pool:
         opened = pool.map(lambda b: _open(folder, b, wishes.threads, table), wanted)
         for bucket, executor in zip(wanted, opened, strict=True):
             executors[bucket.family, bucket.rows] = executor

@@ -27,18 +27,20 @@ from spark_engine.runtime.ranks.messages import Begin, Fallen, Leave, decode_ans
 
 OPEN_S = 1800.0  # weights may come from a slow disk
 LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
-DEVICE_S = 30.0  # a step on a device; a chunk of prefill takes a second
-GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end
+DEVICE_S = 6.0  # a step on a device; a chunk of prefill takes a second
+GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEVICE_S less than the
+# server's watchdog, so that the log names the rank
 EXIT_S = 5.0  # and the others to close
-KILLED_S = 1.0  # or less, where one has fallen
-TICK_S = 0.25
+KILLED_S = 1.0  # or less, where one has fallen or still opens its part, and does not listen
+TICK_S = 0.25  # how often it looks
 EXIT_CODE = 70  # of a rank 0 that could not leave its step
 log = logging.getLogger(__name__)
 
 
 class Group:
     """The other ranks. `controls` are rank 0's sockets to them, `processes` those that it has
-    started itself. All methods but the watching thread's belong to one thread."""
+    started itself. `limit_s`: of a call between ranks, once
+    all are open. All methods but the watching thread's belong to one thread."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Group:
         limit_s: float = LIMIT_S,
     ) -> None:
         self.comm = comm
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._controls, self._processes = dict(controls), dict(processes)
         self._sender = Sender(controls, ring, limit_s)
         self._opened: set[int] = set()
@@ -79,7 +81,7 @@ class Group:
         self.check()
         if self._missing:
             raise ExecutorError(f"ranks {self._missing} did not open the engine in {OPEN_S:g} s")
-        self.comm.limit_s = self._limit_s
+        self.comm.limit_s = self.limit_s
 
     def send(self, data: bytes) -> None:
         """A packet to every rank. Raises ExecutorError naming one that takes nothing."""
@@ -122,7 +124,8 @@ class Group:
         return sorted(set(self._controls) - self._opened)
 
     def _end_processes(self) -> None:
-        until = time.monotonic() + (EXIT_S if self._fallen is None else KILLED_S)
+        listening = self._fallen is None and not self._missing
+        until = time.monotonic() + (EXIT_S if listening else KILLED_S)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))

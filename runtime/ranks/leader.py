@@ -94,9 +94,15 @@ class Orders:
         except ExecutorError as error:
             raise self._told.explain(error) from error
 
-    def waiting(self, waits: bool) -> None:
-        """Rank 0 begins to wait for a device, or has ended to."""
-        self._told.waiting(waits)
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Rank 0 waits for a device meanwhile; a rank's own last words, as above."""
+        self._told.waiting(True)
+        try:
+            with self.explained():
+                yield
+        finally:
+            self._told.waiting(False)
 
     def number(self, snapshot: Callable[[int], LeadSnapshot]) -> LeadSnapshot:
         """A snapshot under a number of its own; when it is forgotten, all ranks forget it."""
@@ -167,12 +173,8 @@ class LeadExecutor:
 
     def _watched(self, wait: Wait) -> Wait:
         def watched() -> None:
-            self._orders.waiting(True)
-            try:
-                with self._orders.explained():
-                    wait()
-            finally:
-                self._orders.waiting(False)
+            with self._orders.waiting():
+                wait()
 
         return watched
 
@@ -234,7 +236,8 @@ class LeadStates:
     def save(self, slot: int, pages: Iterable[int]) -> Snapshot:
         """Copies one sequence's slot rows and pages, every rank its own."""
         where = list(pages)
-        own = self._inner.save(slot, where)
+        with self._orders.waiting():
+            own = self._inner.save(slot, where)
         made = self._orders.number(lambda number: LeadSnapshot(own.rows, own.pages, number))
         self._orders.add(Save(made.number, slot, where))
         return made
@@ -245,7 +248,8 @@ class LeadStates:
             raise ExecutorError("a snapshot that no rank but this one has is to be restored")
         where = list(pages)
         self._orders.add(Restore(snapshot.number, slot, where))
-        self._inner.restore(snapshot, slot, where)
+        with self._orders.waiting():
+            self._inner.restore(snapshot, slot, where)
 
 
 class LeadTables:

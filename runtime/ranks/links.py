@@ -17,6 +17,7 @@ from spark_engine.errors import ExecutorError
 from spark_engine.tensors import Bytes
 
 LIMIT_S = 8.0  # shorter than the server's watchdog, so that the message can name the rank
+CPU_LIMIT_S = 40.0  # of CPU engines, as above: a host may be that much slower, or busier
 HEAD = struct.Struct("<QQ")  # of a call: its number, its bytes
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 2, 3  # TCP asks a silent peer whether it is there
 

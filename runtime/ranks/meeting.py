@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from ipaddress import ip_address
 from typing import TypeVar
 
 import msgspec
@@ -46,14 +47,14 @@ class Ports(msgspec.Struct, frozen=True):
 
 
 def address_of(host: str, port: int = PORT) -> tuple[str, int]:
-    """`name`, `name:port`, or `[v6]:port`. Raises OptionError."""
+    """`name`, `name:port`, or `[v6]:port`; `port` where it has none. Raises OptionError."""
     name, found = host, str(port)
     if host.startswith("["):
         name, _, rest = host[1:].partition("]")
         found = rest.removeprefix(":") or found
     elif host.count(":") == 1:
         name, _, found = host.partition(":")
-    if not (name and found.isdecimal() and 0 < int(found) < 1 << 16):
+    if not (name and found.isdecimal() and (0 < int(found) < 1 << 16 or int(found) == port)):
         raise OptionError(f"--hosts has {host!r}; a host is a name or name:port")
     return name, int(found)
 
@@ -69,8 +70,10 @@ def split_hosts(text: str | None) -> tuple[str, ...]:
 def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
     """Rank 0's group, when a rank has come from each of the other hosts.
 
-    Raises OptionError where rank 0 cannot listen, ExecutorError naming those that do not come.
+    Raises OptionError where rank 0 cannot listen or be reached, ExecutorError naming those that do
+    not come.
     """
+    check_reached(hosts, 0)
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
         came = _come(server, others, len(hosts), come_s, undo)
@@ -88,10 +91,12 @@ def join(
 ) -> tuple[socket.socket, TcpCommunicator]:
     """Another rank's socket to rank 0, and its communicator, when all have come together.
 
-    Raises ExecutorError where rank 0 is not there in time, or ends meanwhile.
+    Raises OptionError where it cannot listen or be reached, ExecutorError where rank 0 is not there
+    in time, or ends meanwhile.
     """
+    check_reached(hosts, rank)
     ranks, first = len(hosts), address_of(hosts[0])
-    with ExitStack() as undo, _listen(address_of(hosts[rank])[0], 0) as server:
+    with ExitStack() as undo, _listen(*address_of(hosts[rank], 0)) as server:
         control = undo.enter_context(_reach(first, come_s))
         _say(control, Hello(rank, ranks, server.getsockname()[1]))
         control.settimeout(come_s)
@@ -108,6 +113,27 @@ def join(
         undo.pop_all()
     links |= {other: link for other, (link, _) in came.items()}
     return control, TcpCommunicator(Links(rank, links))
+
+
+def check_reached(hosts: Sequence[str], rank: int) -> None:
+    """Raises OptionError where this host's name is an address of its own that no other reaches."""
+    names = [address_of(host)[0] for host in hosts]
+    here = _loopback(names[rank])
+    if here and not all(map(_loopback, names)):
+        raise OptionError(
+            f"--hosts: {names[rank]} is {here} on this host (as /etc/hosts may say), where no "
+            "other host reaches it: give the address by which they do, on every host"
+        )
+
+
+def _loopback(name: str) -> str | None:
+    """The address of this name, where it is one that a host has of itself."""
+    try:
+        found = [row[4][0] for row in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)]
+    except OSError:
+        return None
+    own = [str(a) for a in found if ip_address(str(a).partition("%")[0]).is_loopback]
+    return own[0] if own and len(own) == len(found) else None
 
 
 def _listen(host: str, port: int) -> socket.socket:

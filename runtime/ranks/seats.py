@@ -28,7 +28,7 @@ from spark_engine.runtime.ranks.communicator import (
     shared_bytes,
 )
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.links import LIMIT_S, Links
+from spark_engine.runtime.ranks.links import CPU_LIMIT_S, LIMIT_S, Links
 from spark_engine.runtime.ranks.meeting import join, meet
 from spark_engine.runtime.ranks.messages import Begin
 
@@ -75,25 +75,31 @@ def gather_ranks(
     not one for each rank or whose GPUs are to read each other, ExecutorError where a rank does not
     come.
     """
-    check_hosts(hosts, manifest.ranks)
-    if hosts and manifest.executor == NATIVE:
-        raise OptionError(
-            "--hosts: ranks of a GPU's engine read each other's memory, as GPUs of one host can: "
-            "leave --hosts out, and serve an engine of its own on each host"
-        )
+    check_hosts(hosts, manifest)
     if hosts:
         say(f"waiting at {hosts[0]} for ranks on {', '.join(hosts[1:])}")
-        return meet(hosts)
+        return meet(hosts, limit_of(manifest))
     check_gpus(manifest)
-    return start_here(engine, manifest.ranks)
+    return start_here(engine, manifest.ranks, limit_of(manifest))
 
 
-def check_hosts(hosts: Sequence[str], ranks: int) -> None:
-    """Raises OptionError unless there are none, or one for each rank."""
+def limit_of(manifest: Manifest) -> float:
+    """Seconds that a call between its ranks may wait for one of them."""
+    return LIMIT_S if manifest.executor == NATIVE else CPU_LIMIT_S
+
+
+def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
+    """Raises OptionError unless there are none, or one for each rank of a CPU engine."""
+    ranks = manifest.ranks
     if hosts and len(hosts) != ranks:
         raise OptionError(
             f"--hosts names {len(hosts)}, and the engine was built for {ranks} ranks, one on each "
             f"host: name {ranks}, or build with --tp {len(hosts)}"
+        )
+    if hosts and manifest.executor == NATIVE:
+        raise OptionError(
+            "--hosts: ranks of a GPU's engine read each other's memory, as GPUs of one host can: "
+            "leave --hosts out, and serve an engine of its own on each host"
         )
 
 
@@ -108,17 +114,23 @@ def check_gpus(manifest: Manifest) -> None:
         need = manifest.memory.total / (1 << 30)
         raise CapacityError(
             f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
-            f"{need:.2f} GiB, and this machine shows {found}: name a host for each (--hosts), "
-            f"or rebuild with --tp {max(found, 1)}"
+            f"{need:.2f} GiB, and this machine shows {found} (--device and "
+            f"CUDA_VISIBLE_DEVICES count): show more, or rebuild with --tp {max(found, 1)}"
         )
 
 
 def begin_of(
-    engine: Path, threads: int, cache_bytes: int | None, graphs: bool, masks: bool, least: bool
+    engine: Path,
+    threads: int,
+    cache_bytes: int | None,
+    graphs: bool,
+    masks: bool,
+    least: bool,
+    limit_s: float,
 ) -> Begin:
     """What every rank is told first."""
     digest, own = manifest_digest(engine), version("spark-engine")
-    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, LIMIT_S)
+    return Begin(digest, own, threads, cache_bytes, graphs, masks, least, limit_s)
 
 
 def start_here(engine: Path, ranks: int, limit_s: float = LIMIT_S) -> Group:

@@ -72,13 +72,15 @@ def check_drafts(asked: int | None, limits: Limits) -> None:
 
 
 def check_ranks(folder: Path, options: EngineOptions) -> None:
-    """Raises OptionError where the engine was built for another number of ranks, or of hosts."""
-    ranks = read_manifest(folder).ranks
+    """Raises OptionError where the engine was built for another number of ranks or hosts, or
+    for GPUs where there are --hosts."""
+    manifest = read_manifest(folder)
+    ranks = manifest.ranks
     if options.tp not in (None, ranks):
         words = f"--tp is {options.tp}, and {folder} was built for {ranks} rank"
         again = f"build it again with spark-build --tp {options.tp}"
         raise OptionError(f"{words}{'s' if ranks > 1 else ''}: leave it out, or {again}")
-    check_hosts(split_hosts(options.hosts), ranks)
+    check_hosts(split_hosts(options.hosts), manifest)
 
 
 def check_cache(asked: int | None, folder: Path) -> None:

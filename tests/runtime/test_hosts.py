@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from spark_engine.errors import CapacityError, OptionError
-from spark_engine.runtime import rank_process
+from spark_engine.errors import CapacityError, ExecutorError, OptionError
+from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
-from spark_engine.runtime.ranks import seats
+from spark_engine.runtime.ranks import meeting, seats
 from spark_engine.runtime.ranks.meeting import PORT, address_of, split_hosts
+from spark_engine.runtime.ranks.messages import Fallen, decode_answer
 from spark_engine.runtime.server import assets
+from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 ELSEWHERE = "203.0.113.7"  # kept for documentation: nobody's
 
@@ -57,14 +61,75 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     monkeypatch.setattr(device, "count", lambda: 2)
     seats.check_gpus(manifest("native", 2))
     seats.check_gpus(manifest("ort", 4))
-    words = "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2: .*--tp 2"
-    with pytest.raises(CapacityError, match=words):
+    words = (
+        "built for 4 GPUs, each of which holds 3.00 GiB, and this machine shows 2 "
+        r"\(--device .*: show more, .*--tp 2"
+    )
+    with pytest.raises(CapacityError, match=words) as refusal:
         seats.check_gpus(manifest("native", 4))
+    assert "--hosts" not in str(refusal.value)
 
 
-def test_ranks_of_a_gpus_engine_are_on_one_host() -> None:
+def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And less than the server's watchdog; every rank is told."""
+    given: list[float] = []
+    monkeypatch.setattr(seats, "check_gpus", lambda manifest: None)
+    monkeypatch.setattr(seats, "start_here", lambda engine, ranks, limit_s: given.append(limit_s))
+    monkeypatch.setattr(seats, "meet", lambda hosts, limit_s: given.append(limit_s))
+    seats.gather_ranks(Path("x"), manifest("native", 2))
+    seats.gather_ranks(Path("x"), manifest("ort", 2))
+    seats.gather_ranks(Path("x"), manifest("ort", 2), ("a", "b"))
+    assert given == [8.0, 40.0, 40.0]
+    assert given[0] < WATCHDOG_S and given[1] < assets.CPU_WATCHDOG_S
+    monkeypatch.setattr(seats, "manifest_digest", lambda engine: "")
+    assert seats.begin_of(Path("x"), 1, None, True, False, False, 40.0).limit_s == 40.0
+
+
+def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every host is told before it stands by."""
+    monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
     with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
         seats.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
+    with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
+        assets.check_ranks(Path("x"), EngineOptions(tp=2, hosts="a,b"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_is_ones_own_address_only_is_refused(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian's /etc/hosts names a host 127.0.1.1 on itself."""
+    addresses = {"a": "127.0.1.1", "b": "192.0.2.7", "::1": "::1", "127.0.0.1": "127.0.0.1"}
+
+    def look_up(name: str, port: int, type: int) -> list[Any]:
+        return [(0, type, 0, "", (addresses[name], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = ("a:7", "b") if rank == 0 else ("b:7", "a")
+    words = "a is 127.0.1.1 on this host .*/etc/hosts.* give the address by which they do"
+    with pytest.raises(OptionError, match=words):
+        meeting.join(names, 1, 0.1) if rank else meeting.meet(names, 0.1, 0.1)
+    meeting.check_reached(names, 1 - rank)
+    meeting.check_reached(("a:7", "127.0.0.1", "[::1]"), rank)
+
+
+def test_a_rank_listens_at_the_port_that_its_host_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or at any."""
+    asked: list[tuple[str, int]] = []
+
+    def listen(host: str, port: int) -> Any:
+        asked.append((host, port))
+        raise OptionError("far enough")
+
+    monkeypatch.setattr(meeting, "_listen", listen)
+    for names in (("127.0.0.1:7", "127.0.0.1:9"), ("127.0.0.1:7", "127.0.0.1")):
+        with pytest.raises(OptionError, match="far enough"):
+            meeting.join(names, 1, 0.1)
+    assert asked == [("127.0.0.1", 9), ("127.0.0.1", 0)]
 
 
 def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +140,37 @@ def test_tp_is_what_the_engine_was_built_for(monkeypatch: pytest.MonkeyPatch) ->
         assets.check_ranks(Path("x"), replace(options, tp=4))
     with pytest.raises(OptionError, match="--hosts names 3, and the engine was built for 2"):
         assets.check_ranks(Path("x"), replace(options, hosts="a,b,c"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(CapacityError("x"), 1), (OptionError("x"), 2), (ExecutorError("x"), 1)],
+)
+def test_what_may_pass_is_told_and_tried_again(error: Exception, code: int) -> None:
+    told: list[bytes] = []
+    receiver = cast(Any, SimpleNamespace(answer=told.append))
+    assert rank_process._fallen(receiver, error) == code
+    (answer,) = map(decode_answer, told)
+    assert isinstance(answer, Fallen)
+    assert answer.passing == isinstance(error, CapacityError)
+
+
+def test_a_signal_while_a_rank_is_being_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    process = SimpleNamespace(kill=lambda: done.append("kill"), wait=lambda: done.append("wait"))
+
+    def start(seat: object) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(hosts, "start", start)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert hosts.stand_by(Path("x"), ("a", "b"), 1, lambda text: None) == 0
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert done == ["kill", "wait"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +16,7 @@ from spark_engine.engine_file import read_manifest
 from spark_engine.errors import CapacityError, EngineError
 from spark_engine.host_memory import available_memory
 from spark_engine.manifest import bytes_of
-from spark_engine.progress import Advance
+from spark_engine.progress import Advance, Progress
 from spark_engine.runtime.engine import load as module
 from spark_engine.runtime.engine.load import check_capacity, load
 from tests.checkpoints import write_checkpoint
@@ -71,6 +73,29 @@ def test_too_little_memory_is_refused_with_the_numbers(engine: Path) -> None:
     remedy = r"built for the card h200, .*for this card \(--card\), .*--kv-tokens, --max-context or"
     with pytest.raises(CapacityError, match=remedy):
         check_capacity(other, 3 << 30, need - 1)
+
+
+@pytest.mark.parametrize(("rank", "here", "share"), [(0, True, 0), (1, True, 2), (0, False, 1)])
+def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
+    rank: int, here: bool, share: int, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another asks for its own, when some have taken theirs; each opens within its share."""
+    manifest = replace(read_manifest(engine), ranks=2)
+    free = manifest.memory.total * 3 // 2
+    opened: list[object] = []
+
+    def lanes(memory: object, swap_bytes: int, room: int) -> int:
+        opened.append(room)
+        raise EngineError("far enough")
+
+    monkeypatch.setattr(module, "available_memory", lambda: free)
+    monkeypatch.setattr(module, "open_folder", lambda *_: SimpleNamespace(manifest=manifest))
+    monkeypatch.setattr(module, "_opened_at_once", lanes)
+    comm, ignored = SimpleNamespace(rank=rank, here=here), Progress(None)
+    words = "far enough" if share else "for each of 2 ranks"
+    with pytest.raises((EngineError, CapacityError), match=words):
+        module._load(engine, manifest, module.Wishes(), lambda s: None, ignored, cast(Any, comm))
+    assert opened == ([free // share] if share else [])
 
 
 def test_what_the_cache_may_hold_is_told(engine: Path) -> None:

@@ -63,7 +63,7 @@ class InProcess:
     """Followers that are called where others would be sent to."""
 
     def __init__(self, followers: list[Follower]) -> None:
-        self.followers, self.packets = followers, 0
+        self.followers, self.packets, self.waits = followers, 0, False
         self.fallen: SparkError | None = None
 
     def send(self, data: bytes) -> None:
@@ -79,7 +79,8 @@ class InProcess:
         return self.fallen or error
 
     def waiting(self, waits: bool) -> None:
-        pass
+        assert self.waits != waits
+        self.waits = waits
 
 
 class FakeGroup:

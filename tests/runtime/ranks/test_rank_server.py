@@ -48,7 +48,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         asked = Request(self.at + path, data, {"Content-Type": "application/json"})
         try:
-            with urlopen(asked, timeout=30) as answer:
+            with urlopen(asked, timeout=90) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()

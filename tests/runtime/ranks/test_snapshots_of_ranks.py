@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
 
+from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
+from spark_engine.runtime.ranks.leader import LeadStates
 from tests.runtime.fake import build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
@@ -34,3 +39,32 @@ def test_every_rank_saves_restores_and_forgets() -> None:
     del snapshot
     gc.collect()
     assert group.snapshots == 0
+
+
+def test_a_swap_that_waits_for_a_device_is_watched() -> None:
+    """As a step is: it stands behind one on the stream, and both may hang."""
+    group = FakeGroup([build_fake(LIMITS, (1,), (1,), lazy=False) for _ in range(2)])
+    store, seen = group.loaded.store, []
+    assert isinstance(store, LeadStates)
+    save, restore = store._inner.save, store._inner.restore
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            seen.append(group.told.waits)
+            return call(*given)
+
+        return called
+
+    def falls(*given: Any) -> Any:
+        raise ExecutorError("the device has fallen")
+
+    inner: Any = store._inner
+    inner.save, inner.restore = watched(save), watched(restore)
+    snapshot = store.save(0, [4])
+    store.restore(snapshot, 2, [1])
+    assert seen == [True, True] and not group.told.waits
+    inner.save = falls
+    group.told.fallen = ExecutorError("rank 1 says why")
+    with pytest.raises(ExecutorError, match="rank 1 says why"):
+        store.save(0, [4])
+    assert not group.told.waits

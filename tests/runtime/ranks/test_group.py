@@ -1,0 +1,70 @@
+"""A group whose ranks say what a test wants: how long it waits, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, cast
+
+import pytest
+
+from spark_engine.runtime.ranks import group as module
+from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.server.supervisor import WATCHDOG_S
+
+
+class NoCalls:
+    """A communicator that nobody uses."""
+
+    limit_s = 0.0
+
+    def abort(self, why: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def lone(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[Group]:
+    mine, theirs = socket.socketpair()
+    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, processes)) as group:
+        yield group
+
+
+def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A watchdog's end would name no rank."""
+    assert module.DEVICE_S + module.GRACE_S + 2 * module.TICK_S < WATCHDOG_S
+    ended: list[int] = []
+    monkeypatch.setattr(module, "DEVICE_S", 0.2)
+    monkeypatch.setattr(module, "GRACE_S", 0.2)
+    monkeypatch.setattr(module, "TICK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with lone({}) as group:
+        group.waiting(True)
+        until = time.monotonic() + 2
+        while not ended and time.monotonic() < until:
+            time.sleep(0.02)
+        group.waiting(False)
+    assert ended and set(ended) == {module.EXIT_CODE}
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
+    ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no order while it opens its part; one that does may close by itself."""
+    monkeypatch.setattr(module, "KILLED_S", 0.02)
+    command = [sys.executable, "-Ic", "import time; time.sleep(0.5)"]
+    process = subprocess.Popen(command)
+    with lone({1: process}) as group:
+        if ready:
+            group._opened.add(1)
+    assert process.returncode == (0 if ready else -9)
