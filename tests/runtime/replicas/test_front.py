@@ -239,6 +239,20 @@ def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     run(test, "a", "b")
 
 
+def test_one_that_listens_no_more_ends_what_it_has() -> None:
+    async def test(w: World) -> None:
+        waits = asyncio.create_task(w.ask("WAIT"))
+        await _until(lambda: w.fleet.router.open == {"a": 1})
+        w.fleet.replicas["a"].address = Address("a", "http://127.0.0.1:1")
+        for _ in range(MISSES + 1):
+            await w.fleet.look()
+        assert not w.fleet.up and not waits.done()
+        w.fakes["a"].gate.set()
+        assert (await waits)[0] == 200
+
+    run(test, "a")
+
+
 def test_health_is_that_of_the_best() -> None:
     async def test(w: World) -> None:
         assert (await w.get("/health"))[0] == 200
@@ -281,6 +295,8 @@ def test_a_kept_answer_is_found_at_its_replica() -> None:
             assert json.loads((await w.get(f"/v1/responses/{ident}"))[1])["from"] == name
         for _ in range(3):
             assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
+        assert (await w.ask("more", RESPONSES, previous_response_id="../models"))[0] == 200
+        assert "../models" not in w.front._carrier._kept
         w.front._carrier._kept.clear()  # the front was started again
         assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
         assert (await w.get("/v1/responses/resp_none"))[0] == 404
