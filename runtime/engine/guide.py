@@ -72,7 +72,8 @@ class Guide:
         self._vocab, self._words = vocab, -(-vocab // MASK_BITS)
         self._forbidden = sorted({*forbidden, *spec.calls} - {spec.end_of_thought})
         self._inner: Constraint | None = None
-        self._work: Callable[[], Answer] = lambda: self._answer([])
+        self._grammars: Grammars | None = None
+        self._heard: list[int] = []  # tokens that the grammar hears of in the job
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
         self._said: tuple[int, ...] = ()  # the last tokens, as many as a barred row may need
         self._reach = max(map(len, spec.barred), default=1) - 1
@@ -188,7 +189,7 @@ class Guide:
     def begin(self, submit: Submit, grammars: Grammars) -> None:
         """Makes its grammar by a job, which also gives the first mask of the answer."""
         if self.spec.grammar:
-            self._work = lambda: self._make(grammars)
+            self._grammars = grammars
             self.again(submit)
 
     @property
@@ -198,22 +199,22 @@ class Guide:
 
     def ask(self, submit: Submit) -> None:
         """Submits the job of the next token's mask. The one before must have been read."""
-        told, self._told, self.made = self._told, [], True
-        self._work = lambda: self._answer(told)
+        self._heard, self._told, self.made = self._told, [], True
         self.again(submit)
 
     def again(self, submit: Submit) -> None:
         """Submits the same job, which was never begun."""
-        self.asked, self.job = time.monotonic(), submit(self._work)
+        self.asked, self.job = time.monotonic(), submit(self._do)
 
-    def _make(self, grammars: Grammars) -> Answer:
-        self._inner = grammars(self.spec.grammar)
-        return self._answer([])
+    def _do(self) -> Answer:
+        if self._inner is None:
+            if self._grammars is None:
+                raise InternalError("the grammar was not made")
+            self._inner = self._grammars(self.spec.grammar)
+        return self._answer(self._inner, self._heard)
 
-    def _answer(self, told: list[int]) -> Answer:
-        start, inner = time.perf_counter(), self._inner
-        if inner is None:
-            raise InternalError("the grammar was not made")
+    def _answer(self, inner: Constraint, told: list[int]) -> Answer:
+        start = time.perf_counter()
         for token in told:
             inner.advance(token)
         if inner.done:

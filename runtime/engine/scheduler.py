@@ -186,8 +186,8 @@ class Scheduler:
             self.waiting.pop(at)  # those that yielded to it stand behind it
             self._take(seq, hit, self.waiting[at:], plan)
             if seq.status is Status.SWAPPED:
-                held = self._pages_for(seq.launched)
-                plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:held])))
+                pages = self._pages_for(seq.launched)
+                plan.restores.append(Move(seq, seq.slot, tuple(seq.pages[:pages])))
                 self.swap_used -= seq.swap_bytes
                 seq.swap_bytes = 0
             seq.status = Status.RUNNING

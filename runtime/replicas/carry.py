@@ -34,6 +34,7 @@ _NOT_UP = _HOP | {"host", "content-length", "expect", "x-request-id"}
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
+_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 
 Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
 
@@ -190,7 +191,11 @@ class Carrier:
     def _note_kept(self, asked: Asked, replica: Replica, body: bytes) -> None:
         """Whose answer this is, if it is one that may be asked for again."""
         if asked.path == RESPONSES and (found := _MADE.search(body)):
-            self._kept[found[1].decode()] = replica.name
+            self._keep(found[1].decode("utf-8", "replace"), replica)
+
+    def _keep(self, ident: str, replica: Replica) -> None:
+        if _ID.fullmatch(ident):
+            self._kept[ident] = replica.name
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
 
@@ -201,7 +206,7 @@ class Carrier:
             ident = found[1].decode("utf-8", "replace")
         elif asked.path.startswith(RESPONSES + "/"):
             ident = asked.path.removeprefix(RESPONSES + "/").partition("/")[0]
-        if not ident:
+        if not _ID.fullmatch(ident):  # nobody made it, and it is part of an address below
             return None
         known = self._kept.get(ident)
         if known is not None and known in self._fleet.replicas:
@@ -214,7 +219,7 @@ class Carrier:
             except Lost:
                 continue
             if status == 200:
-                self._kept[ident] = replica.name
+                self._keep(ident, replica)
                 return replica.name
         return None
 

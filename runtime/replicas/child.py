@@ -1,11 +1,13 @@
 """One replica's server: `spark-run --serve`, started by what places the replicas.
 
-`python -m spark_engine.runtime.replicas.child ENGINE OPTIONS`, OPTIONS being the ServerOptions as
-JSON. It leaves when its standard input ends: a server never outlives what placed it.
+`python -m spark_engine.runtime.replicas.child ENGINE`, the first line of its standard input being
+the ServerOptions as JSON: a key on the command line is everybody's. It leaves when its standard
+input ends: a server never outlives what placed it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -36,8 +38,12 @@ class Child:
         port = free_port(options.host)
         own = replace(options, port=port, tls_cert=None, tls_key=None)
         module = "spark_engine.runtime.replicas.child"
-        words = [sys.executable, "-P", "-m", module, folder, msgspec.json.encode(own).decode()]
+        words = [sys.executable, "-P", "-m", module, folder]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `wait` says so
+            self._process.stdin.write(msgspec.json.encode(own) + b"\n")
+            self._process.stdin.flush()
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{port}"
 
@@ -101,8 +107,8 @@ def _leave_with_the_parent() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The process."""
-    folder, given = sys.argv[1:] if arguments is None else arguments
-    options = msgspec.json.decode(given, type=ServerOptions)
+    (folder,) = sys.argv[1:] if arguments is None else arguments
+    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerOptions)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     set_up(options.log_format, options.log_level)
     with command("spark-run"):

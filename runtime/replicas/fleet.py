@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.replicas.routing import Router
-from spark_engine.runtime.replicas.upstream import Lost, Upstream
+from spark_engine.runtime.replicas.upstream import Lost, Refused, Upstream
 
 PROBE_S = 1.0  # between two looks at a replica's health, of up to A_SECOND of them
 A_SECOND = 200  # looks; with more replicas each is looked at less often
@@ -117,6 +117,9 @@ class Fleet:
     async def _probe(self, replica: Replica) -> None:
         try:
             status, body, _ = await self._upstream.get(f"{replica.address.url}/health", PATIENCE_S)
+        except Refused as error:  # it drains, or is gone: then its streams are gone with it
+            self._down(replica, str(error))
+            return
         except Lost as error:
             self.miss(replica, str(error))
             return

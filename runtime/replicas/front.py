@@ -16,7 +16,7 @@ from spark_engine.runtime.replicas.carry import Asked, Carrier, decoded, problem
 from spark_engine.runtime.replicas.fleet import Fleet
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.merged_metrics import merge
-from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
+from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
 from spark_engine.runtime.server.request_ids import RequestIds, current
 
 METRICS_S = 5.0  # for one replica's counters
@@ -60,6 +60,11 @@ class Front:
         if (own := self._own(scope["method"], path)) is not None:
             status, body = own
             await answer(status, JSON, msgspec.json.encode(body), False)
+            return
+        if not target.startswith("/"):  # behind a replica's address it would be another's
+            words = f"the request's target must begin with /, not {target[:80]!r}"
+            status, body, headers = problem_of(path, 400, words, current())
+            await answer(status, headers, body, False)
             return
         try:
             body = await self._body(receive)
@@ -117,7 +122,12 @@ class Front:
             status, body, headers = problem_of(asked.path, 503, words, asked.name)
             await asked.send(status, headers, body, False)
             return
-        await self._carrier.carry(asked)
+        try:
+            await self._carrier.carry(asked)
+        except Unsendable as error:
+            words = f"the request cannot be sent on: {error}"
+            status, body, headers = problem_of(asked.path, 400, words, asked.name)
+            await asked.send(status, headers, body, False)
 
     async def _metrics(self, asked: Asked) -> None:
         """Every replica's counters, and ours. Who may not see theirs sees none."""

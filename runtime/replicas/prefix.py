@@ -33,7 +33,7 @@ def places(body: bytes) -> tuple[Place, ...]:
     """The places of a request's prompt, from its beginning on; none of what is not understood."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
     if not isinstance(found, dict):
         return ()

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import aiohttp
+from yarl import URL
 
 Headers = Sequence[tuple[str, str]]
 CONNECT_S = 5.0
@@ -18,6 +19,14 @@ BROKEN = (aiohttp.ClientError, OSError, TimeoutError, EOFError)
 
 class Lost(Exception):
     """A replica could not be reached, or broke its answer off."""
+
+
+class Refused(Lost):
+    """Nobody listens there: a server that drains, or none."""
+
+
+class Unsendable(ValueError):
+    """A request that cannot be put into HTTP as it is: its sender's mistake."""
 
 
 class Answer:
@@ -61,18 +70,26 @@ class Upstream:
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=READ,
+            cookie_jar=aiohttp.DummyCookieJar(),  # those of one client are no other's
         )
 
     @contextlib.asynccontextmanager
     async def ask(
         self, method: str, url: str, headers: Headers = (), body: bytes = b""
     ) -> AsyncIterator[Answer]:
-        """The answer; leaving the block early ends it over there. Raises Lost."""
+        """The answer; leaving the block early ends it over there. Raises Lost, Unsendable.
+        `url` stands in it as it is given."""
         try:
             asked = self._session.request(
-                method, url, headers=list(headers), data=body or None, allow_redirects=False
+                method,
+                URL(url, encoded=True),
+                headers=list(headers),
+                data=body or None,
+                allow_redirects=False,
             )
             response = await asked
+        except (aiohttp.InvalidURL, ValueError) as error:
+            raise Unsendable(_words(error)) from None
         except BROKEN as error:
             raise Lost(_words(error)) from None
         try:
@@ -83,15 +100,22 @@ class Upstream:
     async def get(
         self, url: str, limit_s: float, headers: Headers = ()
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds."""
+        """(status, body, headers) of a small answer. Raises Lost, also after `limit_s` seconds,
+        Refused."""
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             asked = self._session.get(
-                url, headers=list(headers), timeout=timeout, allow_redirects=False
+                URL(url, encoded=True),
+                headers=list(headers),
+                timeout=timeout,
+                allow_redirects=False,
             )
             async with asked as response:
                 return response.status, await response.read(), response.headers
-        except BROKEN as error:
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            raise (Refused if refused else Lost)(_words(error)) from None
+        except (*BROKEN, ValueError) as error:
             raise Lost(_words(error)) from None
 
     async def close(self) -> None:

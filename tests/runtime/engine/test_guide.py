@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -222,3 +224,25 @@ def test_barred_rows_have_ids_of_the_vocabulary() -> None:
     for barred, words in ((((1,), ()), "a row without ids"), (((1, VOCAB),), "barred has the id")):
         with pytest.raises(RequestError, match=words):
             ConstraintSpec(barred=barred).check(VOCAB)
+
+
+def test_a_guide_is_gone_with_the_last_that_holds_it() -> None:
+    """Its masks and its grammar do not wait for the collection of cycles."""
+    gc.disable()
+    try:
+        one = guide(grammar="g")
+        one.begin(at_once, lambda text: Word(11, 68))
+        walk(one, 11)
+        one.ask(at_once)
+        assert one.job is not None and ids_of(one.job.result().mask) == {68}
+        left = weakref.ref(one)
+        del one
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def at_once(job: Callable[[], Answer]) -> Future[Answer]:
+    done: Future[Answer] = Future()
+    done.set_result(job())
+    return done

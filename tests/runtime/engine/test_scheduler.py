@@ -359,6 +359,17 @@ def test_a_snapshot_may_take_the_whole_swap_budget_and_gives_it_back() -> None:
     assert clients.scheduler.swap_used == 0
 
 
+def test_all_that_were_swapped_come_back_in_one_step_where_there_is_room() -> None:
+    clients = Clients(make(slots=2))
+    seqs = [clients.add(10), clients.add(10)]
+    clients.step()
+    for _ in seqs:
+        clients.add(5, limit=6, priority=1)
+    assert len(clients.step().preempted) == 2
+    assert [s.status for s in seqs] == [Status.SWAPPED] * 2
+    assert [move.seq for move in clients.step().restores] == seqs
+
+
 def test_a_swapped_sequence_that_is_cancelled_gives_its_snapshot_back() -> None:
     clients, seq = preempted(1000)
     clients.scheduler.finish(seq, FinishReason.CANCELLED)

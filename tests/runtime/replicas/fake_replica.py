@@ -54,7 +54,7 @@ class FakeReplica:
         ident = request.match_info["id"]
         if ident not in self.kept:
             return web.json_response({"error": {"message": "none kept"}}, status=404)
-        return web.json_response({"id": ident, "from": self.mark})
+        return web.json_response({"id": ident, "from": self.mark, "target": request.raw_path})
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.heads.append(dict(request.headers))

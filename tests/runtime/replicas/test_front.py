@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from yarl import URL
 
 from spark_engine.errors import OptionError
 from spark_engine.runtime.replicas import fleet as fleet_module
@@ -238,6 +239,20 @@ def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     run(test, "a", "b")
 
 
+def test_one_that_listens_no_more_ends_what_it_has() -> None:
+    async def test(w: World) -> None:
+        waits = asyncio.create_task(w.ask("WAIT"))
+        await _until(lambda: w.fleet.router.open == {"a": 1})
+        w.fleet.replicas["a"].address = Address("a", "http://127.0.0.1:1")
+        for _ in range(MISSES + 1):
+            await w.fleet.look()
+        assert not w.fleet.up and not waits.done()
+        w.fakes["a"].gate.set()
+        assert (await waits)[0] == 200
+
+    run(test, "a")
+
+
 def test_health_is_that_of_the_best() -> None:
     async def test(w: World) -> None:
         assert (await w.get("/health"))[0] == 200
@@ -280,6 +295,8 @@ def test_a_kept_answer_is_found_at_its_replica() -> None:
             assert json.loads((await w.get(f"/v1/responses/{ident}"))[1])["from"] == name
         for _ in range(3):
             assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
+        assert (await w.ask("more", RESPONSES, previous_response_id="../models"))[0] == 200
+        assert "../models" not in w.front._carrier._kept
         w.front._carrier._kept.clear()  # the front was started again
         assert (await w.ask("more", RESPONSES, previous_response_id=ident))[2] == name
         assert (await w.get("/v1/responses/resp_none"))[0] == 404
@@ -321,6 +338,44 @@ def test_a_body_is_bounded() -> None:
         status, found, _ = await w.ask("x" * MOST)
         assert (status, str(MOST) in found["error"]["message"]) == (413, True)
         assert not w.fakes["a"].asked
+
+    run(test, "a")
+
+
+@pytest.mark.parametrize("line", ["GET @{}/v1/models", "OPTIONS *"])
+def test_a_target_is_a_path_of_a_replica_and_no_other_server(line: str) -> None:
+    async def test(w: World) -> None:
+        foreign, at = 0, w.url.removeprefix("http://").partition(":")
+
+        async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal foreign
+            foreign += 1
+            writer.close()
+
+        server = await asyncio.start_server(came, "127.0.0.1", 0)
+        where = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        reader, writer = await asyncio.open_connection(at[0], int(at[2]))
+        words = f"{line.format(where)} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        writer.write(words.encode())
+        answer = await reader.read()
+        writer.close()
+        server.close()
+        assert answer.startswith(b"HTTP/1.1 400") and not foreign
+        assert len(w.fleet.up) == 1, "that was the client's mistake"
+
+    run(test, "a")
+
+
+def test_a_path_is_passed_on_as_it_came() -> None:
+    async def test(w: World) -> None:
+        ident = "resp_%2e%41"
+        w.fakes["a"].kept.add("resp_.A")
+        url = URL(f"{w.url}/v1/responses/{ident}?q=%41", encoded=True)
+        async with w.client.get(url) as response:
+            assert (response.status, (await response.json())["target"]) == (
+                200,
+                f"/v1/responses/{ident}?q=%41",
+            )
 
     run(test, "a")
 
