@@ -428,6 +428,7 @@ def test_32_clients_at_once_get_whole_answers(server: Running) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(server: Running, stream: bool) -> None:
     body = {"prompt": "SLOW", "max_tokens": 500, "stream": stream, "n": 3}
+    _wait(lambda: server.metric("spark:num_requests_running") == 0, "what ran before has ended")
     with httpx.Client() as client:
         request = client.build_request("POST", server.url + "/v1/completions", json=body)
         if stream:
