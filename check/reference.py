@@ -17,12 +17,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from spark_engine.engine_file import WEIGHTS, EngineHeader
+from spark_engine.check.ranks import ThreadCommunicator
+from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
+from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
 from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
+from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
@@ -52,18 +55,36 @@ def read_steps(payload: bytes) -> list[Step]:
     return [_step(node) for node in model.graph.node]
 
 
+def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
+    """The ONNX models of an `ort` payload in order: one, or what lies between collectives."""
+    if ranks == 1:
+        return [payload]
+    return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
+
+
 class ReferenceExecutor(AtOnce):
     """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
+
+    With `comm` it is one of several ranks, each of which has its own weights.
 
     What it is shown lies in the launch's buffers: who keeps it beyond the launch copies it.
     """
 
     def __init__(
-        self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
+        self,
+        header: EngineHeader,
+        payload: bytes,
+        folder: Path,
+        threads: int = 0,
+        comm: ThreadCommunicator | None = None,
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
-        self._steps = read_steps(payload)
-        self._weights = map_weights(folder / WEIGHTS)
+        self._comm = comm
+        self._steps: list[Step | Collective] = [*read_steps(payload)] if comm is None else []
+        for step in () if comm is None else Segments.decode(payload).steps:
+            self._steps += read_steps(step.model) if isinstance(step, Segment) else [step]
+        rank, ranks = (0, 1) if comm is None else (comm.rank, comm.ranks)
+        self._weights = map_weights(folder / weights_name(rank, ranks))
         self.watch: Watch | None = None
 
     @property
@@ -78,6 +99,9 @@ class ReferenceExecutor(AtOnce):
             values[spec.name] = buffers[spec.name].view()
             values[spec.name].flags.writeable = False
         for step in self._steps:
+            if isinstance(step, Collective):
+                values[step.output] = self._met(step, values[step.input])
+                continue
             operands = tuple(values[name] for name in step.inputs)
             results = _compute(step, operands)
             values.update(zip(step.outputs, results, strict=True))
@@ -94,6 +118,12 @@ class ReferenceExecutor(AtOnce):
 
     def close(self) -> None:
         """Frees nothing: weights are mapped."""
+
+    def _met(self, step: Collective, given: NDArray[Any]) -> NDArray[Any]:
+        """What the ranks make together, which the op's reference says of the parts of all."""
+        assert self._comm is not None
+        (found,) = get(step.op).reference({}, tuple(self._comm.parts(given)))
+        return np.asarray(found)
 
     def _results(self) -> Iterator[tuple[TensorSpec, str]]:
         yield from ((spec, spec.name) for spec in self._specs.outputs)

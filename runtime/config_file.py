@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import tomli_w
@@ -24,10 +24,13 @@ HEAD = """\
 # Options of spark-run, by group; `spark-run --config FILE` reads them. What is commented out is as
 # by default. The command line goes before this file, and so does the environment.
 """
+F = TypeVar("F", bound=Callable[..., Any])
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes"}
 
 
-def option(program: str, rows: Sequence[Option], mine: Collection[str], help: str) -> Any:
+def option(
+    program: str, rows: Sequence[Option], mine: Collection[str], help: str
+) -> Callable[[F], F]:
     """The decorator of `--config` for the command `program`: what the file gives becomes the
     command's defaults. `rows` may stand in the file; of them `mine` are options of the command."""
 
