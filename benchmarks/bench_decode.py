@@ -41,6 +41,7 @@ from benchmarks.draft_rounds import AUTO, RoundFloor, Rounds, Trial, family_of
 from benchmarks.draft_rounds import line as line_of_round
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.forced_drafts import Forced
+from spark_engine.engine_file import read_manifest
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
@@ -93,7 +94,7 @@ class Bench:
     def __init__(self, folder: Path, before: float = 0.0, drafts: int | None = 0) -> None:
         # Largest launches: no more of them than `early` counts.
         options = EngineOptions(policy=THROUGHPUT, depth=1, swap_bytes=0, drafts=drafts)
-        if drafts is None:
+        if drafts is None and read_manifest(folder).ranks > 1:
             forced_rank.use()
         loaded = load(folder, 0, 1)
         self.executors = {key: Watched(e, key[0]) for key, e in loaded.executors.items()}

@@ -6,13 +6,14 @@ Each takes opened engines and returns a `Level`. Builds nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from spark_engine.builder.native.launches import launches
 from spark_engine.check.compare import Compare, Verdict
 from spark_engine.check.engines import folder_of, has_graph, own_executor
 from spark_engine.check.judge import Recorded, judge, module_of
@@ -21,7 +22,7 @@ from spark_engine.check.observe import layer_of, place
 from spark_engine.check.operators import Bodies
 from spark_engine.check.prompts import Session
 from spark_engine.check.record import Recorder, Taken
-from spark_engine.check.reference import graphs_of
+from spark_engine.check.reference import Step, graphs_of
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.check.thresholds import NodeLimits, Thresholds
@@ -86,8 +87,11 @@ def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Pro
     with shown.track("op level, nodes", sum(len(one.nodes) for one in taken)) as step:
         for one in taken:
             level.launches += not one.rank
-            alone = _alone(loaded, one)
+            alone, has = _alone(loaded, one)
             for recorded in one.nodes:
+                if not has(recorded.step):
+                    step()
+                    continue
                 level.findings.append(_finding(recorded, alone.run(recorded), one, limits))
                 step()
     level.settle(lambda f: f"{f.module} ({f.name})", 0)
@@ -98,15 +102,23 @@ class _Alone(Protocol):
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]: ...
 
 
-def _alone(loaded: Loaded, taken: Taken) -> _Alone:
-    """What runs single nodes of a bucket, by the engine's executor."""
+def _alone(loaded: Loaded, taken: Taken) -> tuple[_Alone, Callable[[Step], bool]]:
+    """What runs single nodes of a bucket, by the engine's executor, and which it can run.
+
+    Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
+    the twin's of that name: these are left out.
+    """
     folder = folder_of(loaded)
     bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == taken.key)
     payload = folder.engine(bucket).payload
     if has_graph(loaded):
         weights = map_weights(folder.weights_of(taken.rank))
-        return Bodies(graphs_of(payload, folder.manifest.ranks), weights)
-    return NativeNodes(own_executor(loaded, taken.key), payload, taken.weights)
+        return Bodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
+    alone = NativeNodes(own_executor(loaded, taken.key), payload, taken.weights)
+    if folder.manifest.ranks == 1:
+        return alone, lambda step: True
+    ops = {launch.node: launch.op for launch in launches(payload)}
+    return alone, lambda step: ops.get(step.name) == step.kind
 
 
 def _finding(

@@ -178,23 +178,38 @@ class RankStates:
 
 
 class RanksExecutor(AtOnce):
-    """One bucket of all ranks, whose outputs are rank 0's (runtime/executors/executor.py)."""
+    """One bucket of all ranks (runtime/executors/executor.py).
 
-    def __init__(self, parts: Sequence[Executor], states: RankStates, meeting: Meeting) -> None:
+    Its outputs are rank 0's; logits are those of all `vocab` ids, where each rank has its own.
+    """
+
+    def __init__(
+        self, parts: Sequence[Executor], states: RankStates, meeting: Meeting, vocab: int
+    ) -> None:
         self.parts, self._states, self._meeting = tuple(parts), states, meeting
-        specs = self.specs
-        self._others = [{s.name: allocate(s) for s in specs.outputs} for _ in self.parts[1:]]
+        specs, ranks = self.parts[0].specs, len(self.parts)
+        cut = {s.name for s in specs.outputs if "logits" in s.name and s.dims[-1] * ranks == vocab}
+        self._cut = cut
+        whole = (replace(s, shape=(*s.shape[:-1], vocab)) if s.name in cut else s
+                 for s in specs.outputs)  # fmt: skip
+        self._specs = replace(specs, outputs=tuple(whole))
+        self._own = [
+            {s.name: allocate(s) for s in specs.outputs if rank or s.name in cut}
+            for rank in range(ranks)
+        ]
         self._known: list[tuple[Buffers, list[Buffers]]] = []
 
     @property
     def specs(self) -> Specs:
-        """A rank's, which are all alike."""
-        return self.parts[0].specs
+        """A rank's, which are all alike, but for the logits."""
+        return self._specs
 
     def run(self, buffers: Buffers) -> None:
         """One step of all ranks over the states of each. Raises what one of them does."""
         works = zip(self.parts, self.of(buffers), strict=True)
         self._meeting.run([partial(part.run, own) for part, own in works])
+        for name in self._cut:
+            buffers[name][...] = np.concatenate([own[name] for own in self._own], axis=-1)
 
     def of(self, buffers: Buffers) -> list[Buffers]:
         """By rank what it runs over; the same mappings for the same buffers."""
@@ -202,7 +217,7 @@ class RanksExecutor(AtOnce):
             if known is buffers:
                 return made
         made = []
-        for states, outputs in zip(self._states.of, [{}, *self._others], strict=True):
+        for states, outputs in zip(self._states.of, self._own, strict=True):
             outs = {name + STATE_OUT: array for name, array in states.arrays.items()}
             made.append({**buffers, **states.arrays, **outs, **outputs})
         self._known = [*self._known[1 - MOST_MERGED :], (buffers, made)]
@@ -226,7 +241,8 @@ def together(
     assert loaded.folder is not None
     states = RankStates(loaded.folder.manifest.states, len(by_rank))
     executors = {
-        key: RanksExecutor([one[key] for one in by_rank], states, meeting) for key in by_rank[0]
+        key: RanksExecutor([one[key] for one in by_rank], states, meeting, loaded.limits.vocab)
+        for key in by_rank[0]
     }
     return replace(loaded, executors=executors, states=states.shown, store=states)
 

@@ -100,7 +100,7 @@ class ReferenceExecutor(AtOnce):
             values[spec.name].flags.writeable = False
         for step in self._steps:
             if isinstance(step, Collective):
-                values[step.output] = self._met(step, values[step.input])
+                self._meet(step, values)
                 continue
             operands = tuple(values[name] for name in step.inputs)
             results = _compute(step, operands)
@@ -119,11 +119,11 @@ class ReferenceExecutor(AtOnce):
     def close(self) -> None:
         """Frees nothing: weights are mapped."""
 
-    def _met(self, step: Collective, given: NDArray[Any]) -> NDArray[Any]:
+    def _meet(self, step: Collective, values: Values) -> None:
         """What the ranks make together, which the op's reference says of the parts of all."""
         assert self._comm is not None
-        (found,) = get(step.op).reference({}, tuple(self._comm.parts(given)))
-        return np.asarray(found)
+        (found,) = get(step.op).reference({}, tuple(self._comm.parts(values[step.input])))
+        values[step.output] = np.asarray(found)
 
     def _results(self) -> Iterator[tuple[TensorSpec, str]]:
         yield from ((spec, spec.name) for spec in self._specs.outputs)
