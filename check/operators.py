@@ -15,8 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.judge import POISON, Held, Recorded
-from spark_engine.check.reference import Step
+from spark_engine.check.judge import Held, Recorded
+from spark_engine.check.reference import POISON, Step
 from spark_engine.errors import OptionError
 from spark_engine.tensors import DType
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
+POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Watch = Callable[["Step", tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]], None]
@@ -120,10 +121,18 @@ class ReferenceExecutor(AtOnce):
         """Frees nothing: weights are mapped."""
 
     def _meet(self, step: Collective, values: Values) -> None:
-        """What the ranks make together, which the op's reference says of the parts of all."""
+        """What the ranks make together: their sum, or their parts side by side, of all rows or of
+        those that the step's `rows` name. What the others hold is undefined."""
         assert self._comm is not None
-        (found,) = get(step.op).reference({}, tuple(self._comm.parts(values[step.input])))
-        values[step.output] = np.asarray(found)
+        given, rows = values[step.input], asdict(step).get("rows")
+        if step.op == "all_reduce":
+            (values[step.output],) = get(step.op).reference({}, tuple(self._comm.parts(given)))
+            return
+        some = values[rows] != 0 if rows else np.ones(len(given), np.bool_)
+        width = given.shape[-1] * self._comm.ranks
+        values[step.output] = np.empty((*given.shape[:-1], width), given.dtype)
+        values[step.output].view(np.uint8).fill(POISON)
+        values[step.output][some] = np.concatenate(self._comm.parts(given[some]), axis=-1)
 
     def _results(self) -> Iterator[tuple[TensorSpec, str]]:
         yield from ((spec, spec.name) for spec in self._specs.outputs)
