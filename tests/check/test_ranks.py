@@ -78,14 +78,6 @@ def test_a_sound_engine_of_two_ranks_agrees_with_its_references(engines: dict[in
     assert _level(report, "record").launches == len(record) == 2
 
 
-def test_it_agrees_with_an_engine_of_one_rank(engines: dict[int, Path]) -> None:
-    report = run_check(engines[2], engines[1], ("layer",), QUIET)
-    assert report.passed, report.first
-    shown = _names(_level(report, "layer"))
-    assert shown >= {"logits", "layers.0.mixed", "layers.1.out", "last_tokens"}
-    assert not {name for name in shown if name.endswith(("_state", "_pages"))}, "parts of states"
-
-
 @AT_LENGTH
 def test_it_says_what_one_rank_and_the_checkpoint_say(engines: dict[int, Path]) -> None:
     for other in (engines[1], engines[2], engines[2].parent / "checkpoint"):
@@ -93,6 +85,10 @@ def test_it_says_what_one_rank_and_the_checkpoint_say(engines: dict[int, Path]) 
         assert report.passed, (other, report.first, report.headlines)
         assert {level.name for level in report.levels} == {*LEVELS}
         assert _level(report, "text").findings[0].figures["tokens"] > 40
+        shown = _names(_level(report, "layer"))
+        assert shown >= {"logits", "layers.0.mixed", "layers.1.out", "last_tokens"}
+        parts = {name for name in shown if name.endswith(("_state", "_pages"))}
+        assert bool(parts) == (other == engines[2]), "what has other parts is not compared"
 
 
 def test_the_fault_of_another_rank_is_found_and_named(
