@@ -14,12 +14,13 @@ from spark_engine.builder.plan.options import Options
 from spark_engine.check.check import LEVELS, run_check
 from spark_engine.check.engines import folder_of, open_engine
 from spark_engine.check.mark import mark
-from spark_engine.check.ranks import Meeting, RankStates
+from spark_engine.check.ranks import Meeting, RanksExecutor, RankStates
 from spark_engine.check.report import Level, Report
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import ExecutorError
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
+from spark_engine.runtime.executors.executor import Specs
 from spark_engine.segments import Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
 from tests.check.planted import corrupt
@@ -145,6 +146,26 @@ def test_states_of_all_ranks_are_saved_and_restored() -> None:
     for rank, one in enumerate(states.of):
         assert (one.arrays[spec.name][2] == 3 + rank).all()
         assert (one.arrays[counts.name][2] == 7).all() and (one.arrays[spec.name][1] == -1).all()
+
+
+def test_logits_of_all_ranks_are_shown_beside_each_other() -> None:
+    """Where each has those of its ids alone."""
+
+    class Half:
+        def __init__(self, rank: int) -> None:
+            outputs = TensorSpec("logits", DType.F32, (2, 3)), TensorSpec("ok", DType.I32, (2,))
+            self.specs, self.rank = Specs((), (), outputs), rank
+
+        def run(self, buffers: Any) -> None:
+            buffers["logits"][...] = self.rank + np.arange(3) / 10
+            buffers["ok"][...] = self.rank
+
+    halves: list[Any] = [Half(0), Half(1)]
+    made = RanksExecutor(halves, RankStates([], 2), Meeting(2), vocab=6)
+    buffers = {s.name: np.full(s.dims, -1, s.dtype.numpy) for s in made.specs.outputs}
+    made.run(buffers)
+    np.testing.assert_allclose(buffers["logits"], [[0, 0.1, 0.2, 1, 1.1, 1.2]] * 2, rtol=1e-6)
+    assert buffers["ok"].tolist() == [0, 0], "of the rest rank 0's are shown"
 
 
 def test_a_rank_that_fails_ends_the_others_and_is_what_is_raised() -> None:
