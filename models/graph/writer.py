@@ -157,8 +157,9 @@ class Writer:
         return self._collective("gather_logits", x, output)
 
     def _collective(self, op: str, x: gs.Variable, output: str) -> gs.Variable:
-        ranks = self.model.shards.ranks
-        return x if ranks == 1 else self.one(op, [x], output, ranks=ranks)
+        shards = self.model.shards
+        attrs = {"ranks": shards.ranks, **({"across": 1} if shards.across else {})}
+        return x if shards.ranks == 1 else self.one(op, [x], output, **attrs)
 
     def concat(self, parts: Sequence[gs.Variable], output: str) -> gs.Variable:
         """Columns of unmerged projections side by side, a standard Concat."""

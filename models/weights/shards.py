@@ -73,6 +73,7 @@ class Shards:
         splits: of them that are shared, by tensor name and module.
         tile: columns of NVFP4 that are never cut.
         shares: what each rank has, and of how many, by what is counted.
+        across: the ranks are on several hosts, whose GPUs do not read each other's memory.
     """
 
     ranks: int = 1
@@ -80,6 +81,7 @@ class Shards:
     splits: Mapping[str, Split] = field(default_factory=dict)
     tile: int = NVFP4_BLOCK
     shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    across: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:

@@ -20,6 +20,7 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.ranks import nccl_cuda
 from spark_engine.tensors import DType
 
 SOURCE = "ranks/collectives.cu"
@@ -83,5 +84,7 @@ def _plan_gather(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     return _plan("gather_logits", attrs, specs, target, COLUMNS=columns)
 
 
-ALL_REDUCE = Cuda((Tactic("one_shot", SOURCE, _refuse_sum, _plan_sum, _cost),))
-GATHER_LOGITS = Cuda((Tactic("one_shot", SOURCE, _refuse_gather, _plan_gather, _cost),))
+_SUM = Cuda((Tactic("one_shot", SOURCE, _refuse_sum, _plan_sum, _cost),))
+_GATHER = Cuda((Tactic("one_shot", SOURCE, _refuse_gather, _plan_gather, _cost),))
+ALL_REDUCE = nccl_cuda.also_across(_SUM, nccl_cuda.SUMS)
+GATHER_LOGITS = nccl_cuda.also_across(_GATHER, nccl_cuda.LOGITS)

@@ -1,10 +1,13 @@
-"""The regions that ranks read of each other, set up over whatever the ranks speak through.
+"""How the GPUs of ranks reach each other, set up over whatever the ranks speak through: regions
+that they read of each other on one host, or a library's calls between hosts.
 
 Knows who gathers and the device's regions; knows no launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -31,8 +34,33 @@ class Ranked(Protocol):
         ...
 
 
-def meet(resources: DeviceResources, nbytes: int, comm: Ranked) -> PeerMemory:
-    """This rank's region and the others'; all are there, and zero, when it returns."""
+class Calls(Protocol):
+    """What ranks make together by calls of a library."""
+
+    def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
+        """What puts the call on the GPU's stream."""
+        ...
+
+    def close(self) -> None:
+        """Lets the others go."""
+        ...
+
+
+def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls | None:
+    """NCCL's, of ranks that show each other `nbytes` of memory, where that is none."""
+    if comm is None or nbytes:
+        return None
+    nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
+    made: Calls = nccl.Nccl(resources.gpu, comm)
+    resources.finally_(made.close)
+    return made
+
+
+def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMemory | None:
+    """This rank's region and the others', if they have any; all are there, and zero, when it
+    returns."""
+    if comm is None or not nbytes:
+        return None
 
     def gather(handle: bytes) -> list[bytes]:
         return [row.tobytes() for row in comm.all_gather(np.frombuffer(handle, np.uint8))]
