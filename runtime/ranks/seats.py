@@ -100,23 +100,16 @@ def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
             f"--hosts names {len(hosts)}, and the engine was built for {ranks} ranks, one on each "
             f"host: name {ranks}, or build with --tp {len(hosts)}"
         )
-    if hosts and manifest.executor == NATIVE and not by_calls(manifest):
+    if hosts and manifest.executor == NATIVE and not manifest.across_hosts:
         raise OptionError(
             "--hosts: the ranks of this engine read each other's memory, as GPUs of one host can: "
             f"leave --hosts out, or build it with --tp {ranks} --across-hosts"
         )
-    if by_calls(manifest) and find_spec("nccl") is None:
+    if manifest.across_hosts and find_spec("nccl") is None:
         raise EngineError(
             f"engine {manifest.name} brings its ranks together through NCCL, whose package is not "
             f"here: {extra('nccl')}"
         )
-
-
-def by_calls(manifest: Manifest) -> bool:
-    """Whether ranks on GPUs are connected by a library, as on several hosts, and read no memory of
-    each other."""
-    shown = any(bucket.symmetric_bytes for bucket in manifest.buckets)
-    return manifest.executor == NATIVE and manifest.ranks > 1 and not shown
 
 
 def check_gpus(manifest: Manifest) -> None:
