@@ -76,14 +76,16 @@ class RankCards:
         value(driver.cuStreamSynchronize(self.streams[rank]))
 
     def queue(self, rank: int, tactic: Tactic, plan: Plan, x: int, y: int) -> list[Queue]:
-        """What puts the plan's launches, over one input and one output, on the rank's stream."""
+        """What puts the plan's launches, over one input and one output, on the rank's stream; what
+        a library has gathered into scratch is the input too."""
         self.use(rank)
         found = []
         for launch in plan.launches:
             values: list[int | float] = []
             for arg in launch.args:
                 if isinstance(arg, Pointer):
-                    values.append({"input": x, "output": y, "peers": self._tables[rank]}[arg.kind])
+                    places = {"input": x, "scratch": x, "output": y, "peers": self._tables[rank]}
+                    values.append(places[arg.kind])
                 else:
                     values.append(rank if isinstance(arg, Rank) else arg.value)
             key = (rank, launch.source or tactic.source, launch.defines, launch.symbol)
