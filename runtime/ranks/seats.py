@@ -105,6 +105,11 @@ def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
             "--hosts: the ranks of this engine read each other's memory, as GPUs of one host can: "
             f"leave --hosts out, or build it with --tp {ranks} --across-hosts"
         )
+    check_nccl(manifest)
+
+
+def check_nccl(manifest: Manifest) -> None:
+    """Raises EngineError where the ranks need NCCL and its package is not there."""
     if manifest.across_hosts and find_spec("nccl") is None:
         raise EngineError(
             f"engine {manifest.name} brings its ranks together through NCCL, whose package is not "
@@ -121,10 +126,11 @@ def check_gpus(manifest: Manifest) -> None:
     found = count()
     if found < manifest.ranks:
         need = manifest.memory.total / (1 << 30)
+        hosts = "name the hosts of all ranks (--hosts), " if manifest.across_hosts else ""
         raise CapacityError(
             f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
             f"{need:.2f} GiB, and this machine shows {found} (--device and "
-            f"CUDA_VISIBLE_DEVICES count): show more, or rebuild with --tp {max(found, 1)}"
+            f"CUDA_VISIBLE_DEVICES count): {hosts}show more, or rebuild with --tp {max(found, 1)}"
         )
 
 

@@ -69,6 +69,8 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     with pytest.raises(CapacityError, match=words) as refusal:
         seats.check_gpus(manifest("native", 4))
     assert "--hosts" not in str(refusal.value)
+    with pytest.raises(CapacityError, match=r"name the hosts of all ranks \(--hosts\), show more"):
+        seats.check_gpus(manifest("native", 4, True))
 
 
 def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,9 +136,11 @@ def test_an_end_that_hangs_is_left(
     """The other ranks may be gone: whoever closes waits for none of them."""
     hung = threading.Event()
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    nccl.comm_abort = lambda comm: hung.wait()  # type: ignore[assignment, method-assign]
+    nccl.comm_abort = lambda comm: hung.wait(2)  # type: ignore[assignment, method-assign]
     made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
+    begin = time.monotonic()
     made[0].close()
+    assert time.monotonic() - begin < 1
     hung.set()
 
 
