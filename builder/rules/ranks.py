@@ -25,7 +25,9 @@ def find_norm(context: RewriteContext, node: gs.Node) -> Match | None:
 
 
 def can_join(context: RewriteContext, match: Match) -> str | None:
-    """Nobody else reads the sum, which the launch would no longer store."""
+    """Ranks read each other's memory, and nobody else reads the sum, which is no longer stored."""
+    if match.parts["total"].attrs.get("across"):
+        return "its ranks are on several hosts"
     return read_alone(context.graph, match.parts["total"].outputs)
 
 
@@ -34,7 +36,8 @@ def join(context: RewriteContext, match: Match) -> None:
     norm, total, residual = match.root, match.parts["total"], match.parts["residual"]
     inputs = [total.inputs[0], norm.inputs[1], residual, *norm.inputs[3:]]
     outputs = list(norm.outputs)
-    attrs = {k: v for k, v in norm.attrs.items() if k != "add"} | dict(total.attrs)
+    attrs = {k: v for k, v in norm.attrs.items() if k != "add"}
+    attrs["ranks"] = total.attrs["ranks"]
     for node in (norm, total):
         detach(node)
     joined = add_node(context.ops, norm.name, "reduce_norm_quant", inputs, outputs, **attrs)

@@ -2,10 +2,10 @@
 // order of ranks and rounded once, so all ways and all ranks have the same bits, in a batch of any
 // size. Alone (RANKS 1) there is nobody to ask.
 //
-// ONE_SHOT: each block shows its vectors, meets the same block of the other ranks, and reads theirs.
+// ONE_SHOT: each block shows its vectors, meets the same block of the other ranks, reads theirs.
 // TWO_SHOT: of what a block shows each rank sums its share, shows the sums, and reads the others'
 // after a second meeting: 2 (RANKS - 1) / RANKS parts cross to a rank instead of RANKS - 1.
-// PUSH: vectors are written to the other ranks, flagged (pushed.cuh): no meeting, twice the bytes.
+// PUSH: vectors are written to the other ranks, numbered (pushed.cuh): no meeting, twice the bytes.
 // What was tried: benchmarks/log/collectives.md.
 #include "ranks/peers.cuh"
 #include "ranks/pushed.cuh"

@@ -1,6 +1,7 @@
 // The logits of all ranks side by side: y[row] = x[row] of rank 0, of rank 1 …; COLUMNS vectors of
-// four logits each. Each block shows its vectors, meets the same block of the other ranks, and reads
-// theirs (peers.cuh). Alone (RANKS 1) there is nobody to ask.
+// four logits each. Each block shows its vectors, meets the same block of the other ranks, and
+// reads theirs (peers.cuh). Alone (RANKS 1) there is nobody to ask.
+// What was tried: benchmarks/log/collectives.md.
 #include "ranks/peers.cuh"
 
 extern "C" __global__ void gather_logits(const uint4* x, uint4* y, i64 count, const u64* peers,

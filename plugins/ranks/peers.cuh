@@ -3,13 +3,14 @@
 //
 // A region begins with two counters (launches so far, blocks of this launch that are done), then a
 // flag for each block and rank, then what others push (pushed.cuh), then the data. Data is held
-// twice, in turns of 256 bytes: a launch writes the turn that the launch before did not. No rank can
-// still read what is written over: who has had something of the launch before from every rank knows
-// that the one before that is over everywhere. All ranks make the same launches in the same order,
-// each on one stream. Nothing is multicast.
+// twice, in turns of 256 bytes: a launch writes the turn that the launch before did not. No rank
+// can still read what is written over: who has had something of the launch before from every rank
+// knows that the one before that is over everywhere. All ranks make the same launches in the same
+// order, each on one stream. Nothing is multicast.
 // Macros: THREADS of a block, where FIRST, STEP or show_all are used.
 #pragma once
 #include "common/numeric.cuh"
+#include "ranks/peer_ptx.cuh"
 
 #define MOST_RANKS 8
 #define FLAGS 256             // bytes before the flags
@@ -26,29 +27,6 @@
 
 #define FIRST (blockIdx.x * (i64)THREADS + threadIdx.x)
 #define STEP (gridDim.x * (i64)THREADS)
-
-DEVICE u32 load_acquire(const u32* at) {
-  u32 value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-DEVICE void store_release(u32* at, u32 value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-// Of another rank, or written by one: never from this multiprocessor's own cache.
-DEVICE uint4 load_shown(const uint4* at) {
-  uint4 v;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
-}
-DEVICE u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
 
 DEVICE u32 launches_so_far(const u64* peers, int rank) { return *(volatile u32*)peers[rank]; }
 // Where a rank shows its vector `i` of 16 bytes in the launch of that number.

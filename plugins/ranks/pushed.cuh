@@ -2,29 +2,11 @@
 //
 // Eight bytes arrive at once: so whoever reads a word with the right number has it, and needs no
 // flag behind the data, no fence and no answer. It costs twice the bytes. Memory is held twice as
-// shown data is (peers.cuh), and holds nothing else, so that an old word has an old number; a number
-// comes back after 2^32 launches. A warp's first halves of 32 vectors lie together, then the second.
+// shown data is (peers.cuh), and holds nothing else, so that an old word has an old number; a
+// number comes back after 2^32 launches. Of 32 vectors the first halves lie together, then the
+// second.
 #pragma once
 #include "ranks/peers.cuh"
-
-struct Halves {
-  u64 low, high;  // a word of data, and above it the number
-};
-DEVICE void store_pushed(u64 at, u32 low, u32 high, u32 number) {
-  asm volatile(
-      "{ .reg .b64 a, b; mov.b64 a, {%1, %3}; mov.b64 b, {%2, %3}; "
-      "st.relaxed.sys.global.v2.b64 [%0], {a, b}; }" ::"l"(at),
-      "r"(low), "r"(high), "r"(number)
-      : "memory");
-}
-DEVICE Halves load_pushed(u64 at) {
-  Halves v;
-  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
-               : "=l"(v.low), "=l"(v.high)
-               : "l"(at)
-               : "memory");
-  return v;
-}
 
 // To be made before the wait for the previous launch: the table of regions never changes.
 template <int N_RANKS>
@@ -52,8 +34,8 @@ struct Pushes {
       store_pushed(at + 512, v.z, v.w, launch + 1);
     }
   }
-  // The sum of everybody's vector `i`, in the order of ranks; `own` is this rank's. So many ranks are
-  // waited for at once as registers allow.
+  // The sum of everybody's vector `i`, in the order of ranks; `own` is this rank's. As many ranks
+  // are waited for at once as registers allow.
   DEVICE void add(uint4 own, i64 i, u32 launch, float (&sum)[8]) const {
     constexpr int AT_ONCE = N_RANKS < 4 ? N_RANKS : 4;
 #pragma unroll
