@@ -140,7 +140,8 @@ def _parts(cards: RankCards, nbytes: int, comms: list[Any]) -> Launch:
     for rank in range(cards.ranks):
         x, y = (cards.put(rank, np.zeros(nbytes, np.uint8)) for _ in "xy")
         both = cards.put(rank, np.zeros(cards.ranks * nbytes, np.uint8))
-        places.append((x, both, cards.queue(rank, tactic, behind, both, y)[0]))
+        where = {"scratch": [both], "output": [y]}
+        places.append((x, both, cards.queue_all(rank, tactic, behind, where)[0]))
 
     def launch(rank: int) -> None:
         x, both, add = places[rank]

@@ -117,7 +117,7 @@ def _cost_parts(attrs: Attrs, specs: Specs, target: Target) -> float:
 
 
 def _in_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
-    return "order of ranks"
+    return "ranks"  # as every way of one host
 
 
 SUMS = (
