@@ -38,7 +38,8 @@ class Nccl:
     """
 
     def __init__(self, gpu: Gpu, comm: Ranked, limit_s: float = COME_S) -> None:
-        self._gpu = gpu
+        self._gpu, self._left, self._lock = gpu, False, threading.Lock()
+        self._comm: object = None
         asked = nccl.UniqueId()
         if comm.rank == 0:
             asked = _told(nccl.get_unique_id)
@@ -50,7 +51,9 @@ class Nccl:
             self._comm = _told(lambda: nccl.comm_init_rank(ranks, place, comm.rank))
             self._try(ranks)
 
+        comm.at_abort(self.abort)
         if not _within(limit_s, connect):
+            self.close()  # what waits on the stream ends
             raise ExecutorError(
                 f"NCCL has not connected rank {comm.rank} with the others in {limit_s:g} s: "
                 f"{NETWORK}"
@@ -71,10 +74,20 @@ class Nccl:
 
         return {"all_gather": gather, "all_reduce": add}[symbol]
 
+    def abort(self) -> None:
+        """Ends what waits for other ranks on the stream, whose results are nobody's; for another
+        thread."""
+        self._let_go(0.0)
+
     def close(self) -> None:
         """Lets the other ranks go without waiting for them; nothing may be queued any more."""
-        if not _within(CLOSE_S, lambda: _told(lambda: nccl.comm_abort(self._comm))):
+        if not self._let_go(CLOSE_S):
             log.warning("NCCL has not closed in %g s; it is left", CLOSE_S)
+
+    def _let_go(self, limit_s: float) -> bool:
+        with self._lock:
+            left, self._left = self._left or self._comm is None, True
+        return left or _within(limit_s, lambda: _told(lambda: nccl.comm_abort(self._comm)))
 
     def _try(self, ranks: int) -> None:
         source, to = self._gpu.allocate(SMALL), self._gpu.allocate(ranks * SMALL)

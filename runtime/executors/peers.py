@@ -33,6 +33,10 @@ class Ranked(Protocol):
         """Returns when all ranks have come."""
         ...
 
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Does this too where a rank has fallen, in another thread."""
+        ...
+
 
 class Calls(Protocol):
     """What ranks make together by calls of a library."""

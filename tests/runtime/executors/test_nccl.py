@@ -93,6 +93,27 @@ def test_parts_of_all_ranks_come_to_all(two: Ranks, module: Any, nccl: FakeNccl)
     assert not any(gpu.blocks for gpu in two.gpus), "what it tried with was not given back"
 
 
+def test_a_step_that_waits_for_a_rank_ends_with_the_group(
+    two: Ranks, module: Any, nccl: FakeNccl
+) -> None:
+    """The device would wait for it without end, and whoever closes the engine for the device."""
+    made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
+    gpu = two.gpus[0]
+    x, y = gpu.allocate(PART), gpu.allocate(PART)
+    made[0].queueing("all_reduce", (x, y, PART))()
+    step = threading.Thread(target=gpu.wait)
+    step.start()
+    time.sleep(0.05)
+    assert step.is_alive()
+    two.comms[0].abort("rank 1 is gone")
+    step.join(1)
+    assert not step.is_alive()
+    made[0].close()
+    with pytest.raises(ExecutorError, match="rank 1 is gone"):
+        two.comms[0].barrier()
+    assert [comm.aborted for comm in nccl.comms].count(True) == 1
+
+
 def test_who_is_not_connected_in_time_is_told_where_to_look(
     two: Ranks, module: Any, nccl: FakeNccl
 ) -> None:
