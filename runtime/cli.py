@@ -51,12 +51,6 @@ NAME = "spark-run"
 HISTORY = Path("spark", "history")  # of a chat, beside other programs' states
 
 
-def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        with command(NAME):
-            context.default_map = config_file.read(path, OF_FILE)
-
-
 def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> None:
     if shell is not None:
         click.echo(completion.script(shell))
@@ -91,14 +85,11 @@ class _Run(Grouped):
         *(row.parameter() for row in OPTIONS),
     ],
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    help="Read options from this TOML file; those on the command line go before it.",
+@config_file.option(
+    NAME,
+    OF_FILE,
+    [row.name for row in OF_FILE],
+    "Read options from this TOML file; those on the command line go before it.",
 )
 @click.option("--print-config", is_flag=True, help="Print all options as such a file, and end.")
 @click.option(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import tomli_w
 
-from spark_engine.command import system_words
+from spark_engine.command import command, system_words
 from spark_engine.errors import OptionError
 from spark_engine.hints import near
 from spark_engine.runtime.option import Group, Option
@@ -25,6 +25,27 @@ HEAD = """\
 # by default. The command line goes before this file, and so does the environment.
 """
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes"}
+
+
+def option(program: str, rows: Sequence[Option], mine: Collection[str], help: str) -> Any:
+    """The decorator of `--config` for the command `program`: what the file gives becomes the
+    command's defaults. `rows` may stand in the file; of them `mine` are options of the command."""
+
+    def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            with command(program):
+                found = read(path, rows)
+                context.default_map = {k: v for k, v in found.items() if k in mine}
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=told,
+        help=help,
+    )
 
 
 def read(path: Path, rows: Sequence[Option]) -> dict[str, Any]:

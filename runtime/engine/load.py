@@ -103,7 +103,9 @@ class Loaded:
 
     def close(self) -> None:
         """Closes every executor, the last of which takes the device's memory with it, and ends the
-        other ranks."""
+        other ranks. These are told first: each frees what others read when they have let it go."""
+        if self.group is not None:
+            self.group.leave()
         for executor in self.executors.values():
             executor.close()
         if self.group is not None:
@@ -161,6 +163,7 @@ def load(
         with orders.explained():
             loaded = _load(path, manifest, wishes, mark, shown, group.comm)
         undo.callback(loaded.close)
+        undo.callback(group.leave)
         group.all_open()
         undo.pop_all()
     return _led(loaded, group, orders)

@@ -6,19 +6,26 @@ Knows who gathers and the device's regions; knows no launch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Protocol
 
 import numpy as np
 
 from spark_engine.device_resources import DeviceResources
+from spark_engine.errors import ExecutorError
 from spark_engine.peer_memory import PeerMemory
 from spark_engine.tensors import Array
+
+PART_S = 3.0  # that a rank which closes waits for the others to close what is its own
 
 
 class Ranked(Protocol):
     """What an owner needs of a communicator."""
+
+    limit_s: float  # seconds that a call waits for the others
 
     @property
     def rank(self) -> int:
@@ -51,24 +58,38 @@ class Calls(Protocol):
 
 
 def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls | None:
-    """NCCL's, of ranks that show each other `nbytes` of memory, where that is none."""
+    """NCCL's, of ranks that show each other `nbytes` of memory, where that is none.
+
+    It is closed when no GPU of a rank waits for another.
+    """
     if comm is None or nbytes:
         return None
     nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
     made: Calls = nccl.Nccl(resources.gpu, comm)
     resources.finally_(made.close)
+    resources.finally_(partial(_part, comm))
     return made
 
 
 def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMemory | None:
     """This rank's region and the others', if they have any; all are there, and zero, when it
-    returns."""
+    returns.
+
+    When it is given back, a rank that has ended, or does not come within PART_S, is not waited for.
+    """
     if comm is None or not nbytes:
         return None
 
     def gather(handle: bytes) -> list[bytes]:
         return [row.tobytes() for row in comm.all_gather(np.frombuffer(handle, np.uint8))]
 
-    peers = PeerMemory(resources, nbytes, comm.rank, gather)
+    peers = PeerMemory(resources, nbytes, comm.rank, gather, partial(_part, comm))
     comm.barrier()
     return peers
+
+
+def _part(comm: Ranked) -> None:
+    """Returns when all ranks have come so far, or one does not."""
+    comm.limit_s = min(comm.limit_s, PART_S)
+    with contextlib.suppress(ExecutorError):
+        comm.barrier()

@@ -62,7 +62,7 @@ class Group:
         self._heard = threading.Condition()
         self._waits_since: float | None = None
         self._opening = False
-        self._closing = False
+        self._closing = self._closed = False
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
@@ -107,8 +107,8 @@ class Group:
         """Rank 0 begins to wait for its device, or has ended to."""
         self._waits_since = time.monotonic() if waits else None
 
-    def close(self) -> None:
-        """Ends all ranks of this host, and lets the others go. May be called twice."""
+    def leave(self) -> None:
+        """Tells all ranks to close, as this one does next. May be called twice."""
         if self._closing:
             return
         self._closing = True
@@ -117,6 +117,13 @@ class Group:
                 self.send(encode([Leave()]))
         else:
             self._let_go()
+
+    def close(self) -> None:
+        """Ends all ranks of this host, and lets the others go. May be called twice."""
+        if self._closed:
+            return
+        self.leave()
+        self._closed = True
         self._end_processes()
         self._watcher.join()
         for control in self._controls.values():

@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import pytest
 
 from spark_engine.errors import ExecutorError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks.group import Group
 from spark_engine.runtime.ranks.messages import Begin
@@ -91,3 +93,23 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
         if ready:
             group._opened.add(1)
     assert process.returncode == (0 if ready else -9)
+
+
+def test_ranks_are_told_to_close_before_rank_0_closes_its_part() -> None:
+    """Each frees what the others read when they have let it go, so that all close together."""
+    done: list[str] = []
+
+    class Noted:
+        def __getattr__(self, name: str) -> Callable[[], None]:
+            return lambda: done.append(name)
+
+    part: Any = Noted()
+    limits = Limits(1, 64, 1, 11, page_size=64, bias_slots=1, top_logprobs=1)
+    Loaded(limits, (), (), (), {("decode", 1): part}, group=part).close()
+    assert done == ["leave", "close", "close"]
+    with lone({}) as group:
+        (control,) = group._controls.values()
+        group._opened.add(1)
+        group.leave()
+        assert not group.check() and control.fileno() >= 0, "its end is still to be seen"
+    assert control.fileno() < 0
