@@ -166,7 +166,8 @@ def _memory(m: Manifest) -> Table:
     plan = m.memory
     parts = tuple(f.name for f in fields(plan))
     rows = [(k, size(getattr(plan, k))) for k in parts]
-    return _table("memory at run time", ("", "bytes"), [*rows, ("total", size(plan.total))])
+    title = "memory at run time" + (" of each rank" if m.ranks > 1 else "")
+    return _table(title, ("", "bytes"), [*rows, ("total", size(plan.total))])
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import tomli_w
@@ -24,18 +24,18 @@ HEAD = """\
 # Options of spark-run, by group; `spark-run --config FILE` reads them. What is commented out is as
 # by default. The command line goes before this file, and so does the environment.
 """
+F = TypeVar("F", bound=Callable[..., Any])
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes"}
 
 
-def option(program: str, rows: Sequence[Option], mine: Collection[str], help: str) -> Any:
-    """The decorator of `--config` for the command `program`: what the file gives becomes the
-    command's defaults. `rows` may stand in the file; of them `mine` are options of the command."""
+def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
+    """The decorator of `--config` for the command `program`: what the file gives, of `rows`, becomes
+    the command's defaults, as far as it has them."""
 
     def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if path is not None:
             with command(program):
-                found = read(path, rows)
-                context.default_map = {k: v for k, v in found.items() if k in mine}
+                context.default_map = read(path, rows)
 
     return click.option(
         "--config",

@@ -330,6 +330,7 @@ def check_capacity(
         parts += f"snapshots {m.snapshots / GIB:.2f}, " if m.snapshots else ""
         card = f", built for the card {manifest.card}," if manifest.card else ""
         less = " or snapshots (--cache-gib)" if m.snapshots else ""
+        less += ", or for more GPUs of a host (--tp)" if manifest.executor == NATIVE else ""
         here = "for this card (--card), or " if manifest.card else ""
         each = f", for each of {ranks} ranks" if ranks > 1 else ""
         host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""

@@ -127,10 +127,11 @@ def check_gpus(manifest: Manifest) -> None:
     if found < manifest.ranks:
         need = manifest.memory.total / (1 << 30)
         hosts = "name the hosts of all ranks (--hosts), " if manifest.across_hosts else ""
+        fewer = f"rebuild with --tp {found}" if found else "run it where they are"
         raise CapacityError(
             f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
             f"{need:.2f} GiB, and this machine shows {found} (--device and "
-            f"CUDA_VISIBLE_DEVICES count): {hosts}show more, or rebuild with --tp {max(found, 1)}"
+            f"CUDA_VISIBLE_DEVICES count): {hosts}show more, or {fewer}"
         )
 
 
