@@ -41,6 +41,7 @@ from spark_engine.plugins.sampling.sample_nodes import (
     FLOOR,
     MASKED,
     Parameters,
+    Span,
     draw,
     log_probabilities,
     parameters,
@@ -238,9 +239,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     clean = f("Where", finite, "logits", 0.0)
     fine = f("ReduceMin", f.cast(finite, DType.I32), [1], keepdims=1)
     top = log_probabilities(f, clean, int(attrs["top"]))
-    z = within_mask(f, p, penalised(f, p, clean, vocab, width), vocab, width)
+    span = Span(width)
+    z = within_mask(f, p, penalised(f, p, clean, vocab, span, width), vocab, span, width)
     greatest, greedy = f.many(2, "TopK", z, [1])
-    chosen = _drawn(f, p, z, greatest, greedy, width)
+    chosen = drawn(f, p, z, greatest, greedy, width)
     chosen = f("Where", f.cast(fine, DType.BOOL), chosen, 0)  # [rows, 1]
     if attrs.get("drafts", 0):
         chosen = f("Where", p.live, chosen, 0)
@@ -258,7 +260,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
-def _drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
+def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
     """int64 [rows,1]: a drawn id where the row samples, the greedy one elsewhere."""
 
     def then(g: Text) -> tuple[str]:
