@@ -142,11 +142,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Top:
-    """Names: ids int64 and logprobs f32 [rows,top]; largest logit and log of the sum [rows,1]."""
+    """Names: ids int64, their logits and logprobs f32 [rows,top]; the largest logit, Σ e^(x − it)
+    and its log, f32 [rows,1]."""
 
     ids: str
+    values: str
     logprobs: str
     largest: str
+    sum: str
     log_sum: str
 
 
@@ -155,8 +158,10 @@ def log_probabilities(f: Text, logits: str, top: int) -> Top:
     values, ids = f.many(2, "TopK", logits, [top])
     largest = f("Slice", values, [0], [1], [1])
     weights = f.double(f("Exp", f("Sub", logits, largest)))
-    log_sum = f.cast(f("Log", f("ReduceSum", weights, [1], keepdims=1)), DType.F32)
-    return Top(ids, f("Sub", f("Sub", values, largest), log_sum), largest, log_sum)
+    total = f("ReduceSum", weights, [1], keepdims=1)
+    log_sum = f.cast(f("Log", total), DType.F32)
+    logprobs = f("Sub", f("Sub", values, largest), log_sum)
+    return Top(ids, values, logprobs, largest, f.cast(total, DType.F32), log_sum)
 
 
 def penalised(f: Text, p: Parameters, logits: str, vocab: int, span: Span, whole: int) -> str:

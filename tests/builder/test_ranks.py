@@ -69,7 +69,7 @@ def test_a_cpus_bucket_is_cut_where_ranks_meet(tmp_path: Path) -> None:
         file = engine.engine(bucket)
         steps = Segments.decode(file.payload).steps
         met = [step.op for step in steps if isinstance(step, Collective)]
-        assert met == ["all_reduce"] * 4 + ["gather_logits"]
+        assert met == ["all_reduce"] * 4 + ["gather_logits", "gather_rows"]
         runs = [step for step in steps if isinstance(step, Segment)]
         assert len(runs) == 6 and b"weights.1." in runs[0].of_rank(1)
         assert not any(b"weights.0." in run.of_rank(1) for run in runs)
@@ -83,7 +83,9 @@ def test_the_weights_of_ranks_are_parts_of_those_of_one(tmp_path: Path) -> None:
     whole = map_weights(built(tmp_path, 1, "cpu") / "weights.safetensors")
     path = built(tmp_path, 4, "cpu")
     assert read_manifest(path).weights_files == tuple(f"weights.{r}.safetensors" for r in range(4))
-    ranks = [map_weights(path / name) for name in read_manifest(path).weights_files]
+    ranks = [dict(map_weights(path / name)) for name in read_manifest(path).weights_files]
+    firsts = [int(rank.pop("sampling.first_id")[0]) for rank in ranks]
+    assert firsts == [0, 128, 256, 384]
     assert [rank.keys() for rank in ranks] == [whole.keys()] * 4
     by_columns = "layers.1.mlp.down_proj.weight"
     np.testing.assert_array_equal(np.hstack([r[by_columns] for r in ranks]), whole[by_columns])
