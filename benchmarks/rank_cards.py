@@ -7,7 +7,7 @@ launches of all ranks must fit it together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,13 +77,20 @@ class RankCards:
 
     def queue(self, rank: int, tactic: Tactic, plan: Plan, x: int, y: int) -> list[Queue]:
         """What puts the plan's launches, over one input and one output, on the rank's stream."""
+        return self.queue_all(rank, tactic, plan, {"input": [x], "output": [y]})
+
+    def queue_all(
+        self, rank: int, tactic: Tactic, plan: Plan, places: Mapping[str, Sequence[int]]
+    ) -> list[Queue]:
+        """The same over addresses by the kinds of pointers."""
         self.use(rank)
+        places = {**places, "peers": [self._tables[rank]]}
         found = []
         for launch in plan.launches:
             values: list[int | float] = []
             for arg in launch.args:
                 if isinstance(arg, Pointer):
-                    values.append({"input": x, "output": y, "peers": self._tables[rank]}[arg.kind])
+                    values.append(places[arg.kind][arg.index])
                 else:
                     values.append(rank if isinstance(arg, Rank) else arg.value)
             key = (rank, launch.source or tactic.source, launch.defines, launch.symbol)
@@ -100,20 +107,43 @@ class RankCards:
 
     def together(self, op: Op, attrs: Attrs, parts: Sequence[Array]) -> list[Array]:
         """What each rank has of the op over its own part, by the op's first tactic."""
-        spec = TensorSpec("x", DType.of(parts[0].dtype), parts[0].shape)
-        (out,) = op.infer(attrs, (spec,))
-        tactic = op.cuda.tactics[0]
-        assert tactic.refuse(attrs, (spec,), self.target) is None
-        plan = tactic.plan(attrs, (spec,), self.target)
-        poison = np.full(out.nbytes, 0xFF, np.uint8)
-        places = [(self.put(r, p), self.put(r, poison)) for r, p in enumerate(parts)]
-        queues = [self.queue(r, tactic, plan, *places[r]) for r in range(self.ranks)]
+        operands = [(part,) for part in parts]
+        return [y for (y,) in self.run(op, attrs, op.cuda.tactics[0], operands)]
+
+    def run(
+        self, op: Op, attrs: Attrs, tactic: Tactic, operands: Sequence[Sequence[Array]]
+    ) -> list[list[Array]]:
+        """What each rank has of a node over its own operands; outputs are NaN before."""
+        specs = specs_of(op, attrs, operands[0])
+        outs = op.infer(attrs, specs)
+        assert tactic.refuse(attrs, specs, self.target) is None
+        plan = tactic.plan(attrs, specs, self.target)
+        places = []
+        for rank, mine in enumerate(operands):
+            sizes = {
+                "output": [s.nbytes for s in outs],
+                "scratch": [s.nbytes for s in plan.scratch],
+            }
+            made = {"input": [self.put(rank, array) for array in mine]}
+            for kind, several in sizes.items():
+                made[kind] = [self.put(rank, np.full(n, 0xFF, np.uint8)) for n in several]
+            places.append(made)
+        queues = [self.queue_all(r, tactic, plan, places[r]) for r in range(self.ranks)]
         for rank, launches in enumerate(queues):
             self.use(rank)
             for launch in launches:
                 launch()
-        found = [self.get(r, places[r][1], out) for r in range(self.ranks)]
-        for rank, pair in enumerate(places):
-            for address in pair:
+        found = [
+            [self.get(r, at, spec) for at, spec in zip(places[r]["output"], outs, strict=True)]
+            for r in range(self.ranks)
+        ]
+        for rank, made in enumerate(places):
+            for address in (at for some in made.values() for at in some):
                 self.free(rank, address)
         return found
+
+
+def specs_of(op: Op, attrs: Attrs, arrays: Sequence[Array]) -> tuple[TensorSpec, ...]:
+    """The operands' specs."""
+    pairs = zip(op.names(attrs, len(arrays)), arrays, strict=True)
+    return tuple(TensorSpec(name, DType.of(a.dtype), a.shape) for name, a in pairs)

@@ -30,7 +30,7 @@ from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
-from spark_engine.builder.rules import RULES
+from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
@@ -149,7 +149,8 @@ def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
     """Applies the rules to one family's graph, which changes; none where nothing is to be fused."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
-    return rewrite(context, RULES if plan.fuse else ())
+    rules = RULES if plan.gpu is not None else SEGMENT_RULES
+    return rewrite(context, rules if plan.fuse else ())
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:

@@ -31,7 +31,7 @@ from spark_engine.plugins.moe import (
     moe_router,
     shared_gate,
 )
-from spark_engine.plugins.ranks import all_reduce, gather_logits
+from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant
 from spark_engine.plugins.rowwise import (
     act_quant,
     concat_cuda,
@@ -89,6 +89,7 @@ OPS: tuple[Op, ...] = (
     draft_token.OP,
     all_reduce.OP,
     gather_logits.OP,
+    reduce_norm_quant.OP,
 )
 
 # Standard ONNX operators by op_type: all that a graph may hold beside our ops.

@@ -35,7 +35,7 @@ FOLDERS = {
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
         "drafts": {"common"},
-        "ranks": {"common"},
+        "ranks": {"common", "rowwise"},
         "": _OPS,
     },
     "models": {

@@ -145,6 +145,7 @@ inline u32 __float_as_uint(float x) { return bits_of<u32>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float exponential(float x) { return std::exp(x); }
 #define __expf exponential
 inline int atomicAdd(int* p, int by) { return (*p += by) - by; }
@@ -306,13 +307,15 @@ inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scal
 }
 
 // ---- launches ----------------------------------------------------------------------------------
-constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 12;
-typedef void (*Kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
+constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 18;
+typedef void (*Kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64,
+                       u64, u64, u64);
 inline Kernel kernel;
 inline u64 given[MOST_ARGUMENTS];
 inline void enter() {
   const u64* g = given;
-  kernel(g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11]);
+  kernel(g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11], g[12], g[13],
+         g[14], g[15], g[16], g[17]);
   self().done = true;
 }
 inline void run_block(int count, std::vector<u8>& stacks) {
