@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 
 from spark_engine.builder.build import build
+from spark_engine.builder.graph.edit import add_node, variable
+from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
 from spark_engine.builder.plan.options import Options
+from spark_engine.builder.rules.ranks import REDUCE_NORM
 from spark_engine.engine_file import open_folder, read_manifest
 from spark_engine.errors import EngineError, OptionError
+from spark_engine.op import DOMAIN
+from spark_engine.plugins.registry import REGISTRY
 from spark_engine.segments import Collective, Segment, Segments
+from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import map_weights
 from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
@@ -145,3 +152,36 @@ def test_a_draft_head_is_quantised_whole_and_then_cut(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="mtp.* would be cut .* 128 are stored together"):
         options = Options("cpu", tp=2, **{**wishes, "draft_dtype": "fp8"})
         build(TINY, tmp_path / "refused", options, lambda text: None)
+
+
+def test_a_sum_that_others_read_stays_apart_and_so_does_one_between_hosts() -> None:
+    """x -> all_reduce -> a norm with a residual; or two norms, which both read the sum."""
+
+    def graph(across: int, shared: bool) -> list[str]:
+        rows = ("tokens", 64)
+        x, residual, other = (
+            variable(TensorSpec(n, DType.BF16, rows)) for n in ("x", "residual", "other")
+        )
+        weight = variable(TensorSpec("weight", DType.F32, (64,)))
+        made = gs.Graph(opset=23, inputs=[x, residual, other, weight])
+        total = gs.Variable("x.sum", DType.BF16.numpy, list(rows))
+        made.nodes.append(
+            gs.Node("all_reduce", "x.sum", {"ranks": 2, "across": across}, [x], [total], DOMAIN)
+        )
+        attrs = {"eps": 1e-6, "add": 1, "keep": 1, "quant": "none", "n": 1}
+        for i, before in enumerate([residual, other][: 1 + shared]):
+            ends: list[Any] = [f"y{i}", f"s{i}"]
+            operands = [before, weight, total]
+            made.nodes.append(add_node(REGISTRY, f"norm{i}", "norm_quant", operands, ends, **attrs))
+            made.outputs += made.nodes[-1].outputs
+        context = RewriteContext(made, {}, {}, REGISTRY)  # type: ignore[arg-type]
+        found = rewrite(context, (REDUCE_NORM,))
+        for node in made.nodes:
+            if node.op == "reduce_norm_quant":
+                assert [t.name for t in node.inputs] == ["x", "weight", "residual"]
+        return [node.op for node in made.nodes] + [r.reason for r in found.refusals]
+
+    assert graph(0, False) == ["reduce_norm_quant"]
+    apart = ["all_reduce", "norm_quant"]
+    assert graph(1, False) == [*apart, "its ranks are on several hosts"]
+    assert graph(0, True) == [*apart, "norm_quant", *["x.sum is also read alone"] * 2]
