@@ -161,7 +161,7 @@ def broken(rng: np.random.Generator, logits: Array) -> None:
     logits[0, 5], logits[2, 9], logits[3, :] = np.nan, np.inf, -np.inf
 
 
-def _flat(rng: np.random.Generator, logits: Array) -> None:
+def flat(rng: np.random.Generator, logits: Array) -> None:
     logits[...] = 0.25
 
 
@@ -187,7 +187,7 @@ CASES = (
         replace(_PENALISED, temperature=0.0),
     ),
     _case("greedy, ties", Launch(0.0, edit=ties)),
-    _case("greedy, flat", Launch(0.0, edit=_flat)),
+    _case("greedy, flat", Launch(0.0, edit=flat)),
     _case("plain draw", Launch()),
     _case("one row", Launch(0.8, top_k=20, top_p=0.95, slots=(2,))),
     _case("all inert", Launch(slots=(-1, -1))),
@@ -201,10 +201,10 @@ CASES = (
     _case("top_p, hot", Launch(8.0, 0.97)),
     _case("top_p 0", Launch(1.0, 0.0)),
     _case("top_p, ties", Launch(2.0, 0.5, edit=ties)),
-    _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=_flat)),
+    _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=flat)),
     _case("top_p, nearly flat and wide", Launch(1.0, 0.9, width=8192, vocab=8190, spread=1e-3)),
     _case("top_p, ends on a plateau", Launch(1.0, 0.7, width=8192, vocab=8190, edit=_plateau)),
-    _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=_flat)),
+    _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=flat)),
     _case("min_p", Launch(1.0, min_p=0.1)),
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
     _case(
