@@ -188,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const int* bias_until, const u32* allow, const int* slots, const int* starts,
                 const int* counts, const int* ids, const u32* raw_keys, const u32* keys,
                 float* sums, float* weights, int* tokens, float* logprobs, int* top_ids,
-                float* top_logprobs, int* ok, const int* emit, int* last_tokens, float* room,
-                const u64* peers, int rank, int rows, int meetings) {
+                float* top_logprobs, int* ok, const int* emit, int* last_tokens, int rows,
+                int meetings, float* room, const u64* peers, int rank) {
   extern __shared__ __align__(16) u8 memory[];
   RowMemory& w = *(RowMemory*)memory;
   wait_for_previous();

@@ -97,15 +97,15 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
     made = (Pointer("output", i) for i in range(5))
     emitted: tuple[Arg, ...] = (Pointer("input", 11), Pointer("output", 5))
     each = 1 + max(1, -(-share // (4 * mail)))  # meetings of a row at most
-    numbers = (Rank(), Scalar("i32", rows), Scalar("i32", -(-rows // blocks) * each | 1))
-    others: tuple[Arg, ...] = (NULL, NULL)
+    numbers = (Scalar("i32", rows), Scalar("i32", -(-rows // blocks) * each | 1))
+    others: tuple[Arg, ...] = (NULL, NULL, Rank())
     if ranks > 1:
-        others = (Pointer("scratch", 4), Pointer("peers", 0))
+        others = (Pointer("scratch", 4), Pointer("peers", 0), Rank())
     second = Launch(
         "sample_rows",
         (blocks if ranks > 1 else rows, 1, 1),
         (THREADS, 1, 1),
-        (*given, *left, *made, *((NULL, NULL) if drafted else emitted), *others, *numbers),
+        (*given, *left, *made, *((NULL, NULL) if drafted else emitted), *numbers, *others),
         shared,
         defines=second_pass,
         pdl=True,

@@ -27,7 +27,7 @@ from tests.house import ROOT
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 SIZES: dict[str, Any] = {"decode": (1, 4), "prefill": (128,), "max_seqs": 4, "max_context": 256}
-MEETS = ("all_reduce", "gather_logits", "reduce_norm_quant")
+MEETS = ("all_reduce", "sample", "gather_logits", "reduce_norm_quant")
 HEADS = {
     "linear_num_value_heads": 32,  # so that the projection of each rank has 16 rows
     "linear_num_key_heads": 8,
@@ -55,10 +55,10 @@ def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
     for bucket in engine.manifest.buckets:
         payload = engine.engine(bucket).payload
         body = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
-        found = [row for row in body["launches"] if row["op"] in MEETS]
+        found = [row for row in body["launches"] if row["resident"] and row["op"] in MEETS]
         # The last layer's sum meets last_rows before a norm, and stays apart.
         assert [row["op"] for row in found] == ["reduce_norm_quant"] * 3 + [*MEETS[:2]]
-        assert found[-1]["node"] == "logits"
+        assert found[-1]["node"] == "next_tokens"
         assert all(row["args"][-2:] == [["peers"], ["rank"]] and row["resident"] for row in found)
         others = [row for row in body["launches"] if row not in found]
         assert not any(["peers"] in row["args"] for row in others)

@@ -82,7 +82,7 @@ def test_ranks_sample_what_one_rank_samples(
             for got, expected in zip(mine[:5], want[:5], strict=True):
                 a, b = (np.ascontiguousarray(x[live]).view(np.int32) for x in (got, expected))
                 np.testing.assert_array_equal(a, b)
-            if not launch.tile:
+            if not launch.tile and len(set(launch.slots)) == len(launch.slots):
                 emits = live & (arrays[11] > 0)
                 slots_of = np.asarray(launch.slots)[emits]
                 np.testing.assert_array_equal(mine[5][slots_of], want[5][slots_of])

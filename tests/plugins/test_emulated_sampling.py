@@ -106,7 +106,7 @@ def same(launch: Launch, arrays: Arrays, ranks: Ranks, one: Ranks) -> None:
             np.testing.assert_array_equal(a[rows].view(np.int32), b[rows].view(np.int32))
 
 
-SIZE = {"width": 2 * 844, "vocab": 1685}  # the border lies within a cell
+SIZE = {"width": 4 * 428, "vocab": 1709}  # borders lie within cells
 QUICK = (
     Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, bias=True, mask=0.4, slots=(3, 1), **SIZE),  # type: ignore[arg-type]
     Launch(1.5, slots=(-1, 2), **SIZE),  # type: ignore[arg-type]
