@@ -3,8 +3,9 @@
 8 bytes little-endian length, a JSON head of that length, then one ONNX model for each segment. The
 head's `steps` are `{"run": {"bytes", "inputs", "outputs"}}` and `{"collective": {"op", "input",
 "output", "rows"}}`, in the order of execution; its `values` are the tensors that pass from step to
-step and are neither inputs, states nor outputs of the bucket. The same bytes serve every rank: models name
-the weights of rank 0, and `of_rank` those of another. The builder writes them, the runtime reads.
+step and are neither inputs, states nor outputs of the bucket. The same bytes serve every rank:
+models name the weights of rank 0, and `of_rank` those of another. The builder writes them, the
+runtime reads.
 """
 
 from __future__ import annotations

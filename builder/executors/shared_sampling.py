@@ -1,4 +1,4 @@
-"""Sampling where ranks share the vocabulary, as the CPU runs it: a part, what ranks meet for, a join.
+"""Sampling where ranks share the vocabulary, as the CPU runs it: a part, a meeting, a join.
 
 A bucket of several ranks is cut at its collectives, so one node cannot meet the others. Knows the
 ops of `plugins/sampling`; the graph itself is left as it is.
@@ -33,9 +33,7 @@ def _parts(node: gs.Node, ops: Ops) -> list[gs.Node]:
     specs = ops["sample_part"].infer(attrs, tuple(spec_of(t) for t in inputs))
     part, wanted = (_variable(spec, node.name) for spec in specs)
     parts = _variable(TensorSpec("parts", specs[0].dtype, (rows, ranks * part.shape[1])), node.name)
-    whole = _variable(
-        TensorSpec("whole", spec_of(logits).dtype, (rows, ranks * share)), node.name
-    )
+    whole = _variable(TensorSpec("whole", spec_of(logits).dtype, (rows, ranks * share)), node.name)
 
     def one(op: str, given: list[gs.Variable], to: list[gs.Variable], **more: object) -> gs.Node:
         return gs.Node(op, to[0].name, more, given, to, domain=DOMAIN)

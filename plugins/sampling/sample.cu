@@ -194,13 +194,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   RowMemory& w = *(RowMemory*)memory;
   wait_for_previous();
   launch_dependents();
-  const Operands o = {logits, token_counts, sampling_f, sampling_i, bias_ids, bias_values,
-                      bias_until, allow, slots, starts, counts, ids, raw_keys, keys, sums, weights,
-                      tokens, logprobs, top_ids, top_logprobs, ok, emit, last_tokens};
+  const Operands o = {logits,     token_counts, sampling_f, sampling_i, bias_ids,   bias_values,
+                      bias_until, allow,        slots,      starts,     counts,     ids,
+                      raw_keys,   keys,         sums,       weights,    tokens,     logprobs,
+                      top_ids,    top_logprobs, ok,         emit,       last_tokens};
 #ifdef RANKS
   __shared__ u64 few_pairs[SMALL];
   __shared__ float few_raws[SMALL];
-  Others others = {peers, rank, launches_so_far(peers, rank), room + (i64)blockIdx.x * WIDTH,
+  Others others = {peers,     rank,    launches_so_far(peers, rank), room + (i64)blockIdx.x * WIDTH,
                    few_pairs, few_raws};
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     sample_row(o, row, ids_of(rank), w, others);

@@ -153,9 +153,7 @@ def _whole(f: Text, attrs: Attrs, p: Parameters, lacks: str, width: int) -> tupl
         return nothing, g.cast(nothing, DType.F32)
 
     none = f.cast(f("ReduceMin", f.cast(lacks, DType.I32), [0, 1], keepdims=0), DType.BOOL)
-    return f.many(
-        2, "If", none, then_branch=f.graph(0, otherwise), else_branch=f.graph(0, then)
-    )
+    return f.many(2, "If", none, then_branch=f.graph(0, otherwise), else_branch=f.graph(0, then))
 
 
 OP = Op(

@@ -25,6 +25,8 @@ from spark_engine.plugins.common.shapes import width
 from spark_engine.plugins.sampling import sample
 from spark_engine.plugins.sampling import sample_part_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
+    FLOOR,
+    MASKED,
     NEVER,
     Span,
     log_probabilities,
@@ -86,9 +88,9 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         padded[start : start + share] = clean
         bias = (ids[slot][used], values[slot][used])
         z = sample.penalised_row(padded, counts, sampling_f[slot], bias)
-        z = np.clip(z, -sample.FLOOR, sample.FLOOR)
-        z[int(attrs["vocab"]) :] = -sample.FLOOR
-        if sampling_i[slot, sample.MASKED] == 1:
+        z = np.clip(z, -FLOOR, FLOOR)
+        z[int(attrs["vocab"]) :] = -FLOOR
+        if int(sampling_i[slot][MASKED]) == 1:
             z[: int(attrs["vocab"])] = sample.masked(z[: int(attrs["vocab"])], allow[slot])
             z[int(attrs["vocab"]) :] = -np.inf
         own = np.where(np.isinf(z), NEVER, z)[start : start + share]
@@ -105,7 +107,8 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """Two sorts of a few entries: by size, then by id."""
     f, vocab, (n, share) = Text(), int(attrs["vocab"]), specs[0].dims
     whole, size = share * int(attrs["ranks"]), few(share)
-    span = Span(share, f.long("first"))
+    start = f.long("first")
+    span = Span(share, start)
     rows = sampled_rows(f, attrs, n)
     rows = replace(rows, token_counts=span.of(f, rows.token_counts))
     p = parameters(f, rows)
@@ -117,7 +120,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     z = within_mask(f, p, z, vocab, span, whole)
     _, held = f.many(2, "TopK", z, [size])
     held, _ = f.many(2, "TopK", held, [size], largest=0)
-    ids = [f.cast(f("Add", x, span.first), DType.F32) for x in (top.ids, held)]
+    ids = [f.cast(f("Add", x, start), DType.F32) for x in (top.ids, held)]
     columns_of = (f("GatherElements", x, held, axis=1) for x in (z, clean))
     first = f("Slice", clean, [0], [1], [1])
     values, raw = columns_of

@@ -49,7 +49,9 @@ SHARED = (
     Shared("everything", _ALL),
     Shared("all ids", Launch(1.0, width=320, vocab=317, mask=0.02), 4),
     Shared("not finite", Launch(1.0, 0.9, width=320, vocab=320, edit=broken)),
-    Shared("4 tokens a row", Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, 320, 301, bias=True, tile=4)),
+    Shared(
+        "4 tokens a row", Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, 320, 301, bias=True, tile=4)
+    ),
 )
 
 

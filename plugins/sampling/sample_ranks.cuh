@@ -16,7 +16,7 @@
 #include "sampling/sample_summary.cuh"
 
 static_assert(SHARE % 4 == 0 && SHARE >= CELL, "sample_cuda.py: refuse");
-constexpr int EDGE = CELL / 4;  // vectors of a cell
+constexpr int EDGE = CELL / 4;                         // vectors of a cell
 constexpr int BORDERS = SHARE % CELL ? RANKS - 1 : 0;  // of ranks, that may lie within a cell
 // Places in a block's mail, in vectors: the greatest raw logits; the few that decide, and their raw
 // logits; the border cells at the share's two ends; its cells.
@@ -216,6 +216,7 @@ struct Others {
     __syncthreads();
     if (threadIdx.x) return;
     u32* counters = (u32*)peers[rank];
-    if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[1] = 0, counters[0] = launch + meetings;
+    if (atomicAdd(counters + 1, 1) == gridDim.x - 1)
+      counters[1] = 0, counters[0] = launch + meetings;
   }
 };

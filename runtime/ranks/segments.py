@@ -109,7 +109,9 @@ class SegmentsExecutor(AtOnce):
         made = [
             step.bind(arrays)
             if isinstance(step, _Session)
-            else partial(self._meet, step.op, arrays[step.output], *(arrays[n] for n in step.inputs))
+            else partial(
+                self._meet, step.op, arrays[step.output], *(arrays[n] for n in step.inputs)
+            )
             for step in self._steps
         ]
         self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, made)]

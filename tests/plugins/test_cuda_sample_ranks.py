@@ -37,12 +37,30 @@ LAUNCHES = {
     "min_p": Launch(1.0, min_p=0.1, **FULL),  # type: ignore[arg-type]
     "everything": Launch(1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, bias=True, mask=0.4, **FULL),  # type: ignore[arg-type]
     "all ids, penalties and masks": Launch(
-        1.7, 1.0, 0.0, 1.3, 0.7, 0.2, bias=True, mask=0.4, **FULL  # type: ignore[arg-type]
+        1.7,
+        1.0,
+        0.0,
+        1.3,
+        0.7,
+        0.2,
+        bias=True,
+        mask=0.4,
+        **FULL,  # type: ignore[arg-type]
     ),
     "masks of few ids": Launch(1.0, top_k=20, mask=1e-5, **FULL),  # type: ignore[arg-type]
     "not finite": Launch(1.0, 0.9, edit=broken, **FULL),  # type: ignore[arg-type]
     "4 tokens a row": Launch(
-        1.7, 0.9, 0.01, 1.3, 0.7, 0.2, 30, bias=True, mask=0.3, tile=4, **FULL  # type: ignore[arg-type]
+        1.7,
+        0.9,
+        0.01,
+        1.3,
+        0.7,
+        0.2,
+        30,
+        bias=True,
+        mask=0.3,
+        tile=4,
+        **FULL,  # type: ignore[arg-type]
     ),
     "ids that are not there": Launch(1.0, top_k=20, width=248_320, vocab=248_077),
 }
@@ -65,9 +83,7 @@ def shares(arrays: Sequence[Array], ranks: int) -> list[tuple[Array, ...]]:
 
 
 @pytest.mark.parametrize("label", LAUNCHES)
-def test_ranks_sample_what_one_rank_samples(
-    label: str, cards: tuple[RankCards, RankCards]
-) -> None:
+def test_ranks_sample_what_one_rank_samples(label: str, cards: tuple[RankCards, RankCards]) -> None:
     """Tokens, log-probabilities and top ids, bit for bit; of 37 rows, of one, and of none."""
     several, one = cards
     for seed, slots in enumerate((ROWS, (5,), (-1, -1), ROWS[:20])):

@@ -1,6 +1,6 @@
 """Sampling where ranks share the vocabulary, on the host: each rank a thread with its own library.
 
-The same source without other ranks is the truth: tokens, log-probabilities and top ids, bit for bit.
+The same source without other ranks is the truth: tokens, log-probabilities, top ids, bit for bit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Ranks:
             emulated.call(self._library(launch, rank), launch, at, False, rank, 1 + rank)
         for buffer in (b for some in places.values() for b in some):
             buffer.check()
-        return [b.bytes.view(s.dtype.numpy).reshape(s.dims) for s, b in zip(outs, made, strict=True)]
+        return [
+            b.bytes.view(s.dtype.numpy).reshape(s.dims) for s, b in zip(outs, made, strict=True)
+        ]
 
     def _library(self, launch: Kernel, rank: int) -> ctypes.CDLL:
         """Of this rank alone: what a block shares must not be shared with another's."""
