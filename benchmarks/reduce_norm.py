@@ -1,10 +1,10 @@
 """Sums over the GPUs of this host, and sums with the norm behind them: microseconds by tactic.
 
-    python -m benchmarks.reduce_norm [--ranks 2] [--out benchmarks/results/reduce_norm_h200_tp2.json]
+    python -m benchmarks.reduce_norm [--ranks 2] [--out benchmarks/results/reduce_norm_tp2.json]
 
-Each row is 64 launches of a node in one CUDA graph a rank, replayed; printed is the slowest rank's
-median of a node. First all tactics are held to one another bit for bit. Rows are those of a decode
-step; widths those of the two served models.
+Each row is 32 launches of a node in one CUDA graph a rank, replayed; printed is the median of a
+node, as a build times it (builder/native/rank_gpus.py). First all tactics are held to one another
+bit for bit. Rows are those of decode steps and of prefill; widths those of the two served models.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from benchmarks.all_reduce import _microseconds as microseconds
-from benchmarks.rank_cards import Queue, RankCards, specs_of
+from benchmarks.rank_cards import RankCards, specs_of
 from spark_engine import device
 from spark_engine.kernel import Tactic
 from spark_engine.op import Attrs, Op
@@ -89,26 +88,9 @@ def _times(
         same = same or results[: len(outs)]
         assert results == same * cards.ranks, f"{tactic.name} has other bits"
         plan = tactic.plan(attrs, specs, cards.target)
-        places, queues = [], list[list[Queue]]()
-        for rank, mine in enumerate(operands):
-            sizes = {
-                "output": [s.nbytes for s in outs],
-                "scratch": [s.nbytes for s in plan.scratch],
-            }
-            at = {"input": [cards.put(rank, array) for array in mine]}
-            for kind, several in sizes.items():
-                at[kind] = [cards.put(rank, np.zeros(n, np.uint8)) for n in several]
-            places.append(at)
-            queues.append(cards.queue_all(rank, tactic, plan, at))
-
-        def launch(rank: int, queues: list[list[Queue]] = queues) -> None:
-            for queue in queues[rank]:
-                queue()
-
-        found[tactic.name] = round(microseconds(cards, specs[0].nbytes, launch), 2)
-        for rank, at in enumerate(places):
-            for address in (a for some in at.values() for a in some):
-                cards.free(rank, address)
+        sizes = [s.nbytes for s in outs]
+        with cards.placed(tactic, plan, operands, sizes) as (_, queues):
+            found[tactic.name] = round(cards.seconds(queues) * 1e6, 2)
     return found
 
 

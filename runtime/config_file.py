@@ -29,8 +29,8 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a t
 
 
 def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
-    """The decorator of `--config` for the command `program`: what the file gives, of `rows`, becomes
-    the command's defaults, as far as it has them."""
+    """The decorator of `--config` for the command `program`: what the file gives, of `rows`,
+    becomes the command's defaults, as far as it has them."""
 
     def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if path is not None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
+from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
 from spark_engine.builder.native.tactics import Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
@@ -44,6 +45,7 @@ class GpuTimer:
         self._timings = Timings(known, this_machine())
         self._gpu = Gpu()
         self._target, self._cubins = target, cubins
+        self._ranks: RankGpus | None = None
         self.measured = 0
 
     def __enter__(self) -> GpuTimer:
@@ -56,6 +58,7 @@ class GpuTimer:
         trace: TracebackType | None,
     ) -> None:
         self._timings.save()
+        self._close_ranks()
         self._gpu.close()
 
     @property
@@ -65,7 +68,7 @@ class GpuTimer:
 
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """Seconds of one run of the plan; None where the GPU's memory does not hold it, or it is
-        made with the ranks of other hosts, which one GPU cannot time.
+        made by more ranks than there are GPUs here that read each other's memory, or elsewhere.
 
         Raises InternalError naming a tactic that the GPU cannot run.
         """
@@ -76,7 +79,8 @@ class GpuTimer:
         if known is not None:
             return known
         try:
-            seconds = self._measure(work, tactic, plan)
+            measure = self._measure_ranks if plan.symmetric else self._measure
+            seconds = measure(work, tactic, plan)
         except CapacityError:
             return None  # another program took the memory meanwhile
         except ExecutorError as error:
@@ -103,6 +107,29 @@ class GpuTimer:
             bench.free()
             for module in modules:
                 self._gpu.unload(module)
+
+    def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        """The same of what all ranks run at once, each on a GPU of its own."""
+        ranks = int(work.attrs["ranks"])
+        if self._target.architecture.rehearses or not reach_each_other(ranks):
+            return None
+        if self._ranks is None or self._ranks.symmetric < plan.symmetric:
+            self._close_ranks()
+            self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
+        found = fillings(work, np.random.default_rng(0))
+        operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
+        outputs = [spec.nbytes for spec in work.outs]
+        try:
+            with self._ranks.placed(tactic, plan, operands, outputs) as (_, queues):
+                return self._ranks.seconds(queues)
+        finally:
+            self._gpu.use()
+
+    def _close_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+            self._gpu.use()
 
     def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Function], list[Module]]:
         functions, modules = [], []

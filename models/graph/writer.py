@@ -19,6 +19,7 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.operands import Projection, projection
 from spark_engine.models.weights.recipes import Recipe, Weight
+from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins import registry
@@ -155,6 +156,14 @@ class Writer:
     def gathered(self, x: gs.Variable, output: str) -> gs.Variable:
         """The columns of x [rows, V/ranks] of all ranks side by side, so named."""
         return self._collective("gather_logits", x, output)
+
+    def first_id(self) -> list[gs.Variable]:
+        """i32 [1], the first id whose logits this rank has; nothing where one has all."""
+        ranks = self.model.shards.samplers
+        if ranks == 1:
+            return []
+        firsts = [rank * self.config.vocab // ranks for rank in range(ranks)]
+        return [self.weight("sampling.first_id", by_rank(firsts))]
 
     def _collective(self, op: str, x: gs.Variable, output: str) -> gs.Variable:
         shards = self.model.shards

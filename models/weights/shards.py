@@ -83,6 +83,12 @@ class Shards:
     shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     across: bool = False
 
+    @property
+    def samplers(self) -> int:
+        """Ranks that sample together, each from the logits of its own ids: they read each other's
+        memory for it. On several hosts each has all logits, and samples for itself."""
+        return 1 if self.across else self.ranks
+
     @classmethod
     def of(cls, config: ModelConfig, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:
         """From a network's list of tensors."""

@@ -1,13 +1,15 @@
 // What ranks/peer_ptx.cuh means, where a rank is a thread of the host with a library of its own:
-// whoever looks at another rank's memory lets the other threads of its block run first.
+// whoever looks at another rank's memory lets the other threads of its block run first, and a warp's
+// first one lets other ranks run.
 #pragma once
+#include <unistd.h>
+
 #include <atomic>
-#include <thread>
 
 #include "common/ptx.cuh"
 
 inline void look_away() {
-  std::this_thread::yield();
+  if (lane_id() == 0) usleep(20);
   swapcontext(&self().place, &scheduler);
 }
 template <class T>
@@ -46,5 +48,4 @@ inline u64 nanoseconds() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
-inline u32 atomicAdd(u32* p, int by) { return (*p += by) - by; }
 inline void __trap() { check(false, "a rank does not come"); }
