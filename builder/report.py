@@ -115,7 +115,8 @@ def _summary(m: Manifest) -> Table:
 def _ranks(m: Manifest) -> str:
     """How many share the model, and what each has."""
     own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
-    return f"{m.ranks}, each with {own}"
+    how = "; NCCL connects them (extra nccl)" if m.across_hosts else ""
+    return f"{m.ranks}, each with {own}{how}"
 
 
 def _snapshots(m: Manifest) -> str:

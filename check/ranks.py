@@ -114,6 +114,9 @@ class ThreadCommunicator:
         """Ends the calls that wait."""
         self._meeting.abort()
 
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Nothing but these calls waits here."""
+
     def close(self) -> None:
         """Nothing is held."""
 

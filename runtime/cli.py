@@ -26,7 +26,7 @@ from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
-from spark_engine.runtime.hosts import own_rank, stand_by
+from spark_engine.runtime.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
     OF_FILE,
@@ -174,7 +174,10 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     set_up(options.log_format, options.log_level)
     check_ranks(folder, options.engine)
     hosts = split_hosts(options.engine.hosts)
-    if rank := own_rank(hosts, values["rank"]):
+    rank = own_rank(hosts, values["rank"])
+    if hosts:
+        name_network(os.environ, hosts[rank])
+    if rank:
         return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
     return run(folder, options)
 

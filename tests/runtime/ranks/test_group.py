@@ -13,10 +13,12 @@ from typing import Any, cast
 
 import pytest
 
+from spark_engine.errors import ExecutorError
 from spark_engine.interface import Limits
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.messages import Begin
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 
@@ -56,6 +58,27 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
             time.sleep(0.02)
         group.waiting(False)
     assert ended and set(ended) == {module.EXIT_CODE}
+
+
+def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library's call that waits for a rank which has gone; who is open waits for nothing."""
+    ended: list[int] = []
+    monkeypatch.setattr(module, "OPENING_S", 0.1)
+    monkeypatch.setattr(module, "TICK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    mine, theirs = socket.socketpair()
+    with closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+        group.begin(Begin("", "", 1, None, True, False, False, 1.0))
+        theirs.close()
+        until = time.monotonic() + 2
+        while not ended and time.monotonic() < until:
+            time.sleep(0.02)
+        assert set(ended) == {module.EXIT_CODE}
+        with pytest.raises(ExecutorError, match="rank 1 is gone"):
+            group.all_open()
+        ended.clear()
+        time.sleep(0.2)
+        assert not ended
 
 
 @pytest.mark.parametrize("ready", [False, True])
