@@ -12,6 +12,10 @@ inline void look_away() {
   if (lane_id() == 0) usleep(20);
   swapcontext(&self().place, &scheduler);
 }
+// A rank that is slow to read, so that others are a launch ahead of it.
+inline void dawdle() {
+  if (lane_id() == 0 && rand() % 16 == 0) usleep(40000);
+}
 template <class T>
 T load_atomic(u64 at, std::memory_order order) {
   check(at % sizeof(T) == 0, "an address is misaligned");
@@ -26,6 +30,7 @@ inline void store_release(u32* at, u32 value) {
 }
 inline uint4 load_shown(const uint4* at) {
   check((u64)at % 16 == 0, "a vector is misaligned");
+  dawdle();
   return *at;
 }
 struct Halves {
@@ -40,6 +45,7 @@ inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
 }
 inline Halves load_pushed(u64 at) {
   look_away();
+  dawdle();
   const u64 low = load_atomic<u64>(at, std::memory_order_relaxed);
   return {low, load_atomic<u64>(at + 8, std::memory_order_relaxed)};
 }
