@@ -12,9 +12,13 @@ inline void look_away() {
   if (lane_id() == 0) usleep(20);
   swapcontext(&self().place, &scheduler);
 }
-// A rank that is slow to read, so that others are a launch ahead of it.
+// Between what it shows and what it reads a rank is slow now and then, so that others get ahead.
+inline bool showed;
 inline void dawdle() {
-  if (lane_id() == 0 && rand() % 16 == 0) usleep(40000);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (showed && now.tv_nsec / 1000 % 2) usleep(20000);
+  showed = false;
 }
 template <class T>
 T load_atomic(u64 at, std::memory_order order) {
@@ -26,6 +30,7 @@ inline u32 load_acquire(const u32* at) {
   return load_atomic<u32>((u64)at, std::memory_order_acquire);
 }
 inline void store_release(u32* at, u32 value) {
+  showed = true;
   std::atomic_ref<u32>(*at).store(value, std::memory_order_release);
 }
 inline uint4 load_shown(const uint4* at) {
@@ -38,6 +43,7 @@ struct Halves {
 };
 inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
   check(at % 16 == 0, "a vector is misaligned");
+  showed = true;
   look_away();  // the halves of a vector arrive one after the other
   std::atomic_ref<u64>(*(u64*)(at + 8)).store((u64)number << 32 | high, std::memory_order_relaxed);
   look_away();
