@@ -47,7 +47,7 @@ from spark_engine.plugins.rowwise import (
     sigmoid_gate,
     silu_mul,
 )
-from spark_engine.plugins.sampling import mark_tokens, sample
+from spark_engine.plugins.sampling import mark_tokens, sample, sample_join, sample_part
 
 OPS: tuple[Op, ...] = (
     embed.OP,
@@ -80,6 +80,8 @@ OPS: tuple[Op, ...] = (
     shared_gate.OP,
     last_rows.OP,
     sample.OP,
+    sample_part.OP,
+    sample_join.OP,
     round_rows.OP,
     accept_drafts.OP,
     shift_ids.OP,

@@ -127,4 +127,6 @@ def call(
     ]
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
-    kernels.launch(symbol, launch.grid[0], launch.block[0], len(values), args, int(late), seed)
+    kernels.launch(
+        symbol, launch.grid[0], launch.block[0], len(values), args, int(late), seed, launch.grid[1]
+    )

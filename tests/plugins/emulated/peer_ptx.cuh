@@ -60,5 +60,4 @@ inline u64 nanoseconds() {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
-inline u32 atomicAdd(u32* p, int by) { return (*p += by) - by; }
 inline void __trap() { check(false, "a rank does not come"); }
