@@ -12,6 +12,14 @@ inline void look_away() {
   if (lane_id() == 0) usleep(20);
   swapcontext(&self().place, &scheduler);
 }
+// Between what it shows and what it reads a rank is slow now and then, so that others get ahead.
+inline bool showed;
+inline void dawdle() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (showed && now.tv_nsec / 1000 % 2) usleep(20000);
+  showed = false;
+}
 template <class T>
 T load_atomic(u64 at, std::memory_order order) {
   check(at % sizeof(T) == 0, "an address is misaligned");
@@ -22,10 +30,12 @@ inline u32 load_acquire(const u32* at) {
   return load_atomic<u32>((u64)at, std::memory_order_acquire);
 }
 inline void store_release(u32* at, u32 value) {
+  showed = true;
   std::atomic_ref<u32>(*at).store(value, std::memory_order_release);
 }
 inline uint4 load_shown(const uint4* at) {
   check((u64)at % 16 == 0, "a vector is misaligned");
+  dawdle();
   return *at;
 }
 struct Halves {
@@ -33,6 +43,7 @@ struct Halves {
 };
 inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
   check(at % 16 == 0, "a vector is misaligned");
+  showed = true;
   look_away();  // the halves of a vector arrive one after the other
   std::atomic_ref<u64>(*(u64*)(at + 8)).store((u64)number << 32 | high, std::memory_order_relaxed);
   look_away();
@@ -40,6 +51,7 @@ inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
 }
 inline Halves load_pushed(u64 at) {
   look_away();
+  dawdle();
   const u64 low = load_atomic<u64>(at, std::memory_order_relaxed);
   return {low, load_atomic<u64>(at + 8, std::memory_order_relaxed)};
 }
