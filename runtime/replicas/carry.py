@@ -226,10 +226,10 @@ class Carrier:
             return known
         headers = [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
         # this front was started again, or there are several
-        found = await self._ask_all(f"{RESPONSES}/{ident}", headers)
-        if found is not None:
-            self._keep(ident, found)
-        return found.name if found else None
+        replica = await self._ask_all(f"{RESPONSES}/{ident}", headers)
+        if replica is not None:
+            self._keep(ident, replica)
+        return replica.name if replica else None
 
     async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
         """The first replica found that has this, asked a few at a time within ASK_S seconds."""

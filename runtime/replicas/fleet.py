@@ -116,7 +116,7 @@ class Fleet:
             log.info("replica %s leaves", name)
         for name, address in named.items():
             if name not in self.replicas:
-                replica = self.leaving.pop(name, None) or Replica(address)
+                replica = self.leaving.pop(name) if name in self.leaving else Replica(address)
                 replica.address, replica.listed = address, True
                 self.replicas[name] = replica
 
