@@ -85,6 +85,7 @@ class Fleet:
     def __init__(self, members: Members, upstream: Upstream, router: Router) -> None:
         self._members, self._upstream, self.router = members, upstream, router
         self.replicas: dict[str, Replica] = {}
+        self._blind = False  # nobody says who is there
         self.leaving: dict[str, Replica] = {}  # no longer named, with requests that have not ended
 
     @property
@@ -102,8 +103,13 @@ class Fleet:
         """One look: who is there, and how everybody is."""
         try:
             self._set(await self._members())
+            if self._blind:
+                log.info("replicas can be asked for again")
+            self._blind = False
         except Exception as error:  # who knows the members may be away for a while
-            log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
+            if not self._blind:
+                log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
+            self._blind = True
         self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
         await asyncio.gather(*map(self._probe, [*self.replicas.values(), *self.leaving.values()]))
 
