@@ -35,7 +35,7 @@ from spark_engine.runtime.embedded import embedded_engine
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.replicas_command")
 START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
-CLIENTS, QUIET_S = 8, 20.0
+CLIENTS, QUIET_S = 8, 10.0
 
 
 class Soak:
