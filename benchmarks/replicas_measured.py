@@ -210,8 +210,8 @@ def main(words: Sequence[str] | None = None) -> None:
         row["of_n"] = round(row["events_per_s"] / (alone * count), 3)
         note = "" if cores.front else ", front and clients on the replicas' cores"
         print(
-            f"{count:4} replicas {row['events_per_s']:9,.1f} tokens/s ({row['of_n']:.3f} x N), first "
-            f"{row['first_ms']:.0f} / {row['first_p99_ms']:.0f} ms, {row['failed']} failed, "
+            f"{count:4} replicas {row['events_per_s']:9,.1f} tokens/s ({row['of_n']:.3f} x N), "
+            f"first {row['first_ms']:.0f} / {row['first_p99_ms']:.0f} ms, {row['failed']} failed, "
             f"front {row['front_cpu']:.0%} of a core{note}",
             flush=True,
         )

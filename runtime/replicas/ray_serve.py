@@ -215,7 +215,7 @@ def address_here() -> str:
 
 
 def _directory() -> Any:
-    actor = ray.remote(num_cpus=0, max_restarts=-1)(Directory)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Directory)
     return actor.options(
         name=DIRECTORY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
     ).remote()
