@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import statistics
@@ -179,7 +180,7 @@ def run(engine: Path, count: int, cores: Cores, args: argparse.Namespace) -> dic
         "whole": load.whole,
         "failed": load.failed,
         "first_ms": round(1e3 * statistics.median(firsts), 1),
-        "first_p99_ms": round(1e3 * firsts[int(0.99 * (len(firsts) - 1))], 1),
+        "first_p99_ms": round(1e3 * firsts[math.ceil(0.99 * len(firsts)) - 1], 1),
         "front_cpu": round(busy / (took + WARM_S), 3),
         "front_has_its_own_cores": bool(cores.front),
     }
