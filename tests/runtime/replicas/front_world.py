@@ -82,7 +82,7 @@ def run(test: Callable[[World], Awaitable[None]], *marks: str) -> None:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    for _ in range(200):
+    for _ in range(1000):
         if done():
             return
         await asyncio.sleep(0.01)

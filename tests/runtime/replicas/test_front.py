@@ -137,7 +137,7 @@ def test_a_broken_stream_ends_in_an_error_of_its_api(path: str, wanted: bytes) -
 
 
 def test_a_replica_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.3)
 
     async def test(w: World) -> None:
         stream = asyncio.create_task(w.ask("HANG", stream=True))

@@ -201,7 +201,7 @@ def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_left_is_looked_at_until_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.3)
 
     async def test(w: World) -> None:
         stream = asyncio.create_task(w.ask("HANG", stream=True))
