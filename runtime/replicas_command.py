@@ -7,11 +7,13 @@ Knows the command line; who places the replicas is in `replicas/ray_serve.py`, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from socket import socket
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -20,7 +22,6 @@ import click
 from spark_engine.command import OK, command
 from spark_engine.engine_file import read_manifest
 from spark_engine.errors import OptionError
-from spark_engine.manifest import NATIVE
 from spark_engine.runtime import config_file
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.option import Group, Grouped
@@ -42,6 +43,19 @@ _BY = click.option(
     default="prefix",
     show_default=True,
     help="Who gets a request: the replica that holds its beginning, the freest, or the next.",
+)
+_TARGET = click.option(
+    "--target",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Requests that one replica is to have, where their number may change; by default as many "
+    "as its engine decodes at once.",
+)
+_GPUS = click.option(
+    "--gpus",
+    type=click.FloatRange(0),
+    metavar="N",
+    help="GPUs of each; by default as many as its engine has ranks.",
 )
 _RAY = click.option(
     "--ray", metavar="ADDRESS", help="The Ray cluster, e.g. auto or ray://HOST:10001."
@@ -72,19 +86,8 @@ def main() -> None:
     "Read options of the server from this TOML file, as spark-run has them.",
 )
 @click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
-@click.option(
-    "--target",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
-    help="Requests that one replica is to have, where their number may change; by default as many "
-    "as its engine decodes at once.",
-)
-@click.option(
-    "--gpus",
-    type=click.FloatRange(0),
-    metavar="N",
-    help="GPUs of each; by default as many as its engine has ranks.",
-)
+@_TARGET
+@_GPUS
 @click.option(
     "--cpus", type=click.FloatRange(0), default=1.0, show_default=True, help="CPUs of each."
 )
@@ -106,26 +109,24 @@ def run(
     port, TLS and connections are the front's, the others each replica's.
     """
     with command(NAME):
-        from spark_engine.runtime.replicas.plan import Plan, counts
+        from spark_engine.runtime.replicas.plan import Plan, counts, sizes
 
-        serve, placing = _front(), _ray()
+        serving, placing = _front(), _ray()
         options = _server_options(values)
         set_up(options.log_format, options.log_level)
         folder = (engine or _embedded()).resolve()
         manifest = read_manifest(folder)
         least, most = counts(replicas)
         own = replace(options, host=LOCAL if ray is None else "", page=options.page)
-        each = (
-            (float(manifest.ranks) if manifest.executor == NATIVE else 0.0)
-            if gpus is None
-            else gpus
+        plan = Plan(
+            str(folder), own, least, most, cpus=cpus, **sizes(manifest, gpus=gpus, target=target)
         )
-        wish = float(target or manifest.limits.max_seqs)
-        plan = Plan(str(folder), own, least, most, each, cpus, wish)
-        with placing.cluster(ray):
-            placing.place(plan, known=ray is None)
+        listener = serving.listen(options)  # before minutes of placing
+        with contextlib.closing(listener), placing.cluster(ray):
+            placing.check_free()
             try:
-                code = asyncio.run(serve(placing.members, route_by, options))
+                placing.place(plan, known=ray is None)
+                code = _serve(serving, listener, _members(placing), route_by, options)
             finally:
                 placing.remove()
         sys.exit(code)
@@ -162,23 +163,31 @@ def front(urls: tuple[str, ...], route_by: str, ray: str | None, **values: Any) 
             tls_key=values["tls_key"],
         )
         set_up(LogFormat(values["log_format"]), LogLevel.INFO)
-        serve = _front()
-        if ray is None:
-            sys.exit(asyncio.run(serve(listed(urls), route_by, options)))
-        placing = _ray()
-        with placing.cluster(ray):
-            sys.exit(asyncio.run(serve(placing.members, route_by, options)))
+        serving = _front()
+        with contextlib.closing(serving.listen(options)) as listener:
+            if ray is None:
+                sys.exit(_serve(serving, listener, listed(urls), route_by, options))
+            placing = _ray()
+            with placing.cluster(ray):
+                sys.exit(_serve(serving, listener, _members(placing), route_by, options))
 
 
 @main.command()
 @click.argument("engine", type=click.Path(path_type=Path))
+@_GPUS
+@_TARGET
 @click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
-def update(engine: Path, ray: str) -> None:
-    """Replaces the engine by the folder ENGINE, replica after replica; requests go on."""
+def update(engine: Path, gpus: float | None, target: float | None, ray: str) -> None:
+    """Replaces the engine by the folder ENGINE, replica after replica; requests go on.
+
+    Where the new one does not start, the old one is placed again.
+    """
     with command(NAME):
+        from spark_engine.runtime.replicas.plan import moved
+
         folder = engine.resolve()
-        read_manifest(folder)
-        _change(ray, folder=str(folder))
+        manifest = read_manifest(folder)
+        _change(ray, lambda plan: moved(plan, str(folder), manifest, gpus=gpus, target=target))
 
 
 @main.command()
@@ -190,7 +199,17 @@ def scale(replicas: str, ray: str) -> None:
         from spark_engine.runtime.replicas.plan import counts
 
         least, most = counts(replicas)
-        _change(ray, least=least, most=most)
+        _change(ray, lambda plan: replace(plan, least=least, most=most))
+
+
+@main.command()
+@click.option("--ray", metavar="ADDRESS", default="auto", show_default=True)
+def remove(ray: str) -> None:
+    """Ends what is placed, where the `run` that placed it is no more; requests get their time."""
+    with command(NAME):
+        placing = _ray()
+        with placing.cluster(ray):
+            placing.remove()
 
 
 @main.command()
@@ -202,16 +221,16 @@ def status(ray: str) -> None:
         with placing.cluster(ray):
             plan = placing.placed()
             row = {"engine": plan.folder, "least": plan.least, "most": plan.most}
-            addresses = {a.name: a.url for a in asyncio.run(placing.members())}
-            row |= {"states": placing.states(), "replicas": addresses}
+            row |= {"gpus": plan.gpus, "target": plan.target}
+            row |= {"states": placing.states(), "replicas": dict(placing.named()[0])}
             click.echo(json.dumps(row, indent=1))
         sys.exit(OK)
 
 
-def _change(address: str, **changed: Any) -> None:
+def _change(address: str, edit: Callable[[Any], Any]) -> None:
     placing = _ray()
     with placing.cluster(address):
-        placing.place(replace(placing.placed(), **changed), known=False)
+        placing.change(edit)
         click.echo(json.dumps(placing.states()))
 
 
@@ -219,14 +238,27 @@ def _server_options(values: dict[str, Any]) -> ServerOptions:
     return server_options({row.name: row.default for row in OPTIONS} | values)
 
 
-def _front() -> Any:
+def _front() -> ModuleType:
     """What serves; its library is an extra."""
     try:
-        from spark_engine.runtime.replicas.routing import Policy
-        from spark_engine.runtime.replicas.run import serve
+        from spark_engine.runtime.replicas import run as serving
     except ModuleNotFoundError as error:
         raise _missing(error, "aiohttp") from None
-    return lambda members, by, options: serve(members, Policy(by), options)
+    return serving
+
+
+def _serve(
+    serving: ModuleType, listener: socket, members: Any, by: str, options: ServerOptions
+) -> int:
+    from spark_engine.runtime.replicas.routing import Policy
+
+    return int(asyncio.run(serving.serve(listener, members, Policy(by), options)))
+
+
+def _members(placing: ModuleType) -> Any:
+    from spark_engine.runtime.replicas.directory import Members
+
+    return Members(placing.named)
 
 
 def _ray() -> ModuleType:

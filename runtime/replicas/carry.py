@@ -6,8 +6,9 @@ heads; knows no socket.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +22,19 @@ from spark_engine.runtime.replicas.routing import Choice, Ticket
 from spark_engine.runtime.replicas.upstream import Answer, Headers, Lost, Upstream
 from spark_engine.runtime.server.api.answers import error
 from spark_engine.runtime.server.api.messages_answer import anthropic_error
+from spark_engine.runtime.server.bodies import Body
 
 TRIES = 3  # replicas that a request is offered to while they refuse it
 BREAKS = 2  # replicas that may break under it: a request that breaks engines breaks no more
 REFUSED = 503
 ENGINE_ERROR = b'"engine_error"'
-ASK_S = 5.0  # for an answer that some replica keeps
+ASK_S = 5.0  # in which all replicas are asked for an answer that one of them keeps
+ASKING = 16  # replicas that are asked for such at a time, by all requests together
 MOST_KEPT = 1 << 16  # ids of kept answers whose replica is remembered
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
-_NOT_UP = _HOP | {"host", "content-length", "expect", "x-request-id"}
+_HOP |= {"proxy-connection", "proxy-authenticate", "proxy-authorization"}
+_NOT_UP = _HOP | {"host", "content-length", "content-encoding", "expect", "x-request-id"}
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
@@ -41,7 +45,8 @@ Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
 
 @dataclass
 class Asked:
-    """A request as it came. `target`: its path and query; `name`: its x-request-id.
+    """A request as it came. `target`: its path and query; `name`: its x-request-id; its body is
+    unpacked, and dropped as soon as no other replica can need it.
 
     `send` gets the status and the headers (0 and none after the first time), a part of the body,
     and whether more comes.
@@ -51,7 +56,7 @@ class Asked:
     path: str
     target: str
     headers: Headers
-    body: bytes
+    body: Body
     name: str
     send: Send
     begun: bool = False  # the client has seen something
@@ -60,7 +65,7 @@ class Asked:
     @property
     def up(self) -> Headers:
         """The headers for a replica."""
-        kept = [(k, v) for k, v in self.headers if k.lower() not in _NOT_UP]
+        kept = passed(self.headers, _NOT_UP)
         return [*kept, ("x-request-id", self.name)] if self.name else kept
 
 
@@ -83,13 +88,15 @@ class Carrier:
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
         self._fleet, self._upstream, self._metrics = fleet, upstream, metrics
         self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
+        self._asking = asyncio.Semaphore(ASKING)
 
     async def carry(self, asked: Asked) -> None:
         """Answers the request, by whichever replica."""
-        prompt = places(asked.body) if asked.method == "POST" else ()
+        prompt = places(asked.body.data) if asked.method == "POST" else ()
         owner = await self._owner(asked)
         refused: Refusal | None = None
         lost: list[Lost] = []
+        again = ""  # why it goes to another
         for _ in range(TRIES):
             choice = self._fleet.router.choose(prompt, asked.tried)
             name = owner or (choice.name if choice else None)
@@ -99,6 +106,8 @@ class Carrier:
             asked.tried.add(replica.name)
             if choice is None or choice.name != replica.name:
                 choice = Choice(replica.name)
+            if again:
+                self._metrics.again(again)
             self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
             try:
                 refused = await self._through(replica, asked, prompt, choice)
@@ -108,12 +117,13 @@ class Carrier:
                 lost.append(problem)
                 if len(lost) == BREAKS or owner:
                     break
+                again = "lost"
                 continue
             if refused is None:
                 return
             if owner:
                 break
-            self._metrics.again("refused")
+            again = "refused"
         await self._fail(asked, refused, lost[-1] if lost else None)
 
     async def _through(
@@ -124,7 +134,10 @@ class Carrier:
         try:
             with replica.flight():
                 url = replica.address.url + asked.target
-                async with self._upstream.ask(asked.method, url, asked.up, asked.body) as answer:
+                whole = asked.body.data
+                asking = self._upstream.ask(asked.method, url, asked.up, whole)
+                del whole  # what is sent is held by who sends it
+                async with asking as answer:
                     return await self._pass_on(replica, asked, answer, ticket)
         finally:
             router.end(ticket)
@@ -132,7 +145,7 @@ class Carrier:
     async def _pass_on(
         self, replica: Replica, asked: Asked, answer: Answer, ticket: Ticket
     ) -> Refusal | None:
-        headers = [(k, v) for k, v in answer.headers if k.lower() not in _NOT_DOWN]
+        headers = passed(answer.headers, _NOT_DOWN)
         headers.append(("x-spark-replica", replica.name))
         if not answer.streams:
             body = await answer.whole()
@@ -162,6 +175,7 @@ class Carrier:
         self, asked: Asked, status: int, headers: Headers, part: bytes, more: bool
     ) -> None:
         asked.begun = True
+        asked.body.drop()
         await asked.send(status, headers, part, more)
 
     async def _broke(self, replica: Replica, asked: Asked, problem: Lost) -> bool:
@@ -169,7 +183,6 @@ class Carrier:
         if not isinstance(problem, Failed):
             self._fleet.suspect(replica, str(problem))
         if not asked.begun:
-            self._metrics.again("lost")
             return False
         self._metrics.broken()
         words = f"replica {replica.name} broke its answer off: {problem}; ask again"
@@ -202,7 +215,7 @@ class Carrier:
     async def _owner(self, asked: Asked) -> str | None:
         """The replica that keeps the answer which the request is about; None: any will do."""
         ident = ""
-        if asked.path == RESPONSES and (found := _PREVIOUS.search(asked.body)):
+        if asked.path == RESPONSES and (found := _PREVIOUS.search(asked.body.data)):
             ident = found[1].decode("utf-8", "replace")
         elif asked.path.startswith(RESPONSES + "/"):
             ident = asked.path.removeprefix(RESPONSES + "/").partition("/")[0]
@@ -212,26 +225,64 @@ class Carrier:
         if known is not None and known in self._fleet.replicas:
             return known
         headers = [row for row in asked.up if row[0].lower() in ("authorization", "x-api-key")]
-        for replica in self._fleet.up:  # this front was started again, or there are several
-            url = f"{replica.address.url}{RESPONSES}/{ident}"
-            try:
-                status, _, _ = await self._upstream.get(url, ASK_S, headers)
-            except Lost:
-                continue
-            if status == 200:
-                self._keep(ident, replica)
-                return replica.name
+        # this front was started again, or there are several
+        replica = await self._ask_all(f"{RESPONSES}/{ident}", headers)
+        if replica is not None:
+            self._keep(ident, replica)
+        return replica.name if replica else None
+
+    async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
+        """The first replica found that has this, asked a few at a time within ASK_S seconds."""
+        left = deque(self._fleet.up)
+
+        async def ask() -> Replica | None:
+            while left:
+                async with self._asking:
+                    if not left:
+                        break
+                    replica = left.popleft()
+                    try:
+                        status, _, _ = await self._upstream.get(
+                            replica.address.url + path, ASK_S, headers
+                        )
+                    except Lost:
+                        continue
+                if status == 200:
+                    return replica
+                if status in (401, 403):  # no other will tell either
+                    left.clear()
+            return None
+
+        tasks = [asyncio.ensure_future(ask()) for _ in range(min(ASKING, len(left)))]
+        try:
+            async with asyncio.timeout(ASK_S):
+                for task in asyncio.as_completed(tasks):
+                    if (found := await task) is not None:
+                        return found
+        except TimeoutError:
+            pass
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return None
 
 
-def problem_of(path: str, status: int, words: str, name: str) -> tuple[int, bytes, Headers]:
-    """(status, body, headers) of an error in the form of the API under `path`."""
+def problem_of(
+    path: str, status: int, words: str, name: str, code: str = "no_replica"
+) -> tuple[int, bytes, Headers]:
+    """(status, body, headers) of an error in the form of the API under `path`; `code` is that of a
+    refusal."""
     kind = "service_unavailable" if status == REFUSED else "invalid_request_error"
-    code = "no_replica" if status == REFUSED else None
+    code = code if status == REFUSED else ""
     headers = [("content-type", "application/json")]
     if status == REFUSED:
         headers.append(("retry-after", "1"))
-    return status, msgspec.json.encode(_form(path, status, words, name, kind, code)), headers
+    return (
+        status,
+        msgspec.json.encode(_form(path, status, words, name, kind, code or None)),
+        headers,
+    )
 
 
 def last_words(path: str, words: str, name: str) -> bytes:
@@ -258,6 +309,18 @@ def _form(
 def _event(name: str, body: dict[str, Any]) -> bytes:
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
+    """The headers that go on to the other side: none of `without`, and none that `Connection`
+    names as of this connection alone."""
+    named = {
+        word.strip().lower()
+        for name, value in headers
+        if name.lower() == "connection"
+        for word in value.split(",")
+    }
+    return [(k, v) for k, v in headers if k.lower() not in without | named]
 
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

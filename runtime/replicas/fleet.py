@@ -43,6 +43,7 @@ class Replica:
     Attributes:
         up: it takes requests, as far as is known.
         dead: it was given up; what was on its way there is cut off.
+        listed: it is still named. One that is not is looked at until what it has has ended.
         why: why it is not up.
         flights: the tasks that carry requests there.
     """
@@ -50,6 +51,7 @@ class Replica:
     address: Address
     up: bool = False
     dead: bool = False
+    listed: bool = True
     why: str = "its health was not asked for yet"
     misses: int = 0
     flights: set[asyncio.Task[object]] = field(default_factory=set)
@@ -83,6 +85,8 @@ class Fleet:
     def __init__(self, members: Members, upstream: Upstream, router: Router) -> None:
         self._members, self._upstream, self.router = members, upstream, router
         self.replicas: dict[str, Replica] = {}
+        self._blind = False  # nobody says who is there
+        self.leaving: dict[str, Replica] = {}  # no longer named, with requests that have not ended
 
     @property
     def up(self) -> list[Replica]:
@@ -99,20 +103,28 @@ class Fleet:
         """One look: who is there, and how everybody is."""
         try:
             self._set(await self._members())
+            if self._blind:
+                log.info("replicas can be asked for again")
+            self._blind = False
         except Exception as error:  # who knows the members may be away for a while
-            log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
-        await asyncio.gather(*map(self._probe, list(self.replicas.values())))
+            if not self._blind:
+                log.warning("replicas cannot be asked for: %s: %s", type(error).__name__, error)
+            self._blind = True
+        self.leaving = {k: v for k, v in self.leaving.items() if v.flights}
+        await asyncio.gather(*map(self._probe, [*self.replicas.values(), *self.leaving.values()]))
 
     def _set(self, addresses: Sequence[Address]) -> None:
         named = {address.name: address for address in addresses}
         for name in self.replicas.keys() - named.keys():  # on its way down: what it has may end
-            replica = self.replicas.pop(name)
+            replica = self.leaving[name] = self.replicas.pop(name)
             self.router.remove(name)
-            replica.up, replica.why = False, "it is on its way down"
+            replica.up, replica.listed, replica.why = False, False, "it is on its way down"
             log.info("replica %s leaves", name)
         for name, address in named.items():
             if name not in self.replicas:
-                self.replicas[name] = Replica(address)
+                replica = self.leaving.pop(name) if name in self.leaving else Replica(address)
+                replica.address, replica.listed = address, True
+                self.replicas[name] = replica
 
     async def _probe(self, replica: Replica) -> None:
         try:
@@ -126,7 +138,7 @@ class Fleet:
         replica.misses = 0
         if status != 200:
             self._down(replica, body.decode("utf-8", "replace")[:200])
-        elif not replica.up and self.replicas.get(replica.name) is replica:
+        elif not replica.up and replica.listed:
             replica.up, replica.dead, replica.why = True, False, ""
             self.router.add(replica.name)
             log.info("replica %s takes requests at %s", replica.name, replica.address.url)

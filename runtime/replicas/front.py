@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_engine.runtime.replicas.carry import Asked, Carrier, decoded, problem_of
@@ -17,6 +18,10 @@ from spark_engine.runtime.replicas.fleet import Fleet
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.merged_metrics import merge
 from spark_engine.runtime.replicas.upstream import Headers, Lost, Unsendable, Upstream
+from spark_engine.runtime.server.api.fields import BadField
+from spark_engine.runtime.server.bodies import Bodies
+from spark_engine.runtime.server.client import Busy
+from spark_engine.runtime.server.problems import error_response
 from spark_engine.runtime.server.request_ids import RequestIds, current
 
 METRICS_S = 5.0  # for one replica's counters
@@ -24,15 +29,11 @@ JSON = [("content-type", "application/json")]
 TEXT = [("content-type", "text/plain; version=0.0.4; charset=utf-8")]
 
 
-class _TooLarge(Exception):
-    pass
-
-
 class Front:
-    """The application. `max_body` in bytes."""
+    """The application. `max_body` in bytes; what all bodies together may hold is as at a server."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream, max_body: int) -> None:
-        self._fleet, self._upstream, self._most = fleet, upstream, max_body
+        self._fleet, self._upstream, self._bodies = fleet, upstream, Bodies(max_body)
         self.metrics = FrontMetrics()
         self._carrier = Carrier(fleet, upstream, self.metrics)
         self.draining = False
@@ -67,29 +68,21 @@ class Front:
             await answer(status, headers, body, False)
             return
         try:
-            body = await self._body(receive)
-        except _TooLarge:
-            words = f"the body is over {self._most} bytes; send a shorter prompt"
-            status, body, headers = problem_of(path, 413, words, current())
+            whole = await self._bodies.take(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except (BadField, Busy) as error:
+            status, _ = error_response(error)
+            status, body, headers = problem_of(path, status, str(error), current(), "busy")
             await answer(status, headers, body, False)
             return
         headers = decoded(scope["headers"])
-        asked = Asked(scope["method"], path, target, headers, body, current(), answer)
+        asked = Asked(scope["method"], path, target, headers, whole, current(), answer)
         work = self._metrics(asked) if path == "/metrics" else self._carry(asked)
-        await _unless_gone(receive, asyncio.ensure_future(work))
-
-    async def _body(self, receive: Receive) -> bytes:
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._most:
-                raise _TooLarge
-            if not message.get("more_body"):
-                return b"".join(parts)
+        try:
+            await _unless_gone(receive, asyncio.ensure_future(work))
+        finally:
+            whole.drop()
 
     def _own(self, method: str, path: str) -> tuple[int, object] | None:
         """(status, body) of what is answered here."""

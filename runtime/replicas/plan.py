@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from spark_engine.errors import CapacityError, OptionError
+from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.server.server import ServerOptions
 
 START_S = 1800.0  # that a replica may take to load its engine
@@ -24,6 +26,7 @@ class Plan:
         server: how each serves; an empty host is the address of the machine that it stands on.
         least, most: replicas; more than `least` only while requests ask for it.
         gpus, cpus: what each takes of a machine; parts of one are counted, not enforced.
+        follows: those of `gpus` and `target` that nobody named: they are the engine's.
         target: requests, running or waiting, that one replica is to have; beyond that there are to
             be more of them.
     """
@@ -35,6 +38,7 @@ class Plan:
     gpus: float
     cpus: float
     target: float
+    follows: tuple[str, ...] = ()
 
     @property
     def scales(self) -> bool:
@@ -52,6 +56,23 @@ def counts(given: str) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise OptionError(f"--replicas is {given!r}; give a number like 4, or a range like 2-8")
     return least, most
+
+
+def sizes(manifest: Manifest, **named: float | None) -> dict[str, Any]:
+    """`gpus`, `target` and `follows` of a plan for this engine; `named`: what the user gave."""
+    own = {
+        "gpus": float(manifest.ranks) if manifest.executor == NATIVE else 0.0,
+        "target": float(manifest.limits.max_seqs),
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    return {**own, **given, "follows": tuple(name for name in own if name not in given)}
+
+
+def moved(plan: Plan, folder: str, manifest: Manifest, **named: float | None) -> Plan:
+    """The plan for another engine: what followed the engine follows this one."""
+    kept = {name: getattr(plan, name) for name in ("gpus", "target") if name not in plan.follows}
+    given = kept | {name: value for name, value in named.items() if value is not None}
+    return replace(plan, folder=folder, **sizes(manifest, **given))
 
 
 def wanted(requests: float, plan: Plan) -> int:

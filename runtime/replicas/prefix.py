@@ -17,6 +17,7 @@ import msgspec
 GRID = 2048  # bytes of text, about 512 tokens: several pages
 IDS = 512  # token ids, of a prompt that is given so
 BYTES_OF_ID = 4  # an id counts for as much text
+MOST = 4 << 20  # bytes of a body that is read: longer ones, which no engine takes, go anywhere
 FIRST, LAST = 96, 160  # places of one request that are kept
 _BEFORE = ("tools", "functions", "system", "instructions")  # of the prompt, before its messages
 _PROMPTS = ("messages", "input", "prompt")
@@ -31,6 +32,8 @@ class Place(NamedTuple):
 
 def places(body: bytes) -> tuple[Place, ...]:
     """The places of a request's prompt, from its beginning on; none of what is not understood."""
+    if len(body) > MOST:
+        return ()
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

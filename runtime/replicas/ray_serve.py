@@ -1,7 +1,8 @@
 """Replicas placed by Ray Serve: on which machine, on which GPU, whether they live, how many.
 
 Knows Ray, and no other file does. Requests do not go through it: each replica is a server at an
-address of its own, which a directory tells to the fronts (docs/decisions.md says why).
+address of its own, which a directory tells to the fronts (docs/decisions.md says why). Ray starts a
+directory that dies again; until it is there the fronts go on with what they know.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,44 +21,18 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.runtime.replicas.child import Child
-from spark_engine.runtime.replicas.fleet import Address
+from spark_engine.runtime.replicas.directory import LEASE_S, NOTHING, Directory, Rows
 from spark_engine.runtime.replicas.plan import START_S, Plan, check_room, wanted
 from spark_engine.runtime.server.server import ServerOptions
 
 NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spark", "engine"
 HEALTH_S = 2.0  # between two looks of Ray's at a replica
-LEASE_S = 15.0  # after which a replica that was not heard of is no longer named
+STARTS = 3  # of a replica that fails, after which the placing has failed
 DRAIN_MORE_S = 15.0  # beyond the server's own drain
+TELL_S = 2.0  # for the directory's answer
 FRONTS_S = 2.5  # in which the fronts have heard that a replica leaves
 SCALE_UP_S, SCALE_DOWN_S, LOOK_BACK_S = 10.0, 300.0, 30.0
 STORE = 128 << 20  # bytes of Ray's object store, of which nothing is used
-
-
-class Directory:
-    """Where the replicas are, and what is to be placed. An actor: one for all."""
-
-    def __init__(self) -> None:
-        self._heard: dict[str, tuple[str, float]] = {}
-        self._plan = b""
-
-    def hear(self, name: str, url: str) -> None:
-        """The replica lives."""
-        self._heard[name] = (url, time.monotonic())
-
-    def drop(self, name: str) -> None:
-        """It is on its way down."""
-        self._heard.pop(name, None)
-
-    def names(self) -> list[tuple[str, str]]:
-        """(name, URL) of those that were heard of."""
-        now = time.monotonic()
-        self._heard = {k: v for k, v in self._heard.items() if now - v[1] < LEASE_S}
-        return [(name, url) for name, (url, _) in self._heard.items()]
-
-    def plan(self, new: bytes = b"") -> bytes:
-        """What is to be placed, changed where `new` is given."""
-        self._plan = new or self._plan
-        return self._plan
 
 
 class Engine:
@@ -66,7 +41,7 @@ class Engine:
     def __init__(self, folder: str, server: bytes) -> None:
         options = msgspec.json.decode(server, type=ServerOptions)
         self._drain_s = options.drain_timeout_s
-        self._directory = _directory()
+        self._plan = NOTHING
         self._child = Child(folder, replace(options, host=options.host or address_here()))
         self._child.wait(START_S)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
@@ -78,7 +53,9 @@ class Engine:
             raise RuntimeError(words)
         if not self._child.health():
             raise RuntimeError(f"{self._child.url} does not answer")
-        ray.get(self._directory.hear.remote(self._name, self._child.url), timeout=HEALTH_S)
+        with contextlib.suppress(Exception):  # a directory that is away makes nobody ill
+            telling = _directory().hear.remote(self._name, self._child.url, self._plan)
+            self._plan = ray.get(telling, timeout=TELL_S)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Requests that run or wait."""
@@ -91,7 +68,7 @@ class Engine:
         if child is None:
             return
         with contextlib.suppress(Exception):
-            ray.get(self._directory.drop.remote(self._name), timeout=HEALTH_S)
+            ray.get(_directory().drop.remote(self._name), timeout=TELL_S)
             time.sleep(FRONTS_S)
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
@@ -135,16 +112,22 @@ def cluster(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
+def check_free() -> None:
+    """Raises OptionError where this cluster has replicas already."""
+    if APPLICATION in serve.status().applications:
+        words = "spark-replicas update and scale change them, front stands before them, remove ends"
+        raise OptionError(f"replicas are placed in this cluster already: {words} them")
+
+
 def place(plan: Plan, known: bool) -> None:
     """Starts the replicas, or changes what was placed: one after the other where the engine or the
     options differ. Returns when they take requests. `known`: the machines will not become more.
 
-    Raises CapacityError.
+    Raises CapacityError; then what was there before is there still, in part.
     """
     if known:
         check_room(plan, ray.cluster_resources())
     data = msgspec.json.encode(plan)
-    ray.get(_directory().plan.remote(data))
     serve.start(proxy_location="Disabled")
     how: dict[str, Any] = {"num_replicas": plan.least}
     if plan.scales:
@@ -166,6 +149,7 @@ def place(plan: Plan, known: bool) -> None:
         health_check_period_s=HEALTH_S,
         graceful_shutdown_timeout_s=plan.server.drain_timeout_s + DRAIN_MORE_S,
         graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=STARTS,
         **how,
     )
     try:
@@ -174,14 +158,30 @@ def place(plan: Plan, known: bool) -> None:
         serve.run(bound, name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
         raise CapacityError(f"the replicas do not start: {error}") from None
+    ray.get(_directory().note.remote(data))
+
+
+def change(edit: Callable[[Plan], Plan]) -> None:
+    """Places what `edit` makes of what is placed; where that fails, what was placed again. Raises
+    OptionError, CapacityError."""
+    old = placed()
+    try:
+        place(edit(old), known=False)
+    except CapacityError as error:
+        place(old, known=False)
+        raise CapacityError(f"{error}\n{old.folder} is placed as before") from None
 
 
 def placed() -> Plan:
     """What is placed in this cluster. Raises OptionError where nothing is."""
-    data = ray.get(_directory().plan.remote())
-    if not data:
-        raise OptionError("nothing is placed in this cluster: begin with spark-replicas run")
-    return msgspec.json.decode(data, type=Plan)
+    end = time.monotonic() + LEASE_S  # a new directory has heard of it by then
+    while APPLICATION in serve.status().applications:
+        if data := ray.get(_directory().plan.remote()):
+            return msgspec.json.decode(data, type=Plan)
+        if time.monotonic() > end:
+            raise OptionError("the replicas are being placed for the first time; ask again later")
+        time.sleep(HEALTH_S / 4)
+    raise OptionError("nothing is placed in this cluster: begin with spark-replicas run")
 
 
 def states() -> dict[str, int]:
@@ -194,13 +194,19 @@ def states() -> dict[str, int]:
 
 
 def remove() -> None:
-    """Ends all replicas; they drain."""
-    serve.delete(APPLICATION)
+    """Ends all replicas; they drain. Nothing of ours stays in the cluster."""
+    ray.get(_directory().note.remote(b""))
+    if APPLICATION in serve.status().applications:
+        serve.delete(APPLICATION)
+    if not serve.status().applications:
+        serve.shutdown()
+    ray.kill(_directory())
 
 
-async def members() -> Sequence[Address]:
-    """Those that live, for a front."""
-    return [Address(name, url) for name, url in await _directory().names.remote()]
+def named() -> tuple[Rows, bool]:
+    """What the directory answers, for a front's `Members`. Blocks."""
+    rows: tuple[Rows, bool] = ray.get(_directory().names.remote(), timeout=TELL_S)
+    return rows
 
 
 def address_here() -> str:
@@ -209,7 +215,7 @@ def address_here() -> str:
 
 
 def _directory() -> Any:
-    actor = ray.remote(num_cpus=0)(Directory)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Directory)
     return actor.options(
         name=DIRECTORY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
     ).remote()

@@ -30,15 +30,20 @@ from spark_engine.runtime.server.tls import check_tls
 log = logging.getLogger(__name__)
 
 
-async def serve(members: Members, policy: Policy, options: ServerOptions) -> int:
+def listen(options: ServerOptions) -> socket.socket:
+    """The bound address, which does not listen yet. Raises OptionError."""
+    check_tls(options.tls_cert, options.tls_key)
+    return bind(options.host, options.port)
+
+
+async def serve(
+    listener: socket.socket, members: Members, policy: Policy, options: ServerOptions
+) -> int:
     """Serves the replicas behind one address until a signal; returns the exit code.
 
-    Of `options` those count that are of connections: address, bounds, times, TLS. Raises
-    OptionError.
+    Of `options` those count that are of connections: bounds, times, TLS.
     """
-    check_tls(options.tls_cert, options.tls_key)
     descriptors = raise_descriptor_limit()
-    listener = bind(options.host, options.port)
     upstream = Upstream()
     fleet = Fleet(members, upstream, Router(policy))
     front = Front(fleet, upstream, options.max_body_mib << 20)

@@ -87,6 +87,7 @@ class Upstream:
                 data=body or None,
                 allow_redirects=False,
             )
+            del body  # nothing holds it while the answer comes
             response = await asked
         except (aiohttp.InvalidURL, ValueError) as error:
             raise Unsendable(_words(error)) from None

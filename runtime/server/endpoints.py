@@ -6,8 +6,6 @@ Knows HTTP. Knows no API: what begins an answer is handed in (`api/routes.py`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -18,76 +16,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Receive, Scope, Send
 
 from spark_engine.runtime.server.api.answers import Json, Reply
-from spark_engine.runtime.server.api.fields import BadField
-from spark_engine.runtime.server.client import Busy
-from spark_engine.runtime.server.problems import (
-    LEFT,
-    Draining,
-    TooLarge,
-    UnknownEncoding,
-    error_response,
-)
+from spark_engine.runtime.server.bodies import Bodies
+from spark_engine.runtime.server.problems import LEFT, Draining, error_response
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.visits import note_problem
 
-MAX_BODY = 32 << 20  # bytes
-SMALL_BODY = 256 << 10  # bytes of each body that are always taken
-LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all bodies together may hold
 Start = Callable[[Service, bytes], Awaitable[Reply]]
 Compute = Callable[[Service, bytes], Awaitable[Json]]
-
-
-class Bodies:
-    """Reads bodies of up to `most` bytes. Large ones share what memory there is for them; small
-    ones always fit."""
-
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most or MAX_BODY
-        self.large = 0  # bytes held now beyond the first SMALL_BODY of each body
-
-    @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body, which counts until the block is left. Raises TooLarge or Busy."""
-        too_large = TooLarge(f"the body is over {self.most} bytes; send a shorter prompt")
-        unpack = _unpacker(request.headers.get("content-encoding", ""))
-        declared = request.headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 12 or int(declared) > self.most):
-            raise too_large
-        parts, size, large = [], 0, 0
-        try:
-            async for sent in request.stream():
-                part = unpack(sent, self.most + 1 - size)
-                parts.append(part)
-                size += len(part)
-                if size > self.most:
-                    raise too_large
-                more = max(0, size - SMALL_BODY) - large
-                large, self.large = large + more, self.large + more
-                if more and self.large > LARGE_BODIES:
-                    raise Busy("too many long prompts are being read; retry")
-            yield b"".join(parts)
-        finally:
-            self.large -= large
-
-
-def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
-    """What makes a body's next bytes, at most so many, of those that came. Raises UnknownEncoding,
-    and its result BadField."""
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
-        return lambda sent, _: sent
-    if name not in ("gzip", "x-gzip", "deflate"):
-        words = f"the body's content-encoding is {encoding[:80]!r}; send it plain, or by gzip"
-        raise UnknownEncoding(words)
-    machine = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip's head or zlib's
-
-    def unpack(sent: bytes, most: int) -> bytes:
-        try:
-            return machine.decompress(sent, max(1, most))
-        except zlib.error as error:
-            raise BadField(f"the body is not valid {name}: {error}") from None
-
-    return unpack
 
 
 class Endpoints:

@@ -39,6 +39,7 @@ from spark_engine.runtime.server.assets import (
     spell_drafts,
     watchdog_for,
 )
+from spark_engine.runtime.server.bodies import MAX_BODY
 from spark_engine.runtime.server.client import EngineClient
 from spark_engine.runtime.server.connections import (
     Connection,
@@ -47,7 +48,7 @@ from spark_engine.runtime.server.connections import (
     room_for_connections,
 )
 from spark_engine.runtime.server.conversation import ChatOptions
-from spark_engine.runtime.server.endpoints import MAX_BODY, Endpoints
+from spark_engine.runtime.server.endpoints import Endpoints
 from spark_engine.runtime.server.keys import Keyring
 from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel

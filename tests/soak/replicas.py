@@ -1,15 +1,19 @@
 """Replicas of the embedded model on the CPU, placed by Ray, under load: faults, and an update.
 
-    python -m tests.soak.replicas [N]      4 by default; exit code 1 where something is wrong
+    python -m tests.soak.replicas [N] [--out FILE]      4 by default; exit code 1 where something is
+                                                        wrong; FILE gets the figures
 
-Conversations of streams and whole answers go through the front of `spark-replicas run`. A server
-is killed with its engine; another is stopped (SIGSTOP); then `spark-replicas update` replaces all
-by a copy of the engine folder. Each request must end whole, or in an error that says why, and such
-errors only while a fault excuses them: during the update none is. Nothing may be left running.
+Conversations of streams and whole answers go through the front of `spark-replicas run`. A second
+`run` is refused; the directory of the replicas is killed; a server is killed with its engine;
+another is stopped (SIGSTOP); an update to an engine that does not load fails; then `spark-replicas
+update` replaces all by a copy of the engine folder. Each request must end whole, or in an error
+that says why, and such errors only after a server was killed or stopped: neither the directory nor
+an update excuses any. Nothing may be left running.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -25,12 +29,13 @@ from pathlib import Path
 
 import httpx
 
+from spark_engine.manifest import WEIGHTS
 from spark_engine.runtime.cli import cache_folder
 from spark_engine.runtime.embedded import embedded_engine
 
 COMMAND = (sys.executable, "-m", "spark_engine.runtime.replicas_command")
 START_S, ENDS_S, EXCUSED_S = 600.0, 120.0, 45.0
-CLIENTS, QUIET_S = 8, 20.0
+CLIENTS, QUIET_S = 8, 10.0
 
 
 class Soak:
@@ -46,6 +51,7 @@ class Soak:
         self.wrong: list[str] = []
         self.excused_until = 0.0
         self.stop = False
+        self.took: dict[str, float] = {}  # seconds
 
     def begin(self, engine: Path) -> subprocess.Popen[bytes]:
         options = ("--replicas", str(self.replicas), "--cpus", "0.2", "--port", str(self.port))
@@ -104,13 +110,61 @@ class Soak:
         last = [json.loads(row) for row in data[:-1]]
         return "error in the stream" if any("error" in row for row in last) else "whole"
 
+    async def command(self, *words: str) -> tuple[int, str]:
+        """(exit code, what it said) of spark-replicas."""
+        pipe = asyncio.subprocess.PIPE
+        said = asyncio.subprocess.STDOUT
+        process = await asyncio.create_subprocess_exec(*COMMAND, *words, stdout=pipe, stderr=said)
+        text, _ = await process.communicate()
+        return process.returncode or 0, text.decode()
+
+    async def directory(self, engine: Path) -> None:
+        """A second run, and the directory's death: neither is felt by a request."""
+        code, text = await self.command("run", str(engine), "--ray", "auto", "--port", "0")
+        if code != 2 or "already" not in text:
+            self.wrong.append(f"a second run ended with {code}: {text[-300:]}")
+        os.kill(_directory(self.process.pid), signal.SIGKILL)
+        begun = time.monotonic()
+        while True:
+            code, text = await self.command("status")
+            found = json.loads(text[text.index("{") :]) if code == 0 else {}
+            whole = len(found.get("replicas", ())) == self.replicas
+            if whole or time.monotonic() - begun > EXCUSED_S:
+                break
+        if not whole or found["engine"] != str(engine):
+            self.wrong.append(f"the new directory knows {found or text[-300:]}")
+        await asyncio.sleep(QUIET_S)
+        print("another directory:", dict(self.told), flush=True)
+
+    async def updates(self, engine: Path) -> None:
+        """One that fails, and one that does not."""
+        broken = Path(shutil.copytree(engine, self.folder / "broken"))
+        (broken / WEIGHTS).unlink()
+        code, text = await self.command("update", str(broken))
+        if code != 2 or "is placed as before" not in text:
+            self.wrong.append(f"a broken update ended with {code}: {text[-300:]}")
+        await self.until(self.replicas, START_S, set())
+        print("not replaced:", dict(self.told), flush=True)
+        before, begun = {row["name"] for row in self.rows()}, time.monotonic()
+        copy = str(shutil.copytree(engine, self.folder / "tiny"))
+        code, text = await self.command("update", copy)
+        if code:
+            self.wrong.append(f"spark-replicas update failed: {text[-300:]}")
+        await self.until(self.replicas, START_S, before)
+        self.took["update_s"] = time.monotonic() - begun
+        print("replaced:", dict(self.told), flush=True)
+        await asyncio.sleep(QUIET_S)
+
     async def faults(self, engine: Path) -> None:
         await asyncio.sleep(QUIET_S)
+        await self.directory(engine)
         first, second, *_ = self.rows()
         self.excused_until = time.monotonic() + EXCUSED_S
         os.kill(_listener(first["url"]), signal.SIGKILL)
         print("killed", first["name"], flush=True)
+        begun = time.monotonic()
         await self.until(self.replicas, START_S, {first["name"]})
+        self.took["killed_s"] = time.monotonic() - begun
         print("another is there:", dict(self.told), flush=True)
         await asyncio.sleep(QUIET_S)
         if self.replicas > 1:
@@ -122,14 +176,7 @@ class Soak:
             if Path(f"/proc/{stopped}").exists():
                 os.kill(stopped, signal.SIGCONT)
             await asyncio.sleep(max(QUIET_S, self.excused_until - time.monotonic()))
-        before = {row["name"] for row in self.rows()}
-        words = (*COMMAND, "update", str(shutil.copytree(engine, self.folder / "tiny")))
-        update = await asyncio.create_subprocess_exec(*words)
-        if await update.wait():
-            self.wrong.append("spark-replicas update failed")
-        await self.until(self.replicas, START_S, before)
-        print("replaced:", dict(self.told), flush=True)
-        await asyncio.sleep(QUIET_S)
+        await self.updates(engine)
 
     async def load(self, engine: Path) -> None:
         async with httpx.AsyncClient(timeout=ENDS_S) as http:
@@ -143,10 +190,11 @@ class Soak:
     def run(self) -> int:
         engine = embedded_engine(cache_folder(), print)
         begun = time.monotonic()
-        process = self.begin(engine)
+        process = self.process = self.begin(engine)
         try:
             asyncio.run(self.until(self.replicas, START_S, set()))
-            print(f"{self.replicas} replicas after {time.monotonic() - begun:.0f} s", flush=True)
+            self.took["start_s"] = time.monotonic() - begun
+            print(f"{self.replicas} replicas after {self.took['start_s']:.0f} s", flush=True)
             urls = [row["url"] for row in self.rows()]
             asyncio.run(self.load(engine))
             text = httpx.get(f"{self.url}/metrics").text
@@ -158,9 +206,25 @@ class Soak:
             shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas.log")
         if code:
             self.wrong.append(f"spark-replicas ended with {code}")
+        self.took["all_s"] = time.monotonic() - begun
         self.wrong += [f"{url} still listens" for url in urls if _listener(url)]
         print(dict(self.told), *self.wrong, sep="\n", flush=True)
         return 1 if self.wrong or not self.told["whole"] else 0
+
+
+def _directory(driver: int) -> int:
+    """The process of the directory that this driver's cluster runs."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            above, words = int(process.name), (process / "cmdline").read_bytes()
+            while b"ray::Directory" in words and above > 1:
+                if above == driver:
+                    return int(process.name)
+                stat = (Path("/proc") / str(above) / "stat").read_text()
+                above = int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    raise SystemExit("no process is the directory's")
 
 
 def _listener(url: str) -> int:
@@ -177,6 +241,22 @@ def _listener(url: str) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("replicas", type=int, nargs="?", default=4)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        sys.exit(Soak(Path(made), int(sys.argv[1]) if sys.argv[1:] else 4).run())
+        soak = Soak(Path(made), args.replicas)
+        code = soak.run()
+    took = {name: round(seconds, 1) for name, seconds in soak.took.items()}
+    row = {"replicas": args.replicas, "cores": os.cpu_count(), "clients": CLIENTS}
+    row |= {"requests": dict(soak.told), "wrong": soak.wrong, **took}
+    if args.out:
+        args.out.write_text(json.dumps(row, indent=1) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,6 +35,9 @@ class FakeReplica:
         self.heads: list[dict[str, str]] = []
         self.left = 0  # clients that left before their answer's end
         self.kept: set[str] = set()
+        self.looked: list[str] = []  # paths of all GETs but those of health, as they came
+        self.slow_s = 0.0  # to say whether an answer is kept
+        self.locked = False  # no key is good enough
         self.gate = asyncio.Event()
         self.url = ""
 
@@ -44,6 +47,13 @@ class FakeReplica:
         words = {"status": "ok" if self.healthy else "unhealthy"}
         return web.json_response(words, status=200 if self.healthy else 503)
 
+    @web.middleware
+    async def note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.method == "GET" and request.path != "/health":
+            self.looked.append(request.raw_path)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
     async def metrics(self, request: web.Request) -> web.Response:
         if self.mark == "locked" and "authorization" not in request.headers:
             return web.json_response({"error": {}}, status=401)
@@ -52,6 +62,9 @@ class FakeReplica:
 
     async def one(self, request: web.Request) -> web.Response:
         ident = request.match_info["id"]
+        await asyncio.sleep(self.slow_s)
+        if self.locked:
+            return web.json_response({"error": {"message": "no key"}}, status=401)
         if ident not in self.kept:
             return web.json_response({"error": {"message": "none kept"}}, status=404)
         return web.json_response({"id": ident, "from": self.mark, "target": request.raw_path})
@@ -120,6 +133,7 @@ async def replica(mark: str) -> AsyncIterator[FakeReplica]:
     app.router.add_get("/metrics", fake.metrics)
     app.router.add_get("/v1/responses/{id}", fake.one)
     app.router.add_get("/v1/models", fake.health)
+    app.middlewares.append(fake.note)
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
         app.router.add_post(path, fake.answer)
     async with serving(app) as fake.url:

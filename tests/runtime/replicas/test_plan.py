@@ -23,6 +23,7 @@ from tests.house import ROOT
 
 sys.path.insert(0, str(ROOT))  # benchmarks/ is outside the package
 from benchmarks import replicas as reckoned  # noqa: E402
+from benchmarks import replicas_measured as measured  # noqa: E402
 
 PLAN = Plan("/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 1.0, 0.5, 10.0)
 
@@ -105,3 +106,22 @@ def test_replicas_are_reckoned(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert rows[4, "prefix"]["hit_rate"] > rows[4, "turn"]["hit_rate"] + 0.03
     assert rows[4, "prefix"]["tokens_per_s"] > 3.5 * rows[1, "prefix"]["tokens_per_s"]
     assert capsys.readouterr().out.count("tokens/s") == 6
+
+
+def test_replicas_that_are_measured_share_no_core() -> None:
+    for there, replicas, each in [
+        (2, 1, 1),
+        (2, 2, 1),
+        (32, 4, 2),
+        (32, 1, 2),
+        (32, 16, 2),
+        (5, 2, 2),
+    ]:
+        found = measured.share(range(there), replicas, each)
+        assert found is not None
+        taken = [core for own in found.replicas for core in own]
+        assert [len(own) for own in found.replicas] == [each] * replicas
+        assert sorted([*taken, *found.front]) == list(range(there))
+    found = measured.share(range(32), 4, 1)
+    assert found is not None and found.replicas == ((0,), (6,), (12,), (18,))
+    assert measured.share(range(2), 4, 1) is None

@@ -15,7 +15,7 @@ import pytest
 from fastapi import Request
 
 from spark_engine.runtime.engine.request import Event
-from spark_engine.runtime.server import endpoints as module
+from spark_engine.runtime.server import bodies as module
 from spark_engine.runtime.server.api import completions
 from spark_engine.runtime.server.app import create_app
 from spark_engine.runtime.server.endpoints import Endpoints

@@ -1,0 +1,89 @@
+"""A front before fake replicas, over real sockets, and a client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from spark_engine.runtime.replicas.fleet import Address, Fleet
+from spark_engine.runtime.replicas.front import Front
+from spark_engine.runtime.replicas.routing import Router
+from spark_engine.runtime.replicas.upstream import Upstream
+from tests.runtime.replicas.fake_replica import FakeReplica, replica
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+MOST = 1 << 16
+
+
+@dataclass
+class World:
+    """A front, its replicas, and a client."""
+
+    url: str
+    front: Front
+    fleet: Fleet
+    fakes: dict[str, FakeReplica]
+    client: aiohttp.ClientSession
+
+    async def ask(self, prompt: str, path: str = CHAT, **more: Any) -> tuple[int, Any, str]:
+        """(status, JSON or text, replica)."""
+        body = {"messages": [{"role": "user", "content": prompt}], **more}
+        async with self.client.post(self.url + path, json=body) as response:
+            text = await response.text()
+            found = text if more.get("stream") else json.loads(text)
+            return response.status, found, response.headers.get("x-spark-replica", "")
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
+        async with self.client.get(self.url + path, headers=headers) as response:
+            return response.status, await response.text()
+
+
+@asynccontextmanager
+async def world(*marks: str) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        fakes = {mark: await stack.enter_async_context(replica(mark)) for mark in marks}
+        addresses = [Address(mark, fake.url) for mark, fake in fakes.items()]
+
+        async def members() -> list[Address]:
+            return [a for a in addresses if a.name in fakes]
+
+        upstream = Upstream()
+        stack.push_async_callback(upstream.close)
+        fleet = Fleet(members, upstream, Router())
+        front = Front(fleet, upstream, MOST)
+        await fleet.look()
+        config = uvicorn.Config(front.app, port=0, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield World(f"http://127.0.0.1:{port}", front, fleet, fakes, client)
+        for fake in fakes.values():
+            fake.gate.set()
+        server.should_exit = server.force_exit = True
+        await task
+
+
+def run(test: Callable[[World], Awaitable[None]], *marks: str) -> None:
+    async def inside() -> None:
+        async with world(*marks) as found, asyncio.timeout(20):
+            await test(found)
+
+    asyncio.run(inside())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if done():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")

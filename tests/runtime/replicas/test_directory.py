@@ -1,0 +1,135 @@
+"""The directory of replicas may be lost: who is there and what is placed come back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from spark_engine.runtime.replicas import directory as module
+from spark_engine.runtime.replicas.directory import LEASE_S, NOTHING, Directory, Members, Rows
+from spark_engine.runtime.replicas.fleet import Address, Fleet
+from spark_engine.runtime.replicas.routing import Router
+from tests.runtime.replicas.front_world import World, run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_is_not_heard_of_is_no_longer_named() -> None:
+    clock = Clock()
+    found = Directory(clock)
+    found.hear("a", "http://a", NOTHING)
+    clock.now += LEASE_S - 1
+    found.hear("b", "http://b", NOTHING)
+    assert found.names() == ([("a", "http://a"), ("b", "http://b")], True)
+    clock.now += 2
+    assert found.names() == ([("b", "http://b")], False)
+    found.drop("b")
+    assert found.names() == ([], False)
+
+
+def test_a_new_directory_learns_the_newest_plan_from_the_replicas() -> None:
+    old = Directory()
+    old.note(b"first")
+    late = old.hear("a", "http://a", NOTHING)
+    old.note(b"second")
+    known = old.hear("b", "http://b", NOTHING)
+    new = Directory()
+    assert new.plan() == b""
+    new.hear("a", "http://a", late)
+    assert new.plan() == b"first"
+    assert new.hear("b", "http://b", known) == known and new.plan() == b"second"
+    assert new.hear("a", "http://a", late) == known, "who heard late is told"
+    new.note(b"")  # all is removed: no replica on its way down places it again
+    new.hear("a", "http://a", known)
+    assert new.plan() == b""
+
+
+def test_what_is_noted_is_newer_than_what_a_faster_clock_noted() -> None:
+    found = Directory()
+    found.hear("a", "http://a", (time.time_ns() + 10**12, b"of a fast clock"))
+    found.note(b"mine")
+    assert found.plan() == b"mine"
+
+
+def test_a_young_directory_takes_nobody_off_the_list() -> None:
+    answers: list[tuple[Rows, bool]] = [
+        ([("a", "http://a"), ("b", "http://b")], True),
+        ([], True),
+        ([("c", "http://c")], True),
+        ([("b", "http://b2"), ("c", "http://c")], False),
+    ]
+
+    async def test() -> None:
+        members = Members(lambda: answers.pop(0))
+        assert {a.name for a in await members()} == {"a", "b"}
+        assert {a.name for a in await members()} == {"a", "b"}, "it has only just begun"
+        assert {a.name for a in await members()} == {"a", "b", "c"}
+        assert list(await members()) == [Address("b", "http://b2"), Address("c", "http://c")]
+
+    asyncio.run(test())
+
+
+def test_a_directory_that_hangs_holds_up_neither_loop_nor_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.05)
+    gate, asked = threading.Event(), []
+
+    def ask() -> tuple[Rows, bool]:
+        asked.append(True)
+        gate.wait(5)
+        return [("a", "http://a")], False
+
+    async def test() -> None:
+        members = Members(ask)
+        for _ in range(3):
+            begun = time.monotonic()
+            with pytest.raises(TimeoutError):
+                await members()
+            assert time.monotonic() - begun < 1
+        assert len(asked) == 1, "it is asked once, until it answers"
+        gate.set()
+        assert [a.name for a in await members()] == ["a"]
+
+    asyncio.run(test())
+
+
+def test_requests_go_on_while_nobody_says_who_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    async def away() -> list[Address]:
+        raise ConnectionError("the directory died")
+
+    async def test(w: World) -> None:
+        there = w.fleet._members
+        w.fleet._members = away
+        for _ in range(3):
+            await w.fleet.look()
+            assert (await w.ask("hi"))[0] == 200
+        assert caplog.text.count("the directory died") == 1, "once, not with every look"
+        w.fleet._members = there
+        await w.fleet.look()
+        assert len(w.fleet.up) == 2
+
+    caplog.set_level("INFO")
+    run(test, "a", "b")
+    assert "replicas can be asked for again" in caplog.text
+
+
+def test_nobody_is_there_before_anybody_said_so() -> None:
+    async def away() -> list[Address]:
+        raise ConnectionError("not yet")
+
+    async def test(w: World) -> None:
+        fleet = Fleet(away, w.fleet._upstream, Router())
+        await fleet.look()
+        assert not fleet.up
+
+    run(test, "a")

@@ -1,0 +1,235 @@
+"""What the front holds and asks of others is bounded: bodies, questions, headers, who has left."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from spark_engine.runtime.replicas import carry, prefix
+from spark_engine.runtime.replicas import fleet as fleet_module
+from spark_engine.runtime.replicas.carry import Asked, Carrier, passed
+from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, Replica
+from spark_engine.runtime.replicas.front_metrics import FrontMetrics
+from spark_engine.runtime.replicas.routing import Router
+from spark_engine.runtime.replicas.upstream import Headers, Lost, Upstream
+from spark_engine.runtime.server import bodies
+from spark_engine.runtime.server.bodies import Bodies, Body
+from tests.runtime.replicas.front_world import CHAT, MOST, RESPONSES, World, run, until
+
+
+def test_a_compressed_prompt_is_routed_by_what_it_says() -> None:
+    async def test(w: World) -> None:
+        async def ask(prompt: str) -> str:
+            data = gzip.compress(json.dumps({"messages": [prompt]}).encode())
+            head = {"content-encoding": "gzip", "content-type": "application/json"}
+            async with w.client.post(w.url + CHAT, data=data, headers=head) as response:
+                assert response.status == 200
+                return response.headers["x-spark-replica"]
+
+        first = [await ask(f"{i}" * 9000) for i in range(3)]
+        assert sorted(first) == ["a", "b", "c"]
+        assert [await ask(f"{i}" * 9000) for i in range(3)] == first
+        for fake in w.fakes.values():
+            assert "Content-Encoding" not in fake.heads[0] and len(fake.asked) == 2
+        bomb = gzip.compress(b"0" * (MOST + 1))
+        head = {"content-encoding": "gzip"}
+        async with w.client.post(w.url + CHAT, data=bomb, headers=head) as response:
+            assert response.status == 413 and len(bomb) < 1000
+        async with w.client.post(w.url + CHAT, data=b"no", headers=head) as response:
+            assert response.status == 400
+
+    run(test, "a", "b", "c")
+
+
+def test_a_body_that_no_engine_takes_is_not_read_for_its_prompt() -> None:
+    prompt = "x" * prefix.MOST
+    assert not prefix.places(json.dumps({"prompt": prompt}).encode())
+    assert prefix.places(json.dumps({"prompt": prompt[:-99]}).encode())
+
+
+def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BODY", 100)
+    monkeypatch.setattr(bodies, "LARGE_BODIES", 1000)
+
+    async def test(w: World) -> None:
+        gate = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b" " * 900
+            await gate.wait()
+            yield b'{"messages": []}'
+
+        first = asyncio.ensure_future(w.client.post(w.url + CHAT, data=slow()))
+        await until(lambda: w.front._bodies.large == 800)
+        status, found, _ = await w.ask("x" * 400)
+        assert (status, found["error"]["code"]) == (503, "busy")
+        assert (await w.ask("x"))[0] == 200, "small ones always fit"
+        gate.set()
+        assert (await first).status == 200
+        assert w.front._bodies.large == 0 and (await w.ask("x" * 400))[0] == 200
+
+    run(test, "a")
+
+
+def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
+    gone = []
+
+    class Marked(bytes):
+        def __del__(self) -> None:
+            gone.append(True)
+
+    async def test(w: World) -> None:
+        begun = asyncio.Event()
+
+        async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
+            begun.set()
+
+        body = Body(Bodies())
+        body.data = Marked(json.dumps({"messages": ["HANG"], "stream": True}).encode())
+        asked = Asked("POST", CHAT, CHAT, [], body, "", send)
+        work = asyncio.ensure_future(w.front._carrier.carry(asked))
+        await begun.wait()
+        assert not work.done() and gone, "a long stream holds its prompt"
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    run(test, "a")
+
+
+def test_headers_of_one_connection_stay_there() -> None:
+    head = [("Connection", "keep-alive, X-Mine"), ("x-mine", "1"), ("x-other", "2")]
+    assert passed(head, {"connection"}) == [("x-other", "2")]
+
+    async def test(w: World) -> None:
+        mine = {"proxy-authorization": "Basic x", "te": "trailers", "upgrade": "h2c"}
+        async with w.client.post(w.url + CHAT, json={}, headers=mine) as response:
+            assert response.status == 200
+        assert not {name.lower() for name in w.fakes["a"].heads[0]} & mine.keys()
+
+    run(test, "a")
+
+
+def test_a_retry_counts_where_there_is_somebody_to_go_to() -> None:
+    async def test(w: World) -> None:
+        for word in ("BUSY", "BROKEN"):
+            await w.ask(word)
+        text = (await w.get("/metrics"))[1]
+        assert 'retries_total{why="refused"} 0.0' in text
+        assert 'retries_total{why="lost"} 0.0' in text
+
+    run(test, "a")
+
+
+class _Slow:
+    """Replicas that take their time to say what they keep."""
+
+    def __init__(self, status: int) -> None:
+        self.asked: list[str] = []
+        self.inside = self.most = 0
+        self.status, self.holder = status, ""
+
+    async def get(self, url: str, limit_s: float, headers: Headers) -> tuple[int, bytes, Any]:
+        self.asked.append(url)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.inside -= 1
+        if len(self.asked) == 3:
+            raise Lost("away")
+        return (200 if self.holder and self.holder in url else self.status), b"", {}
+
+
+def _carrier(slow: _Slow, count: int) -> Carrier:
+    async def members() -> list[Address]:
+        return []
+
+    upstream = cast(Upstream, slow)
+    fleet = Fleet(members, upstream, Router())
+    for i in range(count):
+        replica = Replica(Address(f"r{i}", f"http://r{i}:1"), up=True)
+        fleet.replicas[replica.name] = replica
+    return Carrier(fleet, upstream, FrontMetrics())
+
+
+def _asked(ident: str) -> Asked:
+    async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
+        raise AssertionError("nothing is said yet")
+
+    path = f"{RESPONSES}/{ident}"
+    return Asked("GET", path, path, [], Body(Bodies()), "", send)
+
+
+def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
+    async def test() -> None:
+        slow = _Slow(404)
+        carrier = _carrier(slow, 50)
+        assert await asyncio.gather(*(carrier._owner(_asked("resp_a")) for _ in range(3))) == [
+            None,
+            None,
+            None,
+        ]
+        assert len(slow.asked) == 150 and slow.most == carry.ASKING
+        slow.holder = "r20:"
+        slow.asked.clear()
+        assert await carrier._owner(_asked("resp_a")) == "r20"
+        assert len(slow.asked) < 50 and slow.inside == 0
+        assert await carrier._owner(_asked("resp_a")) == "r20", "it is remembered"
+        slow.asked.clear()
+        slow.status, slow.holder = 401, ""
+        assert await carrier._owner(_asked("resp_b")) is None
+        assert len(slow.asked) <= carry.ASKING, "a stranger asks no thousand replicas"
+
+    asyncio.run(test())
+
+
+def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carry, "ASK_S", 0.03)
+
+    async def test() -> None:
+        slow = _Slow(404)
+        assert await _carrier(slow, 2000)._owner(_asked("resp_a")) is None
+        assert len(slow.asked) < 500 and slow.inside == 0
+
+    asyncio.run(test())
+
+
+def test_one_that_left_is_looked_at_until_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.3)
+
+    async def test(w: World) -> None:
+        stream = asyncio.create_task(w.ask("HANG", stream=True))
+        await until(lambda: w.fleet.router.open == {"a": 1, "b": 0})
+        fake = w.fakes.pop("a")
+        await w.fleet.look()
+        assert list(w.fleet.leaving) == ["a"] and [r.name for r in w.fleet.up] == ["b"]
+        fake.hung = True  # its machine is lost, say: nobody closes the connection
+        for _ in range(MISSES):
+            assert not stream.done()
+            await w.fleet.look()
+        assert "replica_lost" in (await stream)[1]
+        await w.fleet.look()
+        assert not w.fleet.leaving and w.fleet.router.open == {"b": 0}
+
+    run(test, "a", "b")
+
+
+def test_one_that_comes_back_has_what_it_had() -> None:
+    async def test(w: World) -> None:
+        waits = asyncio.create_task(w.ask("WAIT"))
+        await until(lambda: w.fleet.router.open == {"a": 1})
+        fake, had = w.fakes.pop("a"), w.fleet.replicas["a"]
+        await w.fleet.look()
+        w.fakes["a"] = fake
+        await w.fleet.look()
+        assert w.fleet.replicas["a"] is had and had.up and not w.fleet.leaving
+        fake.gate.set()
+        assert (await waits)[0] == 200
+
+    run(test, "a")
