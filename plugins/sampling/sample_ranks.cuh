@@ -8,8 +8,8 @@
 // rank at a time. Which way a row goes follows from what all know.
 //
 // A launch counts as many as a block may meet (`meetings`, odd), so that flags only rise. Each
-// meeting takes the turn that the one before did not. A block ends after an odd number of them: then
-// nothing is read any more of the turn that the next launch writes first.
+// meeting takes the turn that the one before did not. A block ends after an odd number of them, so
+// that nothing is read any more of the turn that the next launch writes first.
 #pragma once
 #include "ranks/peers.cuh"
 #include "sampling/sample_select.cuh"
