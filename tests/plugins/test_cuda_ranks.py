@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def cards(request: pytest.FixtureRequest, cache: Path) -> Iterator[RankCards]:
     target = device.present()
     if target is None:
         pytest.skip("needs a GPU of a target")
-    yield RankCards([0] * request.param, target, cache, symmetric_bytes(MOST))
+    made = RankCards([0] * request.param, target, cache, symmetric_bytes(MOST))
+    yield made
+    made.close()
 
 
 def parts_of(cards: RankCards, rng: np.random.Generator, rows: int, columns: int) -> list[Array]:
@@ -87,6 +90,42 @@ def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(
             for results in cards.run(op, attrs, tactic, operands):
                 for a, b in zip(apart, results, strict=True):
                     assert a.tobytes() == b.tobytes(), (tactic.name, rows)
+
+
+def test_launches_follow_one_another_without_the_host(cards: RankCards) -> None:
+    """Thousands of every way and size in one queue a rank: none reads what another left."""
+    rng = np.random.default_rng(5)
+    cards.target = replace(cards.target, card=replace(cards.target.card, sms=24))
+    attrs: Attrs = {"ranks": cards.ranks, "eps": 1e-6, "keep": 1, "quant": "none", "n": 1}
+    op, nodes = reduce_norm_quant.OP, []
+    with ExitStack() as held:
+        for rows in (1, 40, 2, 1, 24, 5, 100):
+            weight = rng.uniform(0.5, 2, 2048).astype(np.float32)
+            residual = rng.standard_normal((rows, 2048), np.float32).astype(ml_dtypes.bfloat16)
+            parts = parts_of(cards, rng, rows, 2048)
+            operands = [(part, weight, residual) for part in parts]
+            specs = specs_of(op, attrs, operands[0])
+            (first,) = (t for t in op.cuda.tactics if t.name == "one_shot_apart")
+            want = cards.run(op, attrs, first, operands)[0]
+            sizes = [spec.nbytes for spec in op.infer(attrs, specs)]
+            for tactic in op.cuda.tactics:
+                if tactic.refuse(attrs, specs, cards.target):
+                    continue
+                plan = tactic.plan(attrs, specs, cards.target)
+                made = held.enter_context(cards.placed(tactic, plan, operands, sizes))
+                nodes.append((tactic.name, rows, want, *made))
+        for _ in range(100):
+            for at in rng.permutation(len(nodes)):
+                for rank in rng.permutation(cards.ranks):
+                    cards.use(int(rank))
+                    for launch in nodes[at][4][rank]:
+                        launch()
+        for name, rows, want, places, _ in nodes:
+            for rank, made in enumerate(places):
+                for address, array in zip(made["output"], want, strict=True):
+                    spec = TensorSpec("y", DType.BF16, array.shape)
+                    found = cards.get(rank, address, spec)
+                    assert found.tobytes() == array.tobytes(), (name, rows, rank)
 
 
 def test_a_rows_sum_does_not_depend_on_the_batch(cards: RankCards) -> None:
