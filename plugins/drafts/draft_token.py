@@ -1,10 +1,10 @@
 """The next draft of each row: the id of the largest logit, and the position behind.
 
 With a `shortlist` the logits are of those ids alone, with `pairs` so many (logit, id, 0, 0) of
-`draft_best`. of `draft_best` in a row. Of equal logits the lowest id is taken; a
-NaN, and an id that is not below `vocab`, never; where nothing is left, id 0. Column `index` of the
-slot's drafts gets the token, and next_starts = starts + 1. A row without a token (slot −1, or count
-0) gives 0 and 0 and changes no state.
+`draft_best` in a row. Of equal logits the lowest id is taken; a NaN, and an id that is not below
+`vocab`, never; where nothing is left, id 0. Column `index` of the slot's drafts gets the token, and
+next_starts = starts + 1. A row without a token (slot −1, or count 0) gives 0 and 0 and changes no
+state.
 """
 
 from __future__ import annotations
