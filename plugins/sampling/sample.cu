@@ -151,7 +151,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
     part += fabsf(sums[c]) * expf(key_value(w.raw[c]) - peak);
   const float log_sum = logf(block_sum<THREADS>(part, w.room));
 #ifdef RANKS
-  const int n_top = others.known.n_raw;
+  const int n_top = others.n_raw;
 #else
   const int n_top = greatest<true>(w, r, k_list, raw_most);
 #endif
@@ -198,11 +198,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       raw_keys,   keys,         sums,       weights,    tokens,     logprobs,
                       top_ids,    top_logprobs, ok,         emit,       last_tokens};
 #ifdef RANKS
-  __shared__ Known known;
-  Others others = {peers, rank, room + (i64)blockIdx.x * WIDTH, known};
-  if (threadIdx.x == 0) known.launch = launches_so_far(peers, rank), known.met = 0;
-  __syncthreads();
-#pragma unroll 1
+  __shared__ u64 few_pairs[SMALL];
+  __shared__ float few_raws[SMALL];
+  Others others = {peers,     rank,    launches_so_far(peers, rank), room + (i64)blockIdx.x * WIDTH,
+                   few_pairs, few_raws};
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     sample_row(o, row, ids_of(rank), w, others);
     __syncthreads();

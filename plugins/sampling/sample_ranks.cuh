@@ -32,28 +32,24 @@ DEVICE u32 word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-enum { FIRST_ID, OF_FEW, OF_ROOM };  // where the chosen token's raw logit is
-// What a block knows of the row, in shared memory: registers are scarce.
-struct Known {
-  u64 few_pairs[SMALL];   // what decides, descending
-  float few_raws[SMALL];  // their raw logits
-  u32 launch, met;
-  int n_few, n_raw, from;
-  float first;  // the row's first logit
-};
-
 struct Others {
   static constexpr bool MANY = true;
   const u64* peers;
   int rank;
-  float* room;  // a row of logits, of this block
-  Known& known;
+  u32 launch;
+  float* room;      // a row of logits, of this block
+  u64* few_pairs;   // [SMALL], what decides, descending
+  float* few_raws;  // [SMALL], their raw logits
+  u32 met;
+  int n_few, n_raw;
+  float first;  // the row's first logit
+  enum { FIRST_ID, OF_FEW, OF_ROOM } from;
 
   DEVICE uint4* mail(int r, int i) const {
-    return shown(peers[r], (i64)blockIdx.x * MAIL + i, known.launch + known.met);
+    return shown(peers[r], (i64)blockIdx.x * MAIL + i, launch + met);
   }
   DEVICE uint4 from_mail(int r, int i) const { return load_shown(mail(r, i)); }
-  DEVICE void meet_others() { meet<RANKS>(peers, rank, known.launch + known.met); }
+  DEVICE void meet_others() { meet<RANKS>(peers, rank, launch + met); }
 
   DEVICE void put_pair(int at, int i, u64 pair) const {
     ((u64*)mail(rank, at + i / 2))[i & 1] = pair;
@@ -82,13 +78,9 @@ struct Others {
     if (me == 0)
       *mail(rank, 0) = make_uint4(__float_as_uint(clean(r.logits[r.ids.begin])), 0u, 0u, 0u);
     meet_others();
-    const int n_few = k ? merge(w, FEWS, k, known.few_pairs, known.few_raws) : 0;
-    const int n_raw = merge(w, RAWS, k_list, w.sorted, nullptr);
-    if (me == 0) {
-      known.first = __uint_as_float(from_mail(0, 0).x);
-      known.n_few = n_few, known.n_raw = n_raw;
-    }
-#pragma unroll 1
+    first = __uint_as_float(from_mail(0, 0).x);
+    n_few = k ? merge(w, FEWS, k, few_pairs, few_raws) : 0;
+    n_raw = merge(w, RAWS, k_list, w.sorted, nullptr);
     for (int other = 0; other < RANKS; ++other) {
       const Ids its = ids_of(other);
       for (int c = its.first_cell() + me; c < its.cells_end(); c += THREADS) {
@@ -100,13 +92,7 @@ struct Others {
       }
     }
     take_borders(w, r, heat, sums, weights, bad);
-    passed(FIRST_ID);
-  }
-
-  // A meeting is over, and all that was shown is read.
-  DEVICE void passed(int from) const {
-    __syncthreads();
-    if (threadIdx.x == 0) ++known.met, known.from = from;
+    ++met, from = FIRST_ID;
     __syncthreads();
   }
 
@@ -180,13 +166,13 @@ struct Others {
     for (int i = mine.begin / 4 + threadIdx.x; i < mine.end / 4; i += THREADS)
       *mail(rank, i - mine.begin / 4) = *(const uint4*)(own.logits + i * 4);
     meet_others();
-#pragma unroll 1
     for (int other = 0; other < RANKS; ++other) {
       const Ids its = part(other);
       for (int i = its.begin / 4 + threadIdx.x; i < its.end / 4; i += THREADS)
         *(uint4*)(room + i * 4) = from_mail(other, i - its.begin / 4);
     }
-    passed(OF_ROOM);
+    ++met, from = OF_ROOM;
+    __syncthreads();
   }
   // What follows reads `r`, of which then one cell or all is there.
   DEVICE void bring_cell(Row& r, int cell) {
@@ -198,7 +184,6 @@ struct Others {
     r = whole_of(r);
   }
   DEVICE void bring_all(Row& r) {
-#pragma unroll 1
     for (int at = 0; at < SHARE; at += MAIL * 4)
       bring(r, [&](int other) {
         const int begin = other * SHARE + at;
@@ -209,26 +194,29 @@ struct Others {
 
   // The k greatest that are chosen from, in w.sorted.
   DEVICE int few(RowMemory& w, const Row& r, int k, u32 most) {
-    for (int i = threadIdx.x; i < known.n_few; i += THREADS) w.sorted[i] = known.few_pairs[i];
-    if (threadIdx.x == 0) known.from = OF_FEW;
+    for (int i = threadIdx.x; i < n_few; i += THREADS) w.sorted[i] = few_pairs[i];
+    from = OF_FEW;
     __syncthreads();
-    return min(known.n_few, k);
+    return min(n_few, k);
   }
   DEVICE float logit(const Row& r, int token) const {
-    if (known.from == OF_ROOM) return clean(r.logits[token]);
-    if (known.from == OF_FEW)
-      for (int i = 0; i < known.n_few; ++i)
-        if (id_of(known.few_pairs[i]) == token) return known.few_raws[i];
-    return known.first;
+    if (from == OF_ROOM) return clean(r.logits[token]);
+    if (from == OF_FEW)
+      for (int i = 0; i < n_few; ++i)
+        if (id_of(few_pairs[i]) == token) return few_raws[i];
+    return first;
   }
 
   // Ends the launch, which counts as so many.
   DEVICE void leave(int meetings) {
-    if (!(known.met & 1)) meet_others();
+    if (!(met & 1)) {
+      meet_others();
+      ++met;
+    }
     __syncthreads();
     if (threadIdx.x) return;
     u32* counters = (u32*)peers[rank];
     if (atomicAdd(counters + 1, 1) == gridDim.x - 1)
-      counters[1] = 0, counters[0] = known.launch + meetings;
+      counters[1] = 0, counters[0] = launch + meetings;
   }
 };
