@@ -75,7 +75,8 @@ def build(
     check_destination(destination)
     clock.start("open", str(checkpoint))
     wish, options = options.target, with_target(options)
-    model = with_ranks(open_model(checkpoint), options.tp, TILE if options.gpu else 1)
+    tile = TILE if options.gpu else 1
+    model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
     plan = resolve(options, facts_of(model))
     found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
     for note in found:

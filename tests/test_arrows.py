@@ -96,6 +96,7 @@ ONE_FILE = {
     "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
     "ray": {"runtime/replicas/ray_serve.py"},
     "opentelemetry": {"runtime/server/telemetry.py"},
+    "nccl": {"runtime/executors/nccl.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }

@@ -24,7 +24,7 @@ from spark_engine.builder.native.timings import Machine, Timings, driver_version
 from spark_engine.device import Function, Gpu, Module, name_and_driver
 from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
-from spark_engine.kernel import Plan, Pointer, Tactic, Target
+from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -68,10 +68,12 @@ class GpuTimer:
 
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
         """Seconds of one run of the plan; None where the GPU's memory does not hold it, or it is
-        made by more ranks than there are GPUs here that read each other's memory.
+        made by more ranks than there are GPUs here that read each other's memory, or elsewhere.
 
         Raises InternalError naming a tactic that the GPU cannot run.
         """
+        if any(launch.source == NCCL for launch in plan.launches):
+            return None
         key = key_of(work, tactic, plan, _texts(tactic, plan))
         known = self._timings.get(key)
         if known is not None:

@@ -101,6 +101,12 @@ class Decoder:
         return centred_norm(w, x, self.norm, output)
 
     def logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
+        """f32 logits [rows or tokens, V/samplers] of h, of the ids that this rank samples from."""
+        if w.model.shards.across:
+            return w.gathered(self._own_logits(w, h, f"{output}.own"), output)
+        return self._own_logits(w, h, output)
+
+    def _own_logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
         """f32 logits [rows or tokens, V/ranks] of h, of this rank's ids; a tied head reads the
         embedding's own matrix, of which ranks have a copy of their share."""
         if isinstance(self.head, Linear):
@@ -114,7 +120,7 @@ class Decoder:
     def all_logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
         """f32 logits [rows or tokens, V] of h, of all ids."""
         own = output if w.model.shards.ranks == 1 else f"{output}.own"
-        return w.gathered(self.logits(w, h, own), output)
+        return w.gathered(self._own_logits(w, h, own), output)
 
 
 def centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:
@@ -135,7 +141,7 @@ def sampling_tables(w: Writer) -> list[gs.Variable]:
 
 def sampling_attrs(w: Writer) -> dict[str, int]:
     """Of `sample`."""
-    ranks = w.model.shards.ranks
+    ranks = w.model.shards.samplers
     shared = {"ranks": ranks} if ranks > 1 else {}
     return {"vocab": w.config.vocab, "top": w.limits.top_logprobs, **shared}
 

@@ -23,6 +23,7 @@ from spark_engine.kernel import (
     Target,
 )
 from spark_engine.plugins.common import row_quant_cuda as rq
+from spark_engine.plugins.ranks import nccl_cuda
 from spark_engine.tensors import DType
 
 VECTOR = 16  # bytes
@@ -139,15 +140,12 @@ def _sum(way: str) -> Tactic:
 
 
 SUMS = tuple(_sum(way) for way in WAYS)
-ALL_REDUCE = Cuda(SUMS)
-GATHER_LOGITS = Cuda(
-    (
-        Tactic(
-            ONE_SHOT,
-            "ranks/gather_logits.cu",
-            _refuse_gather,
-            _plan_gather,
-            partial(_cost, way=ONE_SHOT),
-        ),
-    )
+_SIDE_BY_SIDE = Tactic(
+    ONE_SHOT,
+    "ranks/gather_logits.cu",
+    _refuse_gather,
+    _plan_gather,
+    partial(_cost, way=ONE_SHOT),
 )
+ALL_REDUCE = nccl_cuda.also_across(Cuda(SUMS), nccl_cuda.SUMS)
+GATHER_LOGITS = nccl_cuda.also_across(Cuda((_SIDE_BY_SIDE,)), nccl_cuda.LOGITS)

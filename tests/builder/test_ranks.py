@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,15 @@ import pytest
 from spark_engine.builder.build import build
 from spark_engine.builder.graph.edit import add_node, variable
 from spark_engine.builder.graph.rewrite import RewriteContext, rewrite
+from spark_engine.builder.native.launches import launches
 from spark_engine.builder.plan.options import Options
 from spark_engine.builder.rules.ranks import REDUCE_NORM
 from spark_engine.engine_file import open_folder, read_manifest
-from spark_engine.errors import EngineError, OptionError
+from spark_engine.errors import EngineError, InternalError, OptionError
+from spark_engine.kernel import Plan
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
+from spark_engine.runtime.executors.program import Program
 from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import DType, TensorSpec
 from spark_engine.weights_file import map_weights
@@ -37,13 +43,18 @@ HEADS = {
 
 
 def built(
-    folder: Path, ranks: int, target: str, config: dict[str, Any] = HEADS, **more: Any
+    folder: Path,
+    ranks: int,
+    target: str,
+    config: dict[str, Any] = HEADS,
+    options: dict[str, Any] = SIZES,
+    **more: Any,
 ) -> Path:
     """An engine of a random checkpoint."""
     if not (folder / "c").exists():
         write_checkpoint(folder / "c", config, **more)
-    options = Options(target=target, tp=ranks, **SIZES)
-    build(folder / "c", folder / f"{target}.{ranks}", options, lambda text: None)
+    wishes = Options(target=target, tp=ranks, **options)
+    build(folder / "c", folder / f"{target}.{ranks}", wishes, lambda text: None)
     return folder / f"{target}.{ranks}"
 
 
@@ -63,9 +74,62 @@ def test_launches_know_rank_and_peers(tmp_path: Path, target: str) -> None:
         others = [row for row in body["launches"] if row not in found]
         assert not any(["peers"] in row["args"] for row in others)
         assert bucket.symmetric_bytes == body["symmetric_bytes"] > 16384
+    assert not engine.manifest.across_hosts
     most = max(b.symmetric_bytes for b in engine.manifest.buckets)
     alone = max(b.arena_bytes for b in engine.manifest.buckets)
     assert engine.manifest.memory.arena >= most + alone
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_121a"])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_ranks_of_several_hosts_call_a_library(
+    tmp_path: Path, target: str, invariant: bool
+) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    wishes = {**SIZES, "across_hosts": True, "invariant": invariant}
+    path = built(tmp_path, 2, target, options=wishes, format="nvfp4")
+    engine = open_folder(path, target)
+    for bucket in engine.manifest.buckets:
+        payload = engine.engine(bucket).payload
+        program = Program.read(payload)
+        calls = [k.symbol for k in program.kernels if k.cubin is None]
+        assert set(calls) == {"all_reduce", "all_gather"}
+        rows = launches(payload)
+        nodes = [row for row in rows if row.source == "nccl"]
+        assert [row.op for row in nodes] == ["all_reduce"] * 4 + ["gather_logits"]
+        assert {row.kernel for row in nodes} == {"NCCL"} and not any(row.logs for row in nodes)
+        for before, after in pairwise(program.launches):
+            if program.kernels[before.kernel].cubin is None:
+                assert not after.shape.pdl, "nothing begins early behind a library's call"
+        assert any(r.shape.pdl for r in program.launches)
+        laid = [row.symbol for row in rows if row.op == "gather_logits"]
+        assert laid == (["all_gather"] if bucket.rows == 1 else ["all_gather", "side_by_side"])
+        assert bucket.symmetric_bytes == 0
+    assert engine.manifest.across_hosts
+    assert not replace(engine.manifest, ranks=1).across_hosts
+    assert not replace(engine.manifest, executor="ort").across_hosts
+
+
+def test_hosts_are_for_ranks_on_gpus(tmp_path: Path) -> None:
+    for target, ranks, words in (("cpu", 2, "cpu engines with --tp run"), ("sm_90a", 1, "--tp")):
+        with pytest.raises(OptionError, match=f"--across-hosts is for GPUs .*{words}"):
+            built(tmp_path, ranks, target, options={**SIZES, "across_hosts": True})
+
+
+def test_what_reads_peers_is_not_built_for_several_hosts() -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.builder.native.program import Decided, check_across
+    from spark_engine.builder.native.tactics import Choice
+
+    def bucket(symmetric: int) -> Decided:
+        choice = Choice(None, Plan((), symmetric=symmetric), 0.0, {})
+        node: Any = SimpleNamespace(op="reads")
+        return Decided(None, None, ((node, choice),))  # type: ignore[arg-type]
+
+    check_across([bucket(0)])
+    with pytest.raises(InternalError, match="--across-hosts: reads read memory of other ranks"):
+        check_across([bucket(0), bucket(96)])
 
 
 def test_a_cpus_bucket_is_cut_where_ranks_meet(tmp_path: Path) -> None:
