@@ -10,7 +10,13 @@ from spark_engine.errors import GraphError
 from spark_engine.kernel import Cuda
 from spark_engine.op import Op
 from spark_engine.plugins.attention import append_kv, attention_decode, paged_attention
-from spark_engine.plugins.drafts import accept_drafts, draft_token, round_rows, shift_ids
+from spark_engine.plugins.drafts import (
+    accept_drafts,
+    draft_best,
+    draft_token,
+    round_rows,
+    shift_ids,
+)
 from spark_engine.plugins.gdn import (
     causal_conv,
     gated_delta,
@@ -87,6 +93,7 @@ OPS: tuple[Op, ...] = (
     shift_ids.OP,
     mtp_input.OP,
     draft_token.OP,
+    draft_best.OP,
     all_reduce.OP,
     gather_logits.OP,
     reduce_norm_quant.OP,

@@ -33,7 +33,7 @@ FOLDERS = {
         "gdn": {"common"},
         "attention": {"common", "rowwise"},
         "moe": {"common", "linear", "rowwise"},
-        "sampling": {"common", "rowwise"},
+        "sampling": {"common", "rowwise", "ranks"},
         "drafts": {"common"},
         "ranks": {"common", "rowwise"},
         "": _OPS,

@@ -89,7 +89,7 @@ class DraftRound:
             last = i == drafts - 1
             with w.over([w["slots"], starts, counts], tile=1, scope=f"draft.{i}."):
                 y, pages = self.head.step(w, x, pages, _updates(states, last))
-                logits = self._logits(w, y)
+                logits = self._logits(w, y, debug)
                 if debug:
                     w.output(y)
                     w.output(logits)
@@ -97,10 +97,12 @@ class DraftRound:
                 if not last:
                     x = self.head.input(w, token, y, embedding)
 
-    def _logits(self, w: Writer, y: gs.Variable) -> gs.Variable:
-        """f32 [rows, V], or of the ids that may be drafted."""
+    def _logits(self, w: Writer, y: gs.Variable, debug: bool) -> gs.Variable:
+        """f32 [rows, V], or of the ids that may be drafted, or of those that a rank has."""
         if self.shortlist is None:
-            return self.network.all_logits(w, y, "logits")
+            # What a debug build shows is whole.
+            make = self.network.all_logits if debug else self.network.logits
+            return make(w, y, "logits")
         head = self.network.head
         name = head.module if isinstance(head, Linear) else self.network.embedding.module
         rows = head_rows(w.model, name, self.shortlist)
@@ -113,6 +115,11 @@ class DraftRound:
         ids = [] if self.shortlist is None else [self._shortlist(w)]
         outputs = ["token", "next_starts", state_out("drafts") if last else "drafts"]
         attrs = {"index": index, "shortlist": len(ids), "vocab": w.config.vocab}
+        ranks = w.model.shards.ranks
+        if not ids and ranks * logits.shape[1] == w.config.vocab and ranks > 1:
+            given = [logits, *w.rows, *w.first_id()]
+            best = w.one("draft_best", given, "best.own", vocab=w.config.vocab)
+            logits, attrs["pairs"] = w.gathered(best, "best"), ranks
         return w.op("draft_token", [logits, *ids, state, *w.rows], outputs, **attrs)
 
     def _shortlist(self, w: Writer) -> gs.Variable:

@@ -6,7 +6,8 @@
 // come from a shortlist, are read beside the logits. A row without a token reads nothing.
 // 248,320 logits, H200: 2 / 13 / 45 us at 1 / 32 / 128 rows (log/draft_rounds.md; a read takes 30).
 // Macros: LOGITS (of a row), VOCAB, SHORTLIST (1: there is one), DRAFTS (of a slot), INDEX (which
-// of them this is), LOADS, THREADS.
+// of them this is), LOADS, THREADS; PAIRS: a row holds (logit, id, 0, 0) of each rank; BEST: the
+// kernel is draft_best, which makes those of a rank's logits.
 #include "common/numeric.cuh"
 
 DEVICE u64 greater(u64 a, u64 b) { return a > b ? a : b; }
@@ -22,10 +23,16 @@ DEVICE u64 pair_of(float x, int id) {
   return x == x && (u32)id < VOCAB ? (u64)ordered_key(x) << 32 | (u32)~id : 0;
 }
 
+#ifdef BEST
+extern "C" __global__ void __launch_bounds__(THREADS)
+    draft_best(const float* logits, const int* first_id, const int* slots, const int* counts,
+               float4* shown, u64* best, int* arrived) {
+#else
 extern "C" __global__ void __launch_bounds__(THREADS)
     draft_token(const float* logits, const int* shortlist, const int* slots, const int* starts,
                 const int* counts, int* token, int* next_starts, int* drafts, u64* best,
                 int* arrived) {
+#endif
   __shared__ u64 room[THREADS / 32];
   const int row = blockIdx.y, first = (blockIdx.x * LOADS * THREADS + threadIdx.x) * 4;
 #if SHORTLIST
@@ -39,9 +46,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   launch_dependents();
   const int slot = slots[row];
   if (slot < 0 || counts[row] <= 0) {
+#ifdef BEST
+    if (blockIdx.x == 0 && threadIdx.x == 0) shown[row] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#else
     if (blockIdx.x == 0 && threadIdx.x == 0) token[row] = next_starts[row] = 0;
+#endif
     return;
   }
+#ifdef BEST
+  const int base = *first_id;
+#else
+  const int base = 0;
+#endif
   float4 x[LOADS];
 #pragma unroll
   for (int i = 0; i < LOADS; ++i)
@@ -55,10 +71,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if SHORTLIST
     const int4 id = ids[i];
 #else
-    const int4 id = make_int4(at, at + 1, at + 2, at + 3);
+    const int4 id = make_int4(base + at, base + at + 1, base + at + 2, base + at + 3);
 #endif
+#ifdef PAIRS
+    mine = greater(mine, pair_of(x[i].x, (int)x[i].y));
+#else
     mine = greater(mine, greater(greater(pair_of(x[i].x, id.x), pair_of(x[i].y, id.y)),
                                  greater(pair_of(x[i].z, id.z), pair_of(x[i].w, id.w))));
+#endif
   }
   mine = warp_greatest(mine);
   if (lane_id() == 0) room[threadIdx.x / 32] = mine;
@@ -70,7 +90,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (count_up(arrived + row) < (int)gridDim.x - 1) return;
   mine = atomicExch((unsigned long long*)best + row, 0ull);
   arrived[row] = 0;
+#ifdef BEST
+  shown[row] = mine ? make_float4(key_value((u32)(mine >> 32)), (float)(int)~(u32)mine, 0.0f, 0.0f)
+                    : make_float4(minus_infinity(), -1.0f, 0.0f, 0.0f);
+#else
   const int id = mine ? (int)~(u32)mine : 0;
   token[row] = id, next_starts[row] = starts[row] + 1;
   drafts[(i64)slot * DRAFTS + INDEX] = id;
+#endif
 }

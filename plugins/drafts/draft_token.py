@@ -1,9 +1,10 @@
 """The next draft of each row: the id of the largest logit, and the position behind.
 
-With a `shortlist` the logits are of those ids alone. Of equal logits the lowest id is taken; a
-NaN, and an id that is not below `vocab`, never; where nothing is left, id 0. Column `index` of the
-slot's drafts gets the token, and next_starts = starts + 1. A row without a token (slot −1, or count
-0) gives 0 and 0 and changes no state.
+With a `shortlist` the logits are of those ids alone, with `pairs` so many (logit, id, 0, 0) of
+`draft_best` in a row. Of equal logits the lowest id is taken; a NaN, and an id that is not below
+`vocab`, never; where nothing is left, id 0. Column `index` of the slot's drafts gets the token, and
+next_starts = starts + 1. A row without a token (slot −1, or count 0) gives 0 and 0 and changes no
+state.
 """
 
 from __future__ import annotations
@@ -64,15 +65,19 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The operands -> (token, next_starts, drafts_out), row by row."""
     logits, *shortlist, drafts, slots, starts, counts = arrays
-    ids = np.asarray(shortlist[0] if shortlist else range(logits.shape[1]), np.int64)
+    pairs = int(attrs.get("pairs", 0))
+    known = np.asarray(shortlist[0] if shortlist else range(logits.shape[1]), np.int64)
     drafts, tokens, ends = drafts.copy(), np.zeros_like(slots), np.zeros_like(slots)
     for row, slot in enumerate(slots):
         if slot < 0 or counts[row] == 0:
             continue
-        legal = (ids >= 0) & (ids < int(attrs["vocab"])) & ~np.isnan(logits[row])
+        ids, values = known, logits[row]
+        if pairs:
+            values, ids = values[::4], values[1::4].astype(np.int64)
+        legal = (ids >= 0) & (ids < int(attrs["vocab"])) & ~np.isnan(values)
         if legal.any():
-            largest = logits[row][legal].max()
-            tokens[row] = ids[legal][logits[row][legal] == largest].min()
+            largest = values[legal].max()
+            tokens[row] = ids[legal][values[legal] == largest].min()
         ends[row] = starts[row] + 1
         drafts[slot, int(attrs["index"])] = tokens[row]
     return tokens, ends, drafts
@@ -82,15 +87,20 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     """The largest logit, then the lowest id that has it."""
     f, wide, index = Text(), specs[0].dims[1], int(attrs["index"])
     rows = read_rows(f, "slots", "starts", "counts")
-    ids = f.long("shortlist") if int(attrs["shortlist"]) else f("Range", 0, wide, 1)
-    exists = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, int(attrs["vocab"])))
-    number = f("Equal", "logits", "logits")
-    legal = f("And", over(f, exists, [0]), number)
+    logits = "logits"
+    if int(attrs.get("pairs", 0)):
+        logits = f("Slice", "logits", [0], [wide], [1], [4])
+        ids = f.long(f("Slice", "logits", [1], [wide], [1], [4]))  # [rows, pairs]
+    else:
+        ids = f.long("shortlist") if int(attrs["shortlist"]) else f("Range", 0, wide, 1)
+        ids = over(f, ids, [0])
+    legal = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, int(attrs["vocab"])))
+    legal = f("And", legal, f("Equal", logits, logits))
     least = f("Div", -1.0, 0.0)  # −∞, which may be the largest of a row
-    known = f("Where", legal, "logits", least)
+    known = f("Where", legal, logits, least)
     largest = f("ReduceMax", known, [1], keepdims=1)
     best = f("And", legal, f("Equal", known, largest))
-    token = f("ReduceMin", f("Where", best, over(f, ids, [0]), NO_ID), [1], keepdims=0)
+    token = f("ReduceMin", f("Where", best, ids, NO_ID), [1], keepdims=0)
     live = f("Greater", rows.counts, 0)
     token = f("Where", f("And", live, f("Less", token, NO_ID)), token, 0)
     tokens = f.cast(token, DType.I32, out="token")
@@ -125,12 +135,18 @@ def _case(
     slots: tuple[int, ...] = (3, -1, 0, 6, 5, 1),
     counts: tuple[int, ...] = (1, 0, 1, 1, 1, 0),
     bench: bool = False,
+    pairs: int = 0,
 ) -> Case:
     def make(rng: np.random.Generator) -> tuple[Array, ...]:
         logits = rng.standard_normal((len(slots), wide)).astype(np.float32)
         logits[:, -1] = 9.0  # of an id that is not below the vocabulary
         if callable(edit):
             edit(rng, logits)
+        if pairs:
+            shown = np.zeros((len(slots), pairs, 4), np.float32)
+            shown[..., 0] = np.round(logits[:, :pairs])
+            shown[..., 1] = np.sort(rng.integers(-1, vocab + 9, (len(slots), pairs)))
+            logits = shown.reshape(len(slots), -1)
         logits[np.asarray(counts) == 0] = np.nan
         ids = rng.permutation(vocab + 9)[:wide]
         ids[-1], ids[0] = vocab, -1
@@ -140,7 +156,7 @@ def _case(
         ints = [np.asarray(x, np.int32) for x in (drafts, slots, starts, counts)]
         return (logits, *([ids.astype(np.int32)] if short else []), *ints)
 
-    attrs = {"index": index, "shortlist": int(short), "vocab": vocab}
+    attrs = {"index": index, "shortlist": int(short), "vocab": vocab, "pairs": pairs}
     return Case(label, attrs, make, ignore=_without_scratch, bench=bench)
 
 
@@ -156,6 +172,8 @@ CASES = (
     _case("shortlist", 128, 500, short=True),
     _case("shortlist, ties", 128, 500, short=True, edit=_ties),
     _case("shortlist, not finite", 128, 500, short=True, edit=_broken),
+    _case("pairs of four ranks", 64, 500, pairs=4),
+    _case("pairs of two ranks", 64, 60, pairs=2, edit=_broken),
     _case("all inert", 64, 63, slots=(-1, -1), counts=(0, 0)),
     _case("several blocks a row", 20_000, 19_000, bench=True),
     _case("many rows", 5_000, 4_990, slots=(*range(7), *[-1] * 200), counts=(1,) * 7 + (0,) * 200),
@@ -164,7 +182,7 @@ OP = Op(
     name="draft_token",
     operands=OPERANDS,
     results=RESULTS,
-    attrs={"index": None, "shortlist": 0, "vocab": None},
+    attrs={"index": None, "shortlist": 0, "vocab": None, "pairs": 0},
     infer=infer,
     reference=reference,
     body=body,

@@ -6,12 +6,11 @@
 // the few cells that reach a bound taken from the cells' own maxima (about 30 cells for 20 logits).
 // A row that draws from all ids finds its cell by the cells' sums. top_p alone takes two more
 // passes (sample_nucleus.cuh), any other rule searches its thresholds by histograms
-// (sample_select.cuh). Ties go to the lowest id. No float atomics; no block waits for another. Rows
-// without penalties do not read `token_counts`.
+// (sample_select.cuh). Ties go to the lowest id. No float atomics. Rows without penalties do not
+// read `token_counts`.
 // Figures: 248,320 logits, H200, 1 / 32 / 128 rows: greedy 10 / 22 / 48 us, top_p alone 147 / 171 /
 // 226; a read of the logits takes 30 at 128 (variants: benchmarks/log/sample.md).
-// Ranks that share the vocabulary each have the same block work on the same rows; what they tell
-// each other stands in sample_ranks.cuh. There blocks go on from row to row.
+// Blocks wait for none but those of other ranks that share the vocabulary (sample_ranks.cuh).
 // Macros: WIDTH (of a row), VOCAB, TOP, BIASES (a slot's), SHARED (bytes of dynamic shared memory),
 // TILE, RANKS as in sample_cells.cu; with RANKS also MAIL (sample_ranks.cuh).
 #include "sampling/sample_draw.cuh"

@@ -111,10 +111,15 @@ RESULTS = (
 Wide = NDArray[np.float64]
 
 
+def operand_count(attrs: Attrs) -> int:
+    """Operands of a node with these attributes."""
+    return sum(o.when is None or o.when.holds(attrs) for o in OPERANDS)
+
+
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> the results, as declared."""
     drafted, ranks = bool(attrs.get("drafts", 0)), int(attrs.get("ranks", 0))
-    count("sample", specs, (12 if drafted else 13) + bool(ranks))
+    count("sample", specs, operand_count(attrs))
     logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow, *steps = specs[
         :11
     ]

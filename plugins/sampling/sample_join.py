@@ -16,7 +16,7 @@ from spark_engine.operand import Operand, Role
 from spark_engine.plugins.common import operands
 from spark_engine.plugins.common.onnx_nodes import Text
 from spark_engine.plugins.common.sequence_tiles import over
-from spark_engine.plugins.common.shapes import expect, width
+from spark_engine.plugins.common.shapes import count, expect, width
 from spark_engine.plugins.sampling import philox, sample
 from spark_engine.plugins.sampling import sample_part as parts
 from spark_engine.plugins.sampling import sample_part_cases as cases
@@ -31,14 +31,17 @@ from spark_engine.plugins.sampling.sample_nodes import (
 from spark_engine.tensors import Array, DType, TensorSpec
 
 OPERANDS = (
-    operands.x("f32[rows,N·C]", name="parts"),
-    Operand("wanted", Role.ACTIVATION, "i32[rows]"),
+    replace(operands.x("f32[rows,N·C]", name="parts"), when=sample.ONE),
+    Operand("wanted", Role.ACTIVATION, "i32[rows]", sample.ONE),
+    replace(operands.x("f32[tokens,N·C]", name="parts"), when=sample.ALL),
+    Operand("wanted", Role.ACTIVATION, "i32[tokens]", sample.ALL),
     *(o for o in sample.OPERANDS if o.name != "first"),
 )
 
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """parts, wanted, and the operands of `sample` -> its results."""
+    count("sample_join", specs, 2 + sample.operand_count({**attrs, "ranks": 0}))
     joined, wanted, *rest = specs
     made = sample.infer({**attrs, "ranks": 0}, tuple(rest))
     ranks = int(attrs["ranks"])

@@ -21,7 +21,7 @@ from spark_engine.errors import GraphError
 from spark_engine.op import Attrs, Op
 from spark_engine.operand import Result
 from spark_engine.plugins.common.onnx_nodes import Text
-from spark_engine.plugins.common.shapes import width
+from spark_engine.plugins.common.shapes import count, width
 from spark_engine.plugins.sampling import sample
 from spark_engine.plugins.sampling import sample_part_cases as cases
 from spark_engine.plugins.sampling.sample_nodes import (
@@ -53,6 +53,7 @@ def columns(attrs: Attrs, share: int) -> int:
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands of `sample` over the share's logits -> part, wanted i32[rows]."""
+    count("sample_part", specs, sample.operand_count(attrs))
     sample.infer(attrs, specs)
     logits = specs[0]
     share, ranks = width("sample_part", logits), int(attrs["ranks"])
@@ -132,10 +133,15 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("sample_part", OP.names(attrs, len(specs)), ["part", "wanted"])
 
 
+RESULTS = tuple(
+    Result(name, f"{dtype}[{unit}{columns}]", when)
+    for unit, when in (("rows", sample.ONE), ("tokens", sample.ALL))
+    for name, dtype, columns in (("part", "f32", ",C"), ("wanted", "i32", ""))
+)
 OP = Op(
     name="sample_part",
     operands=sample.OPERANDS,
-    results=(Result("part", "f32[rows,C]"), Result("wanted", "i32[rows]")),
+    results=RESULTS,
     attrs={"vocab": None, "top": None, "ranks": None, "drafts": 0, "tile": 1},
     infer=infer,
     reference=reference,

@@ -1,15 +1,15 @@
 // What the ranks of an engine show each other of a row, where each has the logits of SHARE ids.
 //
-// Block b of every rank works on the same rows. It shows its cells, its greatest logits, and, where
-// a few logits after penalties decide, those: some 11 KB of a row of 248,320 between two ranks.
-// Then all know what one rank with the whole row would, to the bit: cells are the whole row's, and
-// the one on the border of two ranks is shown and summarised anew. A row that draws from all ids
-// meets once more, for the logits of one cell. Any other rule brings the whole row together, MAIL
-// vectors of each rank at a time. Who goes which way follows from what all know.
+// Block b of every rank works on the same rows, one after the other. It shows its cells, its
+// greatest logits, and, where a few logits after penalties decide, those: some 11 KB of 248,320
+// logits on two ranks. Then all know, to the bit, what one rank with the whole row would; a cell on
+// the border of two ranks is shown and summarised anew. A row that draws from all ids meets once
+// more, for one cell's logits; any other rule brings the whole row together, MAIL vectors of each
+// rank at a time. Which way a row goes follows from what all know.
 //
-// A launch counts as many as a block may meet (`meetings`, odd), so that flags only rise. Each meeting
-// takes the turn that the one before it did not; a block's last one is odd-numbered as the launch's
-// count is, so nothing is read any more of the turn that the next launch writes first.
+// A launch counts as many as a block may meet (`meetings`, odd), so that flags only rise. Each
+// meeting takes the turn that the one before did not. A block ends after an odd number of them, so
+// that nothing is read any more of the turn that the next launch writes first.
 #pragma once
 #include "ranks/peers.cuh"
 #include "sampling/sample_select.cuh"

@@ -58,7 +58,7 @@ def test_the_tokens_are_those_of_one_rank(label: str, ranks: int) -> None:
     launch = LAUNCHES[label]
     live = launch.live.reshape(-1) if launch.tile else ~launch.idle
     rest = np.random.default_rng(7)
-    for seed in range(4):
+    for seed in range(1 if ranks == 2 else 2):
         arrays = list(launch.inputs(np.random.default_rng(seed)))
         arrays[3][:, 1:3] = rest.integers(-99, 99, arrays[3][:, 1:3].shape)
         one, (several, wanted) = whole(launch, arrays), shared(launch, arrays, ranks)

@@ -1,6 +1,6 @@
 // What ranks/peer_ptx.cuh means, where a rank is a thread of the host with a library of its own:
-// whoever looks at another rank's memory lets the other threads of its block run first, and a warp's
-// first one lets other ranks run.
+// whoever looks at another rank's memory lets the other threads of its block run first, and the
+// first one of a warp lets other ranks run.
 #pragma once
 #include <unistd.h>
 
