@@ -74,7 +74,7 @@ soak: $(VENV)/.test
 
 # Engines of several ranks in every format, dense and mixture of experts: two minutes.
 ranks: $(VENV)/.test
-	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks
+	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks tests/check/test_ranks.py tests/test_draft_rounds.py
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test
