@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 typedef unsigned char u8;
@@ -44,6 +45,9 @@ struct int4 {
 struct float2 {
   float x, y;
 };
+struct ulonglong2 {
+  u64 x, y;
+};
 struct float4 {
   float x, y, z, w;
 };
@@ -51,6 +55,8 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline ulonglong2 make_ulonglong2(u64 x, u64 y) { return {x, y}; }
 struct Dim {
   int x, y, z;
 };
@@ -79,7 +85,7 @@ inline ucontext_t scheduler;
 inline std::vector<Thread> threads;
 inline std::vector<Meeting> warps;
 inline std::vector<Exchange> exchanges;
-inline Meeting block;
+inline Meeting block, named[16];
 inline bool late;
 alignas(1024) inline u8 dynamic[1 << 18];
 
@@ -95,6 +101,11 @@ inline void meet_at(Meeting& m) {
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() { meet_at(block); }
 inline void __syncwarp() { meet_at(warps[threadIdx.x / 32]); }
+inline void meet(u32 name, u32 threads) {
+  check(name < 16 && (!named[name].arrived || named[name].threads == threads), "who meets differs");
+  named[name].threads = threads;
+  meet_at(named[name]);
+}
 inline Exchange& exchange() { return exchanges[threadIdx.x / 32]; }
 
 template <class T>
@@ -123,6 +134,7 @@ inline u32 __ballot_sync(u32, bool mine) {
   for (int lane = 0; lane < 32; ++lane) all |= (u32)from_lane(mine, lane) << lane;
   return all;
 }
+inline bool __any_sync(u32, bool mine) { return __ballot_sync(~0u, mine) != 0; }
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 // What every lane gave, seen by all; the caller meets again when it has read.
@@ -147,7 +159,13 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float exponential(float x) { return std::exp(x); }
 #define __expf exponential
+#define __cosf std::cos
+#define __sinf std::sin
+using std::fma, std::rint;
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline int atomicAdd(int* p, int by) { return (*p += by) - by; }
+inline int count_up(int* counter) { return atomicAdd(counter, 1); }
 template <class T>
 T __ldcg(const T* p) {
   return *p;
@@ -197,9 +215,15 @@ inline u16 to_e4m3x2(float low, float high) {
   return e4m3_of_value(low) | e4m3_of_value(high) << 8;
 }
 inline float from_f16(u16 bits) { return (float)bits_of<_Float16>(bits); }
+inline u32 pack_f16(float low, float high) {
+  return bits_of<u16>((_Float16)low) | (u32)bits_of<u16>((_Float16)high) << 16;
+}
 inline u32 e4m3x2_to_f16x2(u16 pair) {
   return bits_of<u16>((_Float16)value_of_e4m3(pair & 0xff)) |
          (u32)bits_of<u16>((_Float16)value_of_e4m3(pair >> 8)) << 16;
+}
+inline void widen(u32 codes, u32& low, u32& high) {
+  low = e4m3x2_to_f16x2(codes), high = e4m3x2_to_f16x2(codes >> 16);
 }
 
 // ---- shared memory and copies ------------------------------------------------------------------
@@ -261,6 +285,39 @@ inline void cluster_meet() { check(false, "there are no clusters"); }
 inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
 
 // ---- matrices ----------------------------------------------------------------------------------
+// A lane's part of four matrices whose rows eight lanes each point to, or of their transposes.
+template <class Address>
+void load_matrices(u32 (&r)[4], Address row, bool transposed) {
+  const auto all = gathered({shared_address(row)});
+  const int first = lane_id() / 4, pair = lane_id() % 4 * 2;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    r[matrix] = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int line = transposed ? pair + i : first, column = transposed ? first : pair + i;
+      u16 value;
+      memcpy(&value, shared(all[matrix * 8 + line][0], 16) + column * 2, 2);
+      r[matrix] |= (u32)value << 16 * i;
+    }
+  }
+  __syncwarp();
+}
+template <class Address>
+void load_matrix(u32 (&r)[4], Address row) {
+  load_matrices(r, row, false);
+}
+template <class Address>
+void load_matrix_transposed(u32 (&r)[4], Address row) {
+  load_matrices(r, row, true);
+}
+inline u32 transpose_matrix(u32 pair) {
+  const auto all = gathered({pair});
+  const int row = lane_id() / 4, column = lane_id() % 4 * 2;
+  u32 found = 0;
+  for (int i = 0; i < 2; ++i)
+    found |= (all[(column + i) * 4 + row / 2][0] >> row % 2 * 16 & 0xffff) << 16 * i;
+  __syncwarp();
+  return found;
+}
 template <class Address>
 void store_matrix_transposed(Address row, const u32 (&r)[4]) {
   const auto all = gathered({r[0], r[1], r[2], r[3], shared_address(row)});
@@ -284,14 +341,21 @@ void add_products(float (&d)[4], const u32 (*all)[8], int depth, const Product& 
   }
   __syncwarp();
 }
-inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <class Value>
+void mma_halves(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, const Value& value) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
-  add_products(d, all, 16, [](const u32(*of)[8], int row, int column, int k) {
+  add_products(d, all, 16, [&](const u32(*of)[8], int row, int column, int k) {
     const int lane = k % 8 / 2, shift = k % 2 * 16;
     const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 8 * 2] >> shift & 0xffff;
     const u32 y = of[column * 4 + lane][4 + k / 8] >> shift & 0xffff;
-    return (double)value_of_bf16(x) * value_of_bf16(y);
+    return (double)value(x) * value(y);
   });
+}
+inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_halves(d, a, b0, b1, value_of_bf16);
+}
+inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_halves(d, a, b0, b1, from_f16);
 }
 inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
   const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b});
@@ -306,18 +370,21 @@ inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scal
 }
 
 // ---- launches ----------------------------------------------------------------------------------
-constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 12;
-typedef void (*Kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
-inline Kernel kernel;
+constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 24;
+inline void* kernel;
 inline u64 given[MOST_ARGUMENTS];
+template <size_t... I>
+void call(std::index_sequence<I...>) {
+  ((void (*)(decltype((u64)I)...))kernel)(given[I]...);
+}
 inline void enter() {
-  const u64* g = given;
-  kernel(g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10], g[11]);
+  call(std::make_index_sequence<MOST_ARGUMENTS>());
   self().done = true;
 }
 inline void run_block(int count, std::vector<u8>& stacks) {
   threads.assign(count, {}), exchanges.resize(count / 32);
   warps.assign(count / 32, Meeting{32}), block = Meeting{count};
+  std::fill(named, named + 16, Meeting{});
   std::vector<int> order;
   for (int i = 0; i < count; ++i) {
     ucontext_t& place = threads[i].place;
@@ -337,7 +404,7 @@ inline void run_block(int count, std::vector<u8>& stacks) {
     }
   }
 }
-extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
+extern "C" void launch(void* which, int grid, int count, int args, const u64* values, int delayed,
                        int seed) {
   check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
   std::vector<u8> stacks((size_t)STACK * count);
