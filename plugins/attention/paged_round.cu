@@ -122,18 +122,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   Block& b = *reinterpret_cast<Block*>(shared);
   const Out out{o, qkv, b.scales, {q0, q1}, {s0, s1}};
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  int walker = warp / QUERIES, mine = warp % QUERIES, thread = mine * 32 + lane;
+  int walker = warp / QUERIES, mine = warp % QUERIES;
   constexpr bool SCALED = QUANT == 1 || QUANT == 3;
   if (SCALED && threadIdx.x < COPIES) b.scales[threadIdx.x] = scales[threadIdx.x];
   list_runs(b, slots, starts, counts, rows, warp, lane);
   int items = b.rows[rows * RUNS].before * KV_HEADS;
   int index = blockIdx.x;
   Item u = {};
-  Walk walk = {};
+  Walk walk = {keys, values};
   // Earlier positions are older than the previous launch: fetched before waiting for it.
   if (index < items) {
     u = item_at(index, b.rows, rows);
-    walk = walk_of(b, u, keys, values, page_table, most_pages, walker, thread);
+    walk = walk_of(b, u, keys, values, page_table, most_pages, walker);
   }
   wait_for_previous();
   launch_dependents();
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     index += gridDim.x;
     if (index < items) {  // the next item's tiles are loaded while this one's chunks are merged
       u = item_at(index, b.rows, rows);
-      walk = walk_of(b, u, keys, values, page_table, most_pages, walker, thread);
+      walk = walk_of(b, u, keys, values, page_table, most_pages, walker);
     }
     if (done.chunks > 1) merge_run(b, done, scale, out, sums, tallies, arrivals, parts);
   }

@@ -36,13 +36,10 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
 
 LISTED = 12 << 10  # bytes that a block keeps free for its list of runs
 SHARING = (1, 2, 4)  # queries that read one copy of a row's tiles, by a team of as many warps
-DEEP = {1: (), 2: (4,), 4: (6, 4)}  # tiles of a team's ring, where there is room
+DEEP = {1: (), 2: (4,), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
 LEAST = 128  # dimensions of a head that a team takes
 WEIGHTS = 640  # bytes of a team for each query
-OWN = (
-    (256, 3, ALONE),
-    (512, 3, ALONE),
-)  # chunks that only rounds have: more work items for rings that are shared
+OWN = ((512, 3, ALONE),)  # chunks that only rounds have: more work items for rings that are shared
 
 
 def runs_of(tile: int, queries: int) -> int:

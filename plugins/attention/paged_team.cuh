@@ -10,7 +10,7 @@
 #pragma once
 #include "attention/paged_runs.cuh"
 
-constexpr bool LAGS = QUERIES > 1 && STAGES > 2;  // values, by a tile
+constexpr bool LAGS = QUERIES > 1 && STAGES > 2;                      // values, by a tile
 constexpr int AHEAD = QUERIES == 1 ? STAGES : LAGS ? STAGES - 2 : 1;  // tiles asked for, past one
 static_assert(QUERIES == 1 || STAGES > 1, "a team's ring has a tile in use and one under way");
 
@@ -22,25 +22,27 @@ struct Walk {
   const u8 *keys, *values;
   const int* pages;
   u32 ring;
-  int first, tiles, stored, head, thread, ids;  // thread: of those that go together
+  int first, tiles, stored, head, ids;
 
+  // Of those that go together.
+  DEVICE static int thread() { return threadIdx.x % (32 * QUERIES); }
   DEVICE int position(int i) const { return first + 16 * WALKERS * i; }
   DEVICE u32 tile(int i) const { return ring + (i % STAGES) * 2 * TILE; }
   // Asks for tile i. Rows of 128 bytes or more differ in few bits of their places.
   DEVICE void load(int i, u32 to) {
     if ((i & 31) == 0) {  // the ids of the next 32 tiles, one a lane
-      int ahead = i + (thread & 31);
+      int ahead = i + (thread() & 31);
       ids = ahead < tiles ? pages[position(ahead) / PAGE] : 0;
     }
     constexpr int EACH = 32 * QUERIES, CHUNKS = ROW / 16;
-    const int r = thread / CHUNKS, c = thread % CHUNKS, left = stored - position(i) - r;
-    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i)) + thread * 16;
+    const int r = thread() / CHUNKS, c = thread() % CHUNKS, left = stored - position(i) - r;
+    i64 from = page_offset(__shfl_sync(~0u, ids, i & 31), head, position(i)) + thread() * 16;
     const u8 *key = keys + from, *value = values + from;
     const u32 place = to + swizzled<ROW>(r, c);
 #pragma unroll
     for (int n = 0; n < (ROW + EACH - 1) / EACH; n++) {
       constexpr int ROWS = EACH / CHUNKS;
-      if (ROW % EACH != 0 && n * EACH + thread >= ROW) break;
+      if (ROW % EACH != 0 && n * EACH + thread() >= ROW) break;
       const u32 at = ROW < 128 ? to + swizzled<ROW>(r + n * ROWS, c)
                                : (place ^ (n * ROWS & 7) << 4) + n * ROWS * ROW;
       copy_async(at, key + n * EACH * 16, n * ROWS < left ? 16 : 0);
@@ -52,7 +54,7 @@ struct Walk {
     int base = position(i), low = max(stored, base), n = min(end, base + 16) - low;
     u8* to = arena + (i % STAGES) * 2 * TILE;
 #pragma unroll 1
-    for (int at = thread; at < n * 2 * (ROW / 16); at += 32 * QUERIES) {
+    for (int at = thread(); at < n * 2 * (ROW / 16); at += 32 * QUERIES) {
       int c = at % (ROW / 16), which = at / (ROW / 16) % 2, position = low + at / (ROW / 8);
       *reinterpret_cast<uint4*>(to + which * TILE + swizzled<ROW>(position - base, c)) =
           *reinterpret_cast<const uint4*>(fresh + (2 * (position - stored) + which) * ROW + c * 16);
@@ -67,7 +69,7 @@ DEVICE void meet_walker(int walker) {
 
 // A walker's way over work item `u`; its first tiles are asked for.
 DEVICE Walk walk_of(Block& b, const Item& u, const u8* keys, const u8* values,
-                    const int* page_table, int most_pages, int walker, int thread) {
+                    const int* page_table, int most_pages, int walker) {
   int first = u.begin + 16 * walker;
   int tiles = first < u.end ? (u.end - first + 16 * WALKERS - 1) / (16 * WALKERS) : 0;
   Walk walk{keys,
@@ -78,7 +80,6 @@ DEVICE Walk walk_of(Block& b, const Item& u, const u8* keys, const u8* values,
             tiles,
             u.start(),
             u.head,
-            thread,
             0};
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) {
@@ -136,7 +137,7 @@ DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Queries<ROOMY>& 
     scores(s, q, [=](int c) { return (keys ^ 32 * (c & 3)) + 128 * (c >> 2); });
     u32 p[2];
     state = LIVE;
-    soften(p, x.top, x.sum, s, seen, log2_scale, lane, [&](const float(&by)[2]) {
+    soften(p, x.top, x.sum, s, seen, log2_scale, lane, [&](const float (&by)[2]) {
       state = LIVE | SHRUNK;
       if (lane < 4) w.shrink[mine][lane] = make_float2(by[0], by[1]);
     });
@@ -145,18 +146,29 @@ DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Queries<ROOMY>& 
   if (lane == 0) w.state[mine] = (u8)state;
 }
 
+template <int M, int N>
+DEVICE void add_products(float (&o)[M][4], int first, const u32 (&a)[N][4], uint2 p) {
+#pragma unroll
+  for (int n = 0; n < N; n++) mma16(o[first + n], a[n], p.x, p.y);
+}
+
 // The warp's share of the values, PART dimensions at a time. `values`: where this lane's row and
 // half of the share's first 32 bytes are.
 DEVICE void add_values(TeamSums& x, u32 values, const Weights& w, int lane) {
+  constexpr int N = PART / 16, EACH = KV_FP8 ? 2 : 1;  // tiles of 16 dimensions; of 32 bytes
+  constexpr u32 ALL = QUERIES == 2 ? 0x0101 : 0x01010101;
   const u32 states = *reinterpret_cast<const u32*>(w.state);
+  uint2 p[QUERIES];
 #pragma unroll
-  for (int q = 0; q < QUERIES; q++) {
-    if (states >> 8 * q & SHRUNK) {
+  for (int q = 0; q < QUERIES; q++) p[q] = w.p[q][lane];
+  if (states & ALL * SHRUNK) {
+#pragma unroll
+    for (int q = 0; q < QUERIES; q++) {
+      if (!(states >> 8 * q & SHRUNK)) continue;
       const float2 by = w.shrink[q][lane & 3];
       multiply(x.o[q], {by.x, by.y});
     }
   }
-  constexpr int N = PART / 16, EACH = KV_FP8 ? 2 : 1;  // tiles of 16 dimensions; of 32 bytes
 #pragma unroll
   for (int part = 0; part < SHARE / PART; part++) {
     u32 a[N][4];
@@ -167,12 +179,14 @@ DEVICE void add_values(TeamSums& x, u32 values, const Weights& w, int lane) {
       load_matrix_transposed(r, (values ^ 32 * (c & 3)) + 128 * (c >> 2));
       widen_values(a + n, r);
     }
+    if ((states & ALL) == ALL) {
 #pragma unroll
-    for (int q = 0; q < QUERIES; q++) {
-      if (!(states >> 8 * q & LIVE)) continue;
-      const uint2 p = w.p[q][lane];
+      for (int q = 0; q < QUERIES; q++) add_products(x.o[q], part * N, a, p[q]);
+    } else {
 #pragma unroll
-      for (int n = 0; n < N; n++) mma16(x.o[q][part * N + n], a[n], p.x, p.y);
+      for (int q = 0; q < QUERIES; q++) {
+        if (states >> 8 * q & LIVE) add_products(x.o[q], part * N, a, p[q]);
+      }
     }
   }
 }
@@ -185,8 +199,9 @@ DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Queries<ROOMY>& q, Block& 
   u32 tile = walk.ring, one = last, two = last - (LAGS ? 2 * TILE : 0);  // and those before it
   const u32 key = swizzled<ROW>(lane & 15, lane >> 4);
   const int bytes = mine * SHARE * (ROW / D);
-  const u32 value = TILE + bytes / 128 * 128 +
-                    swizzled<ROW>((lane & 7) + ((lane >> 4) << 3), bytes % 128 / 16 + (lane >> 3 & 1));
+  const u32 value =
+      TILE + bytes / 128 * 128 +
+      swizzled<ROW>((lane & 7) + ((lane >> 4) << 3), bytes % 128 / 16 + (lane >> 3 & 1));
   int position = walk.first;
   for (int i = 0; i < walk.tiles; i++) {
     wait_copies<AHEAD - 1>();
