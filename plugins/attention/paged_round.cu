@@ -142,10 +142,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       prepare(b, u, qkv, q_norm, k_norm, inv_freq, kv_scale, keys, values, walk.pages, warp, lane);
     }
     __syncthreads();
-    Queries<ROOMY> q;
-    load_queries(q, b.queries + mine * COLUMNS, lane);
+    Held q;
+    hold(q, b, mine, lane);
     float log2_scale = 1.44269504f * rsqrtf((float)D) * (KV_FP8 ? kv_scale[0] : 1.0f);
-    int end = u.end, own = mine < u.queries ? min(end, u.seen(mine)) : 0;
+    const int end = u.end, later = min(mine | 1, u.queries - 1);
+    const Own own{mine < u.queries ? min(end, u.seen(mine)) : 0,
+                  (mine & ~1) < u.queries ? min(end, u.seen(later)) : 0};
     Sums x = {};
     x.top[0] = x.top[1] = minus_infinity();
     walk_tiles(x, walk, q, b, end, own, log2_scale, walker, mine, lane);

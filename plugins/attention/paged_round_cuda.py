@@ -34,11 +34,11 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
     walkers_of,
 )
 
-LISTED = 12 << 10  # bytes that a block keeps free for its list of runs
+LISTED = 11 << 10  # bytes that a block keeps free for its list of runs
 SHARING = (1, 2, 4)  # queries that read one copy of a row's tiles, by a team of as many warps
-DEEP = {1: (), 2: (4,), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
+DEEP = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
 LEAST = 128  # dimensions of a head that a team takes
-WEIGHTS = 640  # bytes of a team for each query
+WEIGHTS = 512  # bytes of a team for each query, twice where values lag
 OWN = ((512, 3, ALONE),)  # chunks that only rounds have: more work items for rings that are shared
 
 
@@ -87,19 +87,20 @@ class Shape:
 
 
 def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
-    """A ring that is shared is deeper, and all sums of a block lie side by side, where there is
-    room."""
+    """A team's ring is deeper, and all sums of a block lie side by side, where there is room beside
+    the other blocks of a multiprocessor."""
     token, walkers = token_bytes(s), walkers_of(s, most)
 
     def made(stages: int, at_once: int) -> Shape:
-        weights = WEIGHTS * queries if queries > 1 else 0
+        weights = WEIGHTS * queries * (1 + (stages > 2)) if queries > 1 else 0
         arena = max(stages * 2 * 16 * token + weights, at_once * COLUMNS * (s.dim + 4) * 4)
         heads = queries * COLUMNS * (s.dim + 8) * 2
         rest = heads + 2 * s.tile * token + at_once * walkers * COLUMNS * 8
         return Shape(walkers, stages, at_once, walkers * arena + rest + 80)
 
     alone = stages_alone(s)
-    room = target.shared_bytes - LISTED
+    blocks = max(1, RESIDENT // (walkers * queries))
+    room = (target.shared_bytes + 1024) // blocks - 1024 - LISTED
     deep = DEEP[queries] if target.large_shared else ()
     forms = [made(stages, queries) for stages in (*deep, alone)]
     return next((f for f in forms if f.shared <= room), made(alone, 1))

@@ -1,9 +1,10 @@
 // The way of a walker of paged_round.cu over its tiles: by one warp, or by a team of QUERIES warps,
 // which read a row's keys and values once for as many queries.
 //
-// Team: a warp makes the weights of its own query, then adds up its share of the values'
-// dimensions for all queries, whose weights it finds in shared memory: so values are widened once,
-// and a warp has as many sums as one that walks alone. With more than two tiles in the ring, a
+// Team: two warps score two queries, each the even or the odd steps of 16 dimensions, and change
+// halves; a warp makes the weights of its own query, then adds up its share of the values'
+// dimensions for all queries, whose weights it finds in shared memory. So keys are widened twice and
+// values once, and a warp has as many sums as one that walks alone. With more than two tiles in the ring, a
 // tile's values are added up beside the next one's scores, and the team meets once a tile.
 // Products and their order are those of `attend`, so that bits are one token's.
 // Macros: those of paged_merge.cuh.
@@ -89,8 +90,13 @@ DEVICE Walk walk_of(Block& b, const Item& u, const u8* keys, const u8* values,
   return walk;
 }
 
+// Positions that a warp's own query sees, and the later one of its pair; 0 where it is not there.
+struct Own {
+  int seen, pair;
+};
+
 // A walker of one warp.
-DEVICE void walk_tiles(Softmax& x, Walk& walk, const Queries<ROOMY>& q, Block& b, int end, int own,
+DEVICE void walk_tiles(Softmax& x, Walk& walk, const Queries<ROOMY>& q, Block& b, int end, Own own,
                        float log2_scale, int walker, int, int lane) {
   for (int i = 0; i < walk.tiles; i++) {
     wait_copies<AHEAD - 1>();
@@ -100,7 +106,9 @@ DEVICE void walk_tiles(Softmax& x, Walk& walk, const Queries<ROOMY>& q, Block& b
       walk.patch(i, end, b.arena[walker], b.fresh[0]);
       __syncwarp();
     }
-    if (own > position) attend(x, walk.tile(i), q, own - position, log2_scale, lane);
+    if (own.seen > position) {
+      attend(x, walk.tile(i), q, own.seen - position, log2_scale, lane);
+    }
     __syncwarp();
     if (i + AHEAD < walk.tiles) walk.load(i + AHEAD, walk.tile(i + AHEAD));
     commit_copies();
@@ -118,32 +126,109 @@ struct TeamSums {
   float top[2], sum[2];
 };
 constexpr u32 LIVE = 1, SHRUNK = 2;
-// What a team knows of a tile's queries: P^T, a lane's share of it; what the sums so far are to be
-// multiplied by, by columns 2t and 2t + 1; whether the query sees the tile, whether a maximum rose.
+// What a team knows of a tile's queries, 512 bytes each. First half of a query's scores, for the
+// other warp of the pair; then, once that one has them, of its query: P^T, a lane's share of it; what
+// the sums so far are to be multiplied by, by columns 2t and 2t + 1; whether it sees the tile,
+// whether a maximum rose.
 struct Weights {
-  uint2 p[QUERIES][32];
-  float2 shrink[QUERIES][4];
-  u8 state[16];
-};
-static_assert(QUERIES == 1 || 2 * sizeof(Weights) <= WEIGHTS, "WEIGHTS are two of Weights");
-static_assert(QUERIES == 1 || (ROW >= 128 && ARENA % 128 == 0), "lines of all banks begin rows");
+  uint4 places[QUERIES][32];
 
-// `keys`: where this lane's row and half of the tile's first 32 bytes are.
-DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Queries<ROOMY>& q, int seen,
-                       float log2_scale, int mine, int lane) {
-  u32 state = 0;
-  if (seen > 0) {
-    float s[2][4] = {};
-    scores(s, q, [=](int c) { return (keys ^ 32 * (c & 3)) + 128 * (c >> 2); });
-    u32 p[2];
-    state = LIVE;
-    soften(p, x.top, x.sum, s, seen, log2_scale, lane, [&](const float (&by)[2]) {
-      state = LIVE | SHRUNK;
-      if (lane < 4) w.shrink[mine][lane] = make_float2(by[0], by[1]);
-    });
-    w.p[mine][lane] = make_uint2(p[0], p[1]);
+  DEVICE float4* half(int q) { return reinterpret_cast<float4*>(places[q]); }
+  DEVICE uint2* p(int q) { return reinterpret_cast<uint2*>(places[q ^ 1]); }
+  DEVICE float2* shrink(int q) { return reinterpret_cast<float2*>(places[q ^ 1] + 16); }
+  DEVICE u32* state(int q) { return reinterpret_cast<u32*>(places[q ^ 1] + 18); }
+};
+static_assert(QUERIES == 1 || (LAGS ? 2 : 1) * sizeof(Weights) == WEIGHTS, "WEIGHTS hold them");
+static_assert(QUERIES == 1 || (ROW >= 128 && ARENA % 128 == 0), "lines of all banks begin rows");
+static_assert(QUERIES == 1 || 1 + WALKERS + WALKERS * QUERIES / 2 <= 16, "named barriers are 16");
+
+// The even or odd steps of both queries of a pair, in registers or read each time, as Queries.
+template <bool KEPT>
+struct Pair {
+  u32 q[2][D / 32][2];
+  DEVICE u32 at(int query, int n, int half) const { return q[query][n][half]; }
+};
+template <>
+struct Pair<false> {
+  const u16* from;
+  DEVICE u32 at(int query, int n, int half) const {
+    return *reinterpret_cast<const u32*>(from + query * COLUMNS * PITCH + 32 * n + 8 * half);
   }
-  if (lane == 0) w.state[mine] = (u8)state;
+};
+// Where a lane's head begins; columns beyond the group repeat its first one, nobody reads theirs.
+DEVICE const u16* pair_of(const Block& b, int mine, int lane) {
+  const int g = lane >> 2, t = lane & 3;
+  return &b.queries[(mine & ~1) * COLUMNS + (g < GQA_GROUP ? g : 0)][16 * (mine & 1) + 2 * t];
+}
+DEVICE void hold(Pair<false>& x, const Block& b, int mine, int lane) {
+  x.from = pair_of(b, mine, lane);
+}
+DEVICE void hold(Pair<true>& x, const Block& b, int mine, int lane) {
+  const Pair<false> all{pair_of(b, mine, lane)};
+#pragma unroll
+  for (int n = 0; n < D / 32; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) x.q[i >> 1][n][i & 1] = all.at(i >> 1, n, i & 1);
+  }
+}
+template <bool KEPT>
+DEVICE void hold(Queries<KEPT>& x, const Block& b, int mine, int lane) {
+  load_queries(x, b.queries + mine * COLUMNS, lane);
+}
+
+// The pair's scores by half of the steps; `keys`: where this lane's row and piece of the tile's
+// first 64 bytes are.
+DEVICE void half_scores(float (&s)[2][4], u32 keys, const Pair<ROOMY>& q) {
+#pragma unroll
+  for (int k = 0; k < ROW / 64; k++) {
+    u32 r[4];
+    load_matrix(r, (keys ^ 64 * (k & 1)) + 128 * (k >> 1));
+    if constexpr (KV_FP8) {
+      u32 a[4], b[4];
+      widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
+      widen(r[2], b[0], b[2]), widen(r[3], b[1], b[3]);
+#pragma unroll
+      for (int i = 0; i < 2; i++) mma16(s[i], a, q.at(i, 2 * k, 0), q.at(i, 2 * k, 1));
+#pragma unroll
+      for (int i = 0; i < 2; i++) mma16(s[i], b, q.at(i, 2 * k + 1, 0), q.at(i, 2 * k + 1, 1));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; i++) mma16(s[i], r, q.at(i, k, 0), q.at(i, k, 1));
+    }
+  }
+}
+DEVICE u32 key_place(int mine, int lane) {
+  const int piece = lane >> 4, odd = mine & 1;
+  return swizzled<ROW>(lane & 15, KV_FP8 ? 2 * piece + odd : piece + 2 * odd);
+}
+
+// `pair`: positions that the pair sees, `seen`: those that the warp's own query does.
+DEVICE void weights_of(Weights& w, TeamSums& x, u32 keys, const Pair<ROOMY>& q, int seen, int pair,
+                       float log2_scale, int walker, int mine, int lane) {
+  u32 state = 0;
+  if (pair > 0) {
+    float s[2][4] = {};
+    half_scores(s, keys, q);
+    const bool odd = mine & 1;
+    w.half(mine)[lane] = odd ? make_float4(s[0][0], s[0][1], s[0][2], s[0][3])
+                             : make_float4(s[1][0], s[1][1], s[1][2], s[1][3]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[0][i] = odd ? s[1][i] : s[0][i];
+    meet(1 + WALKERS + walker * (QUERIES / 2) + mine / 2, 64);
+    const float4 other = w.half(mine ^ 1)[lane];
+    s[1][0] = other.x, s[1][1] = other.y, s[1][2] = other.z, s[1][3] = other.w;
+    __syncwarp();
+    if (seen > 0) {
+      u32 p[2];
+      state = LIVE;
+      soften(p, x.top, x.sum, s, seen, log2_scale, lane, [&](const float (&by)[2]) {
+        state = LIVE | SHRUNK;
+        if (lane < 4) w.shrink(mine)[lane] = make_float2(by[0], by[1]);
+      });
+      w.p(mine)[lane] = make_uint2(p[0], p[1]);
+    }
+  }
+  if (lane == 0) *w.state(mine) = state;
 }
 
 template <int M, int N>
@@ -154,18 +239,20 @@ DEVICE void add_products(float (&o)[M][4], int first, const u32 (&a)[N][4], uint
 
 // The warp's share of the values, PART dimensions at a time. `values`: where this lane's row and
 // half of the share's first 32 bytes are.
-DEVICE void add_values(TeamSums& x, u32 values, const Weights& w, int lane) {
+DEVICE void add_values(TeamSums& x, u32 values, Weights& w, int lane) {
   constexpr int N = PART / 16, EACH = KV_FP8 ? 2 : 1;  // tiles of 16 dimensions; of 32 bytes
-  constexpr u32 ALL = QUERIES == 2 ? 0x0101 : 0x01010101;
-  const u32 states = *reinterpret_cast<const u32*>(w.state);
+  u32 state[QUERIES], all = LIVE, any = 0;
   uint2 p[QUERIES];
 #pragma unroll
-  for (int q = 0; q < QUERIES; q++) p[q] = w.p[q][lane];
-  if (states & ALL * SHRUNK) {
+  for (int q = 0; q < QUERIES; q++) {
+    p[q] = w.p(q)[lane], state[q] = *w.state(q);
+    all &= state[q], any |= state[q];
+  }
+  if (any & SHRUNK) {
 #pragma unroll
     for (int q = 0; q < QUERIES; q++) {
-      if (!(states >> 8 * q & SHRUNK)) continue;
-      const float2 by = w.shrink[q][lane & 3];
+      if (!(state[q] & SHRUNK)) continue;
+      const float2 by = w.shrink(q)[lane & 3];
       multiply(x.o[q], {by.x, by.y});
     }
   }
@@ -179,25 +266,25 @@ DEVICE void add_values(TeamSums& x, u32 values, const Weights& w, int lane) {
       load_matrix_transposed(r, (values ^ 32 * (c & 3)) + 128 * (c >> 2));
       widen_values(a + n, r);
     }
-    if ((states & ALL) == ALL) {
+    if (all) {
 #pragma unroll
       for (int q = 0; q < QUERIES; q++) add_products(x.o[q], part * N, a, p[q]);
     } else {
 #pragma unroll
       for (int q = 0; q < QUERIES; q++) {
-        if (states >> 8 * q & LIVE) add_products(x.o[q], part * N, a, p[q]);
+        if (state[q] & LIVE) add_products(x.o[q], part * N, a, p[q]);
       }
     }
   }
 }
 
-DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Queries<ROOMY>& q, Block& b, int end, int own,
+DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Pair<ROOMY>& q, Block& b, int end, Own own,
                        float log2_scale, int walker, int mine, int lane) {
   Weights* weights = reinterpret_cast<Weights*>(b.arena[walker] + RING);
-  Weights* before = weights + 1;
+  Weights* before = weights + (LAGS ? 1 : 0);
   const u32 last = walk.ring + RING - 2 * TILE;
   u32 tile = walk.ring, one = last, two = last - (LAGS ? 2 * TILE : 0);  // and those before it
-  const u32 key = swizzled<ROW>(lane & 15, lane >> 4);
+  const u32 key = key_place(mine, lane);
   const int bytes = mine * SHARE * (ROW / D);
   const u32 value =
       TILE + bytes / 128 * 128 +
@@ -213,7 +300,8 @@ DEVICE void walk_tiles(TeamSums& x, Walk& walk, const Queries<ROOMY>& q, Block& 
       meet_walker(walker);
     }
     if (LAGS && i > 0) add_values(x, one + value, *before, lane);
-    weights_of(*weights, x, tile + key, q, own - position, log2_scale, mine, lane);
+    weights_of(*weights, x, tile + key, q, own.seen - position, own.pair - position, log2_scale,
+               walker, mine, lane);
     if (!LAGS) {
       meet_walker(walker);
       add_values(x, tile + value, *weights, lane);
@@ -241,6 +329,8 @@ DEVICE void spill_queries(Block& b, TeamSums& x, int walker, int mine, int base,
 
 #if QUERIES > 1
 typedef TeamSums Sums;
+typedef Pair<ROOMY> Held;
 #else
 typedef Softmax Sums;
+typedef Queries<ROOMY> Held;
 #endif
