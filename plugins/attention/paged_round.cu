@@ -4,11 +4,12 @@
 // Work: each query cuts its row into chunks by its own length, as if it were alone; a run is the
 // neighbouring queries of a row (up to QUERIES) whose chunks are of one size, and a work item is
 // (run, chunk, kv head). A query's bits are those of paged_decode.cu with as many walkers.
-// Block: WALKERS rings of 16-token tiles, each filled and read by QUERIES warps, one for each query
-// of the run, which meet once a tile.
+// Block: WALKERS rings of 16-token tiles, each filled and read by a team of QUERIES warps
+// (paged_team.cuh).
 // Append: positions from the round's start on are never read from pages: every item that covers
 // some makes them from the activations; those of a row's last run store them.
-// Figures: 27B, e4m3 pages, 1k, T = 4, H200: 10 us at 1 row, 162 at 128 (log/paged_round.md).
+// Figures: 27B, e4m3 pages, 1k, T = 4, H200, one query a walker: 10 us at 1 row
+// (log/paged_round.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: TOKENS (of a row), QUERIES, WALKERS, WARPS
 // (their product), STAGES, AT_ONCE (queries merged at once), CHUNK, MOST_CHUNKS, BLOCKS (of a
 // multiprocessor), SHARED (bytes).
