@@ -2,8 +2,8 @@
 
 One launch, as for one token (`paged_decode_cuda.py`), and for each order of one token's sums a
 tactic with the same: a key of `reduction` is the name of the tactic of tile 1 that gives a token
-the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and what a team has behind its ring
-(paged_team.cuh).
+the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and what a team has behind its
+ring (paged_team.cuh).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention over a round of drafts on the host, thread by thread: a team of warps has a token's bits."""
+"""Attention over a round of drafts on the host, thread by thread: teams have one token's bits."""
 
 from __future__ import annotations
 
