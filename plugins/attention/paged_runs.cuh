@@ -1,5 +1,5 @@
-// Runs: neighbouring queries of a row whose chunks are of one size. The list of them that each block
-// of paged_round.cu makes, and a work item (run, chunk, kv head) of it.
+// Runs: neighbouring queries of a row whose chunks are of one size. The list of them that each
+// block of paged_round.cu makes, and a work item (run, chunk, kv head) of it.
 //
 // Macros: those of paged_merge.cuh.
 #pragma once

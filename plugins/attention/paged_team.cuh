@@ -3,9 +3,9 @@
 //
 // Team: two warps score two queries, each the even or the odd steps of 16 dimensions, and change
 // halves; a warp makes the weights of its own query, then adds up its share of the values'
-// dimensions for all queries, whose weights it finds in shared memory. So keys are widened twice and
-// values once, and a warp has as many sums as one that walks alone. With more than two tiles in the ring, a
-// tile's values are added up beside the next one's scores, and the team meets once a tile.
+// dimensions for all queries, whose weights it finds in shared memory. So keys are widened twice
+// and values once, and a warp has as many sums as one that walks alone. With more than two tiles
+// in the ring, a tile's values are added up beside the next one's scores, and the team meets once.
 // Products and their order are those of `attend`, so that bits are one token's.
 // Macros: those of paged_merge.cuh.
 #pragma once
@@ -127,8 +127,8 @@ struct TeamSums {
 };
 constexpr u32 LIVE = 1, SHRUNK = 2;
 // What a team knows of a tile's queries, 512 bytes each. First half of a query's scores, for the
-// other warp of the pair; then, once that one has them, of its query: P^T, a lane's share of it; what
-// the sums so far are to be multiplied by, by columns 2t and 2t + 1; whether it sees the tile,
+// other warp of the pair; then, once that one has them, of its query: P^T, a lane's share of it;
+// what the sums so far are to be multiplied by, by columns 2t and 2t + 1; whether it sees the tile,
 // whether a maximum rose.
 struct Weights {
   uint4 places[QUERIES][32];

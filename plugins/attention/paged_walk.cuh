@@ -84,9 +84,9 @@ DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
   }
 }
 
-// Scores of a tile as weights relative to the greatest score so far: P^T as the next product's right
-// operand. Where a maximum rises, `shrink` is called by the whole warp with what the sums so far
-// are to be multiplied by.
+// Scores of a tile as weights relative to the greatest score so far: P^T as the next product's
+// right operand. Where a maximum rises, `shrink` is called by the whole warp with what the sums so
+// far are to be multiplied by.
 template <class Shrink>
 DEVICE void soften(u32 (&p)[2], float (&top)[2], float (&sum)[2], float (&s)[2][4], int seen,
                    float log2_scale, int lane, const Shrink& shrink) {
