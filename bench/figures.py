@@ -63,6 +63,7 @@ def figures(start: float, shares: Sequence[Share], wanted: Targets) -> Json:
         "output_tok_s": tokens_out / wall,
         "total_tok_s": (tokens_in + tokens_out) / wall,
         "steady_tok_s": _steady(good, start, wall),
+        "full_tok_s": _full(good),
         "in_flight": _sum(one.end - one.start for one in took) / wall,
         "goodput_s": len(met) / wall,
         "good_share": len(met) / max(len(took), 1),
@@ -137,7 +138,19 @@ def _flat(rows: Sequence[Json]) -> dict[str, list[float]]:
 
 def _steady(good: Sequence[Took], start: float, wall: float) -> float:
     """Tokens a second that came in the middle of the run."""
-    low, high = start + wall * (1 - MIDDLE) / 2, start + wall * (1 + MIDDLE) / 2
+    return _rate(good, start + wall * (1 - MIDDLE) / 2, start + wall * (1 + MIDDLE) / 2)
+
+
+def _full(good: Sequence[Took]) -> float | None:
+    """Tokens a second while every request had its first token and none its last, as in a burst;
+    None where that was never so."""
+    said = [one.times for one in good if one.times]
+    low = max((times[0] for times in said), default=0.0)
+    high = min((times[-1] for times in said), default=0.0)
+    return _rate(good, low, high) if low < high else None
+
+
+def _rate(good: Sequence[Took], low: float, high: float) -> float:
     within = _sum(
         count
         for one in good

@@ -15,6 +15,7 @@ ROWS = (  # figure, what it is called, digits
     ("output_tok_s", "output tokens/s", 1),
     ("total_tok_s", "tokens/s in and out", 1),
     ("steady_tok_s", "output tokens/s, middle of the run", 1),
+    ("full_tok_s", "output tokens/s while all requests of a burst decode", 1),
     ("in_flight", "requests under way, mean", 1),
     *((f"ttft.{p}", f"ms to the first token, {p}", 1) for p in ("p50", "p90", "p99")),
     *((f"itl.{p}", f"ms between events, {p}", 2) for p in ("p50", "p90", "p99", "max")),

@@ -41,13 +41,15 @@ class Target:
 
 @contextmanager
 def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
-    """Serves the engine folder while the `with` lasts; gives the URL.
+    """Serves the engine folder while the `with` lasts, also where SIGTERM ends it; gives the URL.
 
-    `more` are options of `spark-run`; what it says goes to `say`. Raises EngineError.
+    `more` are options of `spark-run`; what it says goes to `say`. Call it from the main thread.
+    Raises EngineError.
     """
     module = [sys.executable, "-P", "-m", "spark_engine.runtime.cli", str(engine), "--serve"]
     command = [*module, "--port", "0", "--max-queue", QUEUE, *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         url = _wait(process, say)
         yield url
@@ -58,6 +60,11 @@ def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def ask(url: str, model: str | None, api_key: str | None) -> Target:

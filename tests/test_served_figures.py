@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra `bench`")
 
-from spark_engine.bench.prompts import Ids  # noqa: E402
+from spark_engine.bench.prompts import Ids, Shape  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
 
@@ -48,14 +48,17 @@ def test_a_step_by_hand() -> None:
 
 
 def test_bursts_over_http_by_hand() -> None:
-    load = served_rows.burst(5, Ids(50), 2, Random(0), "")
+    load = served_rows.burst(5, Shape((128, 128), output=(160, 160)), Ids(50), 2, Random(0), "")
     assert [script.at_s for script in load.scripts] == [0] * 5
     turns = [script.turns[0] for script in load.scripts]
     assert {len(turn.new) for turn in turns} == {128} and {turn.most for turn in turns} == {160}
     names = ("output_tok_s", "ttft.p50", "ttft.p99", "itl.p99")
     spread = {name: [2.0, 1.0, 4.0] for name in names} | {"tpot.p50": [10.0, 8.0, 20.0]}
     runs = [{"client": {"warning": w}, "card": None} for w in (None, "late")]
+    assert served_rows.row_of(8, {"spread": spread, "runs": runs})["full_tok_s"] is None
+    spread["full_tok_s"] = [760.0, 750.0, 770.0]
     row = served_rows.row_of(8, {"spread": spread, "runs": runs})
+    assert "760 (750 to 770) while all decode" in served_rows.line(row)
     assert row["tok_s_each"] == [100, 50, 125] and row["warning"] == "late"
     assert "100.0 (50.0 to 125.0) tokens/s each" in served_rows.line(row)
     rows = [{**row, "rows": n, "ttft_p50_ms": [10.0 * n, 0, 0]} for n in (8, 32, 64, 128)]

@@ -76,7 +76,9 @@ class Guide:
         self._heard: list[int] = []  # tokens that the grammar hears of in the job
         self._told: list[int] = []  # tokens of the answer that the grammar has not heard of
         self._said: tuple[int, ...] = ()  # the last tokens, as many as a barred row may need
-        self._reach = max(map(len, spec.barred), default=1) - 1
+        self._ends = _ends(spec.barred)
+        self._sizes = sorted({len(beginning) for beginning in self._ends})
+        self._reach = max(self._sizes, default=0)
         self.taken = 0  # tokens so far
         self._thought = 0  # of them in the thought
         self._closed = 0  # of `close`
@@ -173,8 +175,9 @@ class Guide:
 
     def _barred(self) -> list[int]:
         """Ids that would end a row here."""
-        said = self._said
-        return [row[-1] for row in self.spec.barred if row[:-1] == said[len(said) + 1 - len(row) :]]
+        said, ends = self._said, self._ends
+        begun = (said[len(said) - size :] for size in self._sizes if size <= len(said))
+        return [i for beginning in begun for i in ends.get(beginning, ())]
 
     @property
     def asks(self) -> bool:
@@ -245,6 +248,15 @@ class Guide:
 
     def _all_but(self, ids: list[int]) -> Words:
         mask = np.full(self._words, 0xFFFFFFFF, np.uint32)
-        for token in ids:
-            mask[token // MASK_BITS] &= np.uint32(0xFFFFFFFF ^ 1 << token % MASK_BITS)
+        word, bit = np.divmod(np.array(ids), MASK_BITS)
+        np.bitwise_and.at(mask, word, ~(np.uint32(1) << bit.astype(np.uint32)))
         return mask
+
+
+def _ends(rows: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """The last ids of rows by what stands before them, so that a token asks for what was said and
+    not for every row."""
+    ends: dict[tuple[int, ...], list[int]] = {}
+    for *beginning, last in rows:
+        ends.setdefault(tuple(beginning), []).append(last)
+    return ends

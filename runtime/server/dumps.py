@@ -1,9 +1,10 @@
 """Dumps: what both processes were doing when the engine stood still or fell.
 
-Knows files, stacks and their form; decides nothing. The engine process writes its stacks by a
-signal, also in the midst of a call into a driver, and its state by a thread that reads standard
-input, unless something holds Python's lock. The HTTP process makes one file of it. No dump holds a
-text or a token.
+Knows files, stacks and their form; decides nothing. A thread of the engine process that reads
+standard input writes its stacks and its state. Where something holds Python's lock, as a call into
+a driver may, a signal writes the stacks alone: it reads frames without that lock, so it is for a
+process in which no Python runs, and would end one in which some does. The HTTP process makes one
+file of it. No dump holds a text or a token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -39,6 +41,7 @@ class BlackBox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._stacks: FileIO | None = None
         self.describe: Describe = lambda: {"loading": True}
 
     def open(self) -> None:
@@ -46,13 +49,20 @@ class BlackBox:
         is there under its name once the signal may be sent: before, it would end the process."""
         with contextlib.suppress(OSError):  # without room for them they are missing, and no more
             part = self._folder / f"{STACKS}.part"
-            file = part.open("ab", buffering=0)
-            faulthandler.enable(file)
-            faulthandler.register(signal.SIGUSR1, file)
+            self._stacks = part.open("ab", buffering=0)
+            faulthandler.enable(self._stacks)
+            faulthandler.register(signal.SIGUSR1, self._stacks)
             part.replace(self._folder / STACKS)
 
-    def write_state(self) -> None:
-        """What `describe` says, as JSON. Raises nothing."""
+    def write(self) -> None:
+        """The stacks of all threads, then the state. Raises nothing."""
+        if self._stacks is not None:
+            with contextlib.suppress(OSError):
+                faulthandler.dump_traceback(self._stacks)
+        self._write_state()
+
+    def _write_state(self) -> None:
+        """What `describe` says, as JSON."""
         with self._lock, contextlib.suppress(OSError):
             part = self._folder / f"{STATE}.part"
             part.write_bytes(self._state())
@@ -62,7 +72,7 @@ class BlackBox:
         """The traceback that the process leaves with, and the state. Raises nothing."""
         with contextlib.suppress(OSError), (self._folder / STACKS).open("a") as file:
             traceback.print_exception(error, file=file)
-        self.write_state()
+        self._write_state()
 
     def _state(self) -> bytes:
         words = ""

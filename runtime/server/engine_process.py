@@ -24,7 +24,8 @@ from spark_engine.runtime.server.dumps import ASK, STACKS, STATE, read_black_box
 EXIT_S = 5.0  # the process gets this long to leave by itself
 KILLED_S = 10.0  # and this long to be gone when it was killed
 LAST_WORDS_S = 2.0
-ANSWER_S = 2.0  # for its state, which a thread of it writes
+ANSWER_S = 2.0  # for its stacks and state, which a thread of it writes
+SIGNAL_S = 1.0  # for the stacks alone, where that thread does not answer
 SOCKET_PATH_MAX = 90  # bytes; Unix sockets allow 107
 log = logging.getLogger(__name__)
 
@@ -95,12 +96,10 @@ class EngineProcess:
         process = self._process
         if process is not None and process.returncode is None and process.stdin is not None:
             with contextlib.suppress(ProcessLookupError, OSError):
-                if (self._folder / STACKS).exists():  # the signal would end one that is not ready
-                    process.send_signal(signal.SIGUSR1)
                 process.stdin.write(ASK)
-            end = time.monotonic() + ANSWER_S
-            while time.monotonic() < end and not self._said_all():
-                await asyncio.sleep(0.05)
+                if not await self._says((STACKS, STATE), ANSWER_S) and self._hears_signals():
+                    process.send_signal(signal.SIGUSR1)
+                    await self._says((STACKS,), SIGNAL_S)
         return self.left()
 
     def left(self) -> dict[str, str]:
@@ -135,9 +134,20 @@ class EngineProcess:
                 await asyncio.wait_for(process.wait(), KILLED_S)
         return process.returncode is not None
 
-    def _said_all(self) -> bool:
-        sizes = [self._folder / name for name in (STATE, STACKS)]
-        return all(path.exists() and path.stat().st_size for path in sizes)
+    def _hears_signals(self) -> bool:
+        """The signal would end one that is not ready; and one that wrote its stacks runs Python."""
+        path = self._folder / STACKS
+        return path.exists() and not path.stat().st_size
+
+    async def _says(self, names: Sequence[str], seconds: float) -> bool:
+        """Whether it writes these within the time."""
+        paths = [self._folder / name for name in names]
+        end = time.monotonic() + seconds
+        while not all(path.exists() and path.stat().st_size for path in paths):
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
 
     async def _receive(self) -> None:
         try:

@@ -192,7 +192,7 @@ def _watch_parent(path: Path, save: Callable[[], None], box: BlackBox) -> None:
     with contextlib.suppress(OSError):
         while asked := os.read(0, 64):
             if ASK in asked:
-                box.write_state()
+                box.write()
     with contextlib.suppress(OSError):  # a parent that was killed left its folder behind
         for left in (path, path.parent / STACKS, path.parent / STATE):
             left.unlink(missing_ok=True)

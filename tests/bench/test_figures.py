@@ -47,6 +47,13 @@ def test_the_middle_of_a_run_leaves_its_ends_out() -> None:
     assert figures(took(0.0, times, end=10.0))["steady_tok_s"] == pytest.approx(3 / 8)
 
 
+def test_of_a_burst_the_time_counts_in_which_all_decode() -> None:
+    one = took(0.0, [1.0, 2.0, 3.0, 4.0], [1, 1, 2, 1], end=5.0)
+    late = took(0.0, [2.0, 3.5, 6.0], end=7.0)
+    assert figures(one, late)["full_tok_s"] == pytest.approx((1 + 2 + 1 + 1) / 2)
+    assert figures(one, took(8.0, [9.0, 9.5], end=10.0))["full_tok_s"] is None
+
+
 def test_what_failed_is_counted_and_in_no_latency() -> None:
     bad = took(0.0, [5.0], error="503: full", end=6.0)
     row = figures(bad, took(0.0, [1.0], end=2.0))

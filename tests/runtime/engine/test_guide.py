@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -192,6 +193,17 @@ def test_the_last_of_a_barred_row_cannot_follow_the_others() -> None:
     assert _within(one.mask(3)) == rest - {2, 9}
     one.advance(3)
     assert _within(one.mask(4)) == rest
+
+
+def test_of_many_barred_rows_those_count_that_were_begun() -> None:
+    rng = random.Random(3)
+    rows = tuple(tuple(rng.choices(range(4), k=rng.randint(1, 5))) for _ in range(60))
+    one, said = guide(barred=rows), []
+    for number in range(200):
+        ends = {row[-1] for row in rows if tuple(said[len(said) - len(row) + 1 :]) == row[:-1]}
+        assert _within(one.mask(number)) == set(range(VOCAB)) - ends
+        said.append(rng.randrange(4))
+        one.advance(said[-1])
 
 
 def test_single_barred_ids_are_known_before_anything_is_read() -> None:

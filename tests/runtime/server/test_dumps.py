@@ -73,6 +73,31 @@ def test_a_process_that_falls_leaves_its_stacks(tmp_path: Path) -> None:
     assert read(tmp_path) == {}, "it was taken out"
 
 
+BUSY = """
+import sys, threading
+from pathlib import Path
+from spark_engine.runtime.server.dumps import BlackBox
+box = BlackBox(Path(sys.argv[1]))
+box.open()
+def deep(more):
+    return deep(more - 1) + sum(i for i in range(3)) if more else 0
+def works():
+    while True:
+        deep(20)
+for _ in range(4):
+    threading.Thread(target=works, daemon=True).start()
+for _ in range(300):
+    box.write()
+"""
+
+
+def test_a_process_is_asked_while_it_works(tmp_path: Path) -> None:
+    """Its stacks are read while none of them changes: a signal's would end it within a second."""
+    done = subprocess.run([sys.executable, "-P", "-c", BUSY, str(tmp_path)])
+    found = read(tmp_path)
+    assert done.returncode == 0 and found[STACKS].count("in works") == 4 * 300 and STATE in found
+
+
 def test_the_state_of_an_engine_in_mid_step(tmp_path: Path) -> None:
     engine = Engine(build_fake(Limits(2, 64, 8, 61), (1, 2), (1,)))
     for _ in range(3):
@@ -81,7 +106,7 @@ def test_the_state_of_an_engine_in_mid_step(tmp_path: Path) -> None:
         engine.step()
     box = BlackBox(tmp_path)
     box.describe = engine.state
-    box.write_state()
+    box.write()
     text = read(tmp_path)[STATE]
     assert '"name":"slot","size":2,"free":0' in text
     assert '"running":[0,1],"waiting":[2]' in text
@@ -100,11 +125,11 @@ def test_a_state_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> 
         return {"calls": calls}
 
     box.describe = describe
-    box.write_state()
+    box.write()
     assert read(tmp_path)[STATE] == '{"calls":3}'
     box.describe = lambda: 1 / 0
-    box.write_state()
+    box.write()
     assert "ZeroDivisionError" in read(tmp_path)[STATE]
     (tmp_path / f"{STATE}.part").mkdir()
-    box.write_state()  # nowhere to write: nothing is raised
+    box.write()  # nowhere to write: nothing is raised
     assert STACKS not in read(tmp_path) and time.monotonic() > 0
