@@ -21,11 +21,11 @@ from tests.plugins import cuda_node, emulated
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="needs g++")
 OP, TILE = attention_decode.OP, 4
-# The second row's round begins in a tile of 16, the third's ends with a chunk, the last is not
-# there; the first has its first tokens.
-SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 77, 125, 9), (4, 3, 4, 0)
+# The first row has its first tokens; the second's round begins in a tile of 16 and ends in the
+# next, and a walker's ring goes round; the third's ends with a chunk; the last is not there.
+SLOTS, STARTS, COUNTS = (1, 0, 2, -1), (0, 333, 125, 9), (4, 4, 3, 0)
 FORMS = [
-    (H200, DType.F8E4M3, "round_256_3_by_4", "chunks_256_3"),
+    (H200, DType.F8E4M3, "8_round_1024_3_by_4", "8_chunks_1024_3"),
     (GB10, DType.BF16, "round_128_4_by_2", "chunks_128_4"),
 ]
 
