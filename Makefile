@@ -72,9 +72,10 @@ served: $(VENV)/.test
 soak: $(VENV)/.test
 	$(BIN)/pytest -n 2 --timeout 3000 --hypothesis-profile soak tests/runtime/engine/test_traces.py tests/runtime/test_real_engine.py
 
-# Engines of several ranks in every format, dense and mixture of experts: two minutes.
+# Engines of several ranks in every format, dense and mixture of experts; their faults, a server of
+# them with forms of answers, drafts and swap, and what spark-check says of them: some minutes.
 ranks: $(VENV)/.test
-	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks
+	SPARK_EVERY_FORMAT=1 $(BIN)/pytest -n 2 --timeout 3000 tests/test_parity_ranks.py tests/runtime/ranks tests/check/test_ranks.py tests/test_draft_rounds.py
 
 # The embedded model's answers to 200 generated schemas by 3 prompts, each held to its schema.
 forms: $(VENV)/.test

@@ -3,22 +3,25 @@
     python -m benchmarks.all_reduce [--ranks 2] [--out benchmarks/results/all_reduce_h200_tp2.json]
 
 Each size is 64 launches in one CUDA graph a rank, replayed; printed is the slowest rank's median of
-a launch. Sums are held to the reference bit for bit first, in a mixed order of sizes. NCCL's
-library is taken from where Python's packages have it (PyTorch's wheels bring it); without one its
-column is empty. Multicast is left off (NCCL_NVLS_ENABLE=0).
+a launch. Sums are held to the reference bit for bit first, in a mixed order of sizes, and
+NCCL's own sum of two ranks as well; the third column is NCCL's gather with our sum behind. NCCL is
+called through nccl4py (the extra `nccl`); without it its columns are empty. Multicast is left off
+(NCCL_NVLS_ENABLE=0). What sockets between hosts cost is seen with NCCL_P2P_DISABLE=1
+NCCL_SHM_DISABLE=1.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,8 +35,11 @@ from spark_engine.tensors import DType, TensorSpec
 
 KIB = 1024
 SIZES = [4 * KIB, 10 * KIB, 32 * KIB, 128 * KIB, 256 * KIB, 1024 * KIB, 1280 * KIB, 40960 * KIB]
+try:
+    from nccl.bindings import nccl
+except ImportError:
+    nccl = None
 LAUNCHES, REPLAYS, WARM = 64, 20, 5
-NCCL_BF16, NCCL_SUM = 9, 0
 
 
 def main() -> None:
@@ -51,17 +57,16 @@ def main() -> None:
     _hold(cards)
     print(f"{options.ranks} ranks: sums are right, bit for bit", flush=True)
     comms = _nccl(cards)
-    rows = []
+    if comms:
+        _hold_nccl(cards, comms)
+    rows: list[dict[str, float | None]] = []
     for nbytes in SIZES:
         ours = _microseconds(cards, nbytes, _ours(cards, nbytes))
-        theirs = _microseconds(cards, nbytes, _theirs(cards, nbytes, *comms)) if comms else None
-        rows.append(
-            {"bytes": nbytes, "ours_us": round(ours, 2), "nccl_us": theirs and round(theirs, 2)}
-        )
-        print(
-            f"{nbytes // KIB:6} KiB  ours {ours:8.2f} us  NCCL {theirs or float('nan'):8.2f} us",
-            flush=True,
-        )
+        row = {"bytes": nbytes, "ours_us": round(ours, 2), "nccl_us": None, "nccl_parts_us": None}
+        for name, form in (("nccl_us", _theirs), ("nccl_parts_us", _parts)) if comms else ():
+            row[name] = round(_microseconds(cards, nbytes, form(cards, nbytes, comms)), 2)
+        rows.append(row)
+        print(f"{nbytes // KIB:6} KiB", *(f"{k} {v}" for k, v in row.items()), flush=True)
         if options.out:
             card = {"card": target.card.name, "ranks": options.ranks, "rows": rows}
             options.out.write_text(json.dumps(card, indent=1) + "\n")
@@ -78,6 +83,30 @@ def _hold(cards: RankCards) -> None:
             assert found.tobytes() == want, f"rank {rank} is wrong at {rows} rows"
 
 
+def _hold_nccl(cards: RankCards, comms: list[Any]) -> None:
+    """The sum of two is the same in any order; of more only ours is in the order of ranks."""
+    rng = np.random.default_rng(0)
+    shape = (64, 5120)
+    parts = [rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for _ in cards.streams]
+    want, nbytes = all_reduce.summed(tuple(parts)), parts[0].nbytes
+    spec = TensorSpec("x", DType.BF16, shape)
+    places = [
+        (cards.put(r, p), cards.put(r, np.full(nbytes, 0xFF, np.uint8)))
+        for r, p in enumerate(parts)
+    ]
+
+    def work(rank: int) -> None:
+        cards.use(rank)
+        kind, add, stream = nccl.DataType.Bfloat16, nccl.RedOp.Sum, int(cards.streams[rank])
+        nccl.all_reduce(*places[rank], nbytes // 2, kind, add, comms[rank], stream)
+        cards.wait(rank)
+
+    _on_threads(cards.ranks, work)
+    same = [cards.get(r, y, spec).tobytes() == want.tobytes() for r, (_, y) in enumerate(places)]
+    print(f"NCCL's own sum has the bits of the order of ranks: {all(same)}", flush=True)
+    assert all(same) or cards.ranks > 2
+
+
 Launch = Callable[[int], None]  # of a rank, on its stream
 
 
@@ -91,19 +120,34 @@ def _ours(cards: RankCards, nbytes: int) -> Launch:
     return lambda rank: queues[rank]()
 
 
-def _theirs(
-    cards: RankCards, nbytes: int, lib: ctypes.CDLL, comms: list[ctypes.c_void_p]
-) -> Launch:
-    places = []
-    for rank in range(cards.ranks):
-        places.append([cards.put(rank, np.zeros(nbytes, np.uint8)) for _ in "xy"])
+def _theirs(cards: RankCards, nbytes: int, comms: list[Any]) -> Launch:
+    """NCCL's own sum."""
+    places = [[cards.put(r, np.zeros(nbytes, np.uint8)) for _ in "xy"] for r in range(cards.ranks)]
 
     def launch(rank: int) -> None:
-        x, y = (ctypes.c_void_p(place) for place in places[rank])
-        stream = ctypes.c_void_p(int(cards.streams[rank]))
-        count = ctypes.c_size_t(nbytes // 2)
-        done = lib.ncclAllReduce(x, y, count, NCCL_BF16, NCCL_SUM, comms[rank], stream)
-        assert done == 0, f"ncclAllReduce says {done}"
+        kind, add, stream = nccl.DataType.Bfloat16, nccl.RedOp.Sum, int(cards.streams[rank])
+        nccl.all_reduce(*places[rank], nbytes // 2, kind, add, comms[rank], stream)
+
+    return launch
+
+
+def _parts(cards: RankCards, nbytes: int, comms: list[Any]) -> Launch:
+    """NCCL gathers, and a kernel of ours adds in the order of ranks."""
+    (tactic,) = (t for t in all_reduce.OP.cuda.tactics if t.name == "nccl_parts")
+    spec, attrs = TensorSpec("x", DType.BF16, (nbytes // 512, 256)), {"ranks": cards.ranks}
+    plan = tactic.plan({**attrs, "across": 1}, (spec,), cards.target)
+    behind, places = replace(plan, launches=plan.launches[1:]), []
+    for rank in range(cards.ranks):
+        x, y = (cards.put(rank, np.zeros(nbytes, np.uint8)) for _ in "xy")
+        both = cards.put(rank, np.zeros(cards.ranks * nbytes, np.uint8))
+        where = {"scratch": [both], "output": [y]}
+        places.append((x, both, cards.queue_all(rank, tactic, behind, where)[0]))
+
+    def launch(rank: int) -> None:
+        x, both, add = places[rank]
+        stream = int(cards.streams[rank])
+        nccl.all_gather(x, both, nbytes, nccl.DataType.Uint8, comms[rank], stream)
+        add()
 
     return launch
 
@@ -156,30 +200,21 @@ def _on_threads(ranks: int, work: Callable[[int], None]) -> None:
         raise failed[0]
 
 
-def _nccl(cards: RankCards) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
-    """NCCL's library and a communicator of each rank; None where there is none."""
-    found = [p for at in sys.path for p in Path(at or ".").glob("nvidia/nccl/lib/libnccl.so.2")]
-    try:
-        lib = ctypes.CDLL(str(found[0]) if found else "libnccl.so.2")
-    except OSError as error:
-        print(f"no NCCL here ({error}): its column stays empty", flush=True)
-        return None
-    unique = (ctypes.c_byte * 128)()
-
-    class UniqueId(ctypes.Structure):
-        _fields_ = [("internal", ctypes.c_byte * 128)]
-
-    assert lib.ncclGetUniqueId(ctypes.byref(unique)) == 0
-    identity = UniqueId(unique)
-    comms = [ctypes.c_void_p() for _ in cards.streams]
+def _nccl(cards: RankCards) -> list[Any]:
+    """A communicator of NCCL for each rank; none where it is not installed."""
+    if nccl is None:
+        print("no nccl4py here: NCCL's columns stay empty", flush=True)
+        return []
+    place, comms = nccl.get_unique_id(), [None] * cards.ranks
 
     def join(rank: int) -> None:
         cards.use(rank)
-        made = lib.ncclCommInitRank(ctypes.byref(comms[rank]), cards.ranks, identity, rank)
-        assert made == 0, f"ncclCommInitRank says {made}"
+        comms[rank] = nccl.comm_init_rank(cards.ranks, place, rank)
 
     _on_threads(cards.ranks, join)
-    return lib, comms
+    version = nccl.get_version()
+    print(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100}", flush=True)
+    return comms
 
 
 if __name__ == "__main__":

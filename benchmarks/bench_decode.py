@@ -14,7 +14,8 @@ it, and measured between its buckets too; such rows are kept beside the others.
 With `--drafts 1,2,3,auto` it measures rounds of drafts instead, which are right as often as each
 `--acceptance` says, place by place (see `draft_rounds`): `python -m benchmarks.bench_decode
 engines/MODEL benchmarks/configs/MODEL --drafts 1,2,3,auto --rows 1,8,32,64,128 --out
-benchmarks/results/drafts_h200.json`.
+benchmarks/results/drafts_h200.json`. Of an engine of several ranks the floor is still one GPU's,
+and there is no split by part.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import kernel_split
+from benchmarks import forced_rank, kernel_split
 from benchmarks.draft_rounds import AUTO, RoundFloor, Rounds, Trial, family_of
 from benchmarks.draft_rounds import line as line_of_round
 from benchmarks.floors import H200_BANDWIDTH, Floor, Work
 from benchmarks.forced_drafts import Forced
+from spark_engine.engine_file import read_manifest
 from spark_engine.interface import PREFILL_TILE
 from spark_engine.models.open_model import open_model
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
@@ -92,6 +94,8 @@ class Bench:
     def __init__(self, folder: Path, before: float = 0.0, drafts: int | None = 0) -> None:
         # Largest launches: no more of them than `early` counts.
         options = EngineOptions(policy=THROUGHPUT, depth=1, swap_bytes=0, drafts=drafts)
+        if drafts is None and read_manifest(folder).ranks > 1:
+            forced_rank.use()
         loaded = load(folder, 0, 1)
         self.executors = {key: Watched(e, key[0]) for key, e in loaded.executors.items()}
         self.engine = Engine(replace(loaded, executors=self.executors), options)
@@ -238,7 +242,8 @@ def line(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 def key(row: Row) -> tuple[object, ...]:
     """What a row was measured of."""
     work = tuple(row[name] for name in ("model", "npl", "ctx", "gdn_state", "kv"))
-    return (*work, row.get("build", ""), row.get("k"), tuple(row.get("acceptance", ())))
+    build = row.get("build", ""), row.get("ranks", 1)
+    return (*work, *build, row.get("k"), tuple(row.get("acceptance", ())))
 
 
 def save(path: Path, rows: list[Row]) -> None:
@@ -290,6 +295,9 @@ def main() -> None:
     bench = Bench(args.engine, before, None if args.drafts else 0)
     assert bench.folder is not None
     print(f"ready after {bench.ready:.2f} s", flush=True)
+    if bench.folder.manifest.ranks > 1 and not args.no_split:
+        args.no_split = True
+        print("without the split by part: launches of one rank alone wait for the others")
     dtypes, model = bench.folder.manifest.dtypes, args.config.name
     floor = Floor(open_model(args.config))
     if args.drafts:
@@ -314,7 +322,7 @@ def main() -> None:
             seconds = floor.seconds(replace(work, ring=ring), H200_BANDWIDTH)
             row |= {"gdn_ring": ring, "ring_floor_ms": round(seconds * 1e3, 3)}
         row |= {"start_to_ready_s": round(bench.ready, 2), "gdn_state": str(dtypes.state)}
-        row |= {"kv": str(dtypes.kv), **card()}
+        row |= {"kv": str(dtypes.kv), "ranks": bench.folder.manifest.ranks, **card()}
         row |= {"command": command(args), "commit": args.commit, "date": str(date.today())}
         if not args.no_split:
             split(bench, row, npl, npl == npls[-1])
@@ -339,7 +347,7 @@ def measure_drafts(bench: Bench, args: argparse.Namespace, floor: Floor) -> None
     floors, manifest = RoundFloor(floor, bench.engine), bench.folder.manifest
     known = {"model": args.config.name, "gdn_state": str(manifest.dtypes.state)}
     known |= {"kv": str(manifest.dtypes.kv), "gdn_ring": manifest.limits.gdn_ring}
-    known |= {"drafts": manifest.limits.drafts, **card()}
+    known |= {"drafts": manifest.limits.drafts, "ranks": manifest.ranks, **card()}
     known |= {"command": command(args), "commit": args.commit, "date": str(date.today())}
     rows: list[Row] = []
     for npl in (int(n) for n in args.npl.split(",")):

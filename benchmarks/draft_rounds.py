@@ -183,7 +183,7 @@ class Rounds:
     def hold(self, k: int | str) -> None:
         """Every round has k drafts from here on, or as many as the engine chooses."""
         depth: Any = self.engine.scheduler.depth
-        depth.choose = self._choose if k == AUTO else lambda requests: int(k)
+        depth.choose = self._choose if k == AUTO else lambda requests, brisk=False: int(k)
 
     def _fits(self, k: int, npl: int) -> bool:
         loaded = self.engine.loaded

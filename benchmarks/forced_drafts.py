@@ -5,7 +5,8 @@ is set to the path's, and the draft at place i to the path's next token with pro
 `acceptance[i]`, else to another one. So rounds go along the path, the target keeps a draft where
 the coin said so, and a near tie that falls the other way in another bucket costs one draft and no
 more. Everything that a round computes is computed. On a GPU a small kernel does it on the engine's
-stream, ahead of the round's graph; states on the host are changed by numpy.
+stream, ahead of the round's graph; states on the host are changed by numpy. Of an engine of several
+ranks every rank does it to its own states, told by rank 0 (`forced_rank`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 
 from spark_engine.interface import PREFILL
 from spark_engine.runtime.engine.engine import Engine
+from spark_engine.runtime.ranks.leader import LeadStates
+from spark_engine.runtime.ranks.messages import Table, Tables
 from spark_engine.tensors import Array
 
 HERE = Path(__file__).parent
@@ -25,6 +28,7 @@ CACHE = Path("/tmp/spark_cubins")
 BLOCK = 128  # threads
 ALWAYS = 2**32 - 1
 SYMBOL = "force_drafts"
+PATHS, PLACE = "forced.paths", "forced.place"  # what another rank is told, among its tables
 
 
 class Paths:
@@ -42,6 +46,22 @@ class Paths:
         rates = [acceptance[min(i, len(acceptance) - 1)] for i in range(self.drafts)]
         self.shares[:] = [min(round(rate * 2**32), ALWAYS) for rate in rates]
         self.seed[:] = seed
+
+    def encode(self) -> bytes:
+        """What `decode` takes."""
+        sizes = np.array([len(self.firsts), self.drafts, self.vocab], np.int32)
+        return b"".join(a.tobytes() for a in (sizes, *_rest(self), self.path))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Paths:
+        """The inverse, in another rank."""
+        slots, drafts, vocab = np.frombuffer(data, np.int32, 3).tolist()
+        made, at = cls(slots, drafts, vocab), 12
+        for array in _rest(made):
+            array[:] = np.frombuffer(data, array.dtype, len(array), at)
+            at += array.nbytes
+        made.path = np.frombuffer(data, np.int32, -1, at).reshape(slots, -1).copy()
+        return made
 
     def clear(self, length: int) -> None:
         """No slot has a path; those to come have up to `length` tokens."""
@@ -80,29 +100,62 @@ def coin(seed: Any, slot: Array, position: Array) -> Array:
     return np.asarray((h ^ h >> np.uint64(16)).astype(np.uint32))
 
 
+class Forcing:
+    """Forces what the rounds over one rank's states begin with, along `paths`. `states` are arrays,
+    or with `gpu` addresses; `room`: tokens of a context."""
+
+    def __init__(self, paths: Paths, states: Mapping[str, Any], room: int, gpu: Any = None) -> None:
+        self.paths, self._states = paths, states
+        self._device = None if gpu is None else _Device(gpu, room, paths, states)
+
+    def send(self) -> None:
+        """The paths are others from the next round on."""
+        if self._device is not None:
+            self._device.send(self.paths)
+
+    def place(self, slot: int, position: int) -> None:
+        """Where the slot's first round begins."""
+        if self._device is not None:
+            self._device.place(slot, position)
+        else:
+            self._states["positions"][slot] = position
+
+    def go(self) -> None:
+        """To be called ahead of a round."""
+        if self._device is not None:
+            self._device.queue()
+        else:
+            self.paths.force(self._states)
+
+
 class Forced:
     """Forces the rounds of one engine along `paths`, which follow requests to their slots."""
 
     def __init__(self, engine: Engine) -> None:
-        limits = engine.loaded.limits
+        loaded, limits = engine.loaded, engine.loaded.limits
         self.engine, self.paths = engine, Paths(limits.max_seqs + 1, limits.drafts, limits.vocab)
         self._said: dict[int, tuple[int, list[int]]] = {}
         self._placed: set[int] = set()
-        store: Any = engine.loaded.store
-        self._device = None if store is None else _Device(engine, self.paths, store.addresses)
+        store: Any = loaded.store
+        self._orders: Any = store._orders if isinstance(store, LeadStates) else None
+        own: Any = store.inner if isinstance(store, LeadStates) else store
+        if store is None or loaded.synchronous:
+            self._own = Forcing(self.paths, engine.memory.states, limits.max_context)
+        else:
+            one: Any = next(iter(loaded.executors.values()))
+            gpu = one.gpu if self._orders is None else one.inner.inner.gpu
+            self._own = Forcing(self.paths, own.addresses, limits.max_context, gpu)
 
     def follow(self, said: Mapping[int, tuple[int, list[int]]], length: int) -> None:
         """Requests by id, each with the position of its first token and all its tokens."""
         self._said, self._placed = dict(said), set()
         self.paths.clear(length)
-        if self._device is not None:
-            self._device.send(self.paths)
+        self._send()
 
     def draw(self, acceptance: Sequence[float], seed: int) -> None:
         """From the next round on."""
         self.paths.draw(acceptance, seed)
-        if self._device is not None:
-            self._device.send(self.paths)
+        self._send()
 
     def before(self, family: str) -> None:
         """To be called ahead of every launch."""
@@ -110,10 +163,13 @@ class Forced:
             return
         if len(self._placed) < len(self._said):
             self._place()
-        if self._device is not None:
-            self._device.queue()
-        else:
-            self.paths.force(self.engine.memory.states)
+        self._own.go()
+
+    def _send(self) -> None:
+        self._own.send()
+        if self._orders is not None:
+            told = Table(PATHS, [self.engine.loaded.limits.max_context], self.paths.encode())
+            self._orders.add(Tables([told]))
 
     def _place(self) -> None:
         """Sequences that have got their slots since the last launch: their first round follows."""
@@ -126,27 +182,24 @@ class Forced:
             first, tokens = self._said[seq.id]
             self.paths.set(seq.slot, first, tokens)
             self._placed.add(seq.id)
-            if self._device is not None:
-                self._device.place(seq.slot, first)
-            else:
-                self.engine.memory.states["positions"][seq.slot] = first
-        if fresh and self._device is not None:
-            self._device.send(self.paths)
+            self._own.place(seq.slot, first)
+            if self._orders is not None:
+                self._orders.add(Tables([Table(PLACE, [seq.slot, first], b"")]))
+        if fresh:
+            self._send()
 
 
 class _Device:
     """The paths on the device, and the kernel that reads them."""
 
-    def __init__(self, engine: Engine, paths: Paths, states: Mapping[str, int]) -> None:
+    def __init__(self, gpu: Any, room: int, paths: Paths, states: Mapping[str, int]) -> None:
         from benchmarks.graphs import target_here
         from spark_engine.builder.native import nvrtc
 
-        one: Any = next(iter(engine.loaded.executors.values()))
-        self._gpu, self._states = one.gpu, states
+        self._gpu, self._states = gpu, states
         job = nvrtc.Job("forced_drafts.cu", (), (SYMBOL,))
         cubin = nvrtc.compile(job, target_here(), CACHE, HERE)
         self._function = self._gpu.function(self._gpu.module(cubin.code), SYMBOL)
-        room = engine.loaded.limits.max_context
         sizes = [len(paths.firsts) * room * 4, *(x.nbytes for x in _rest(paths))]
         self._held = [self._gpu.allocate(n) for n in sizes]
         self.queue: Any = lambda: None

@@ -22,6 +22,9 @@ FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
 PARTS = {  # by the beginning of the kernel's name, the first that fits
     "embed": "embed",
     "norm_quant": "norm",
+    "reduce_norm": "norm",  # with a sum over ranks
+    "all_reduce": "ranks",
+    "gather_logits": "ranks",
     "add": "norm",
     "last_rows": "norm",
     "fp8_linear": "linear-fp8",

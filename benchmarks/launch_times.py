@@ -144,7 +144,7 @@ class Timer:
 
     def _hold(self, drafts: int) -> None:
         depth: Any = self._bench.engine.scheduler.depth
-        depth.choose = lambda requests: drafts
+        depth.choose = lambda requests, brisk=False: drafts
 
     def _timed(self, family: str, rows: int) -> Row:
         """The bucket's launches over the inputs of its last run."""

@@ -187,7 +187,10 @@ def main() -> int:
             found.head = kept
         start = time.monotonic()
         print(f"== {part}", flush=True)
-        good = run_part(part, found, options, PARTS[part])
+        try:
+            good = run_part(part, found, options, PARTS[part])
+        finally:
+            found.keep()  # also where somebody ends it
         wrong = sum(not row.get("right") for row in found.rows.values())
         took = time.monotonic() - start
         print(f"{part}: {len(found.rows)} rows, {wrong} not right, {took:.0f} s", flush=True)

@@ -30,7 +30,7 @@ from spark_engine.builder.graph.verify import Subject, verify
 from spark_engine.builder.plan.options import CPU, TARGETS, Options, Plan, gpu_of, resolve
 from spark_engine.builder.record import recorded
 from spark_engine.builder.report import Report
-from spark_engine.builder.rules import RULES
+from spark_engine.builder.rules import RULES, SEGMENT_RULES
 from spark_engine.engine_file import TOKENIZER, encode_engine, open_folder
 from spark_engine.errors import EngineError, OptionError
 from spark_engine.hints import EXTRA, driver_present
@@ -75,7 +75,8 @@ def build(
     check_destination(destination)
     clock.start("open", str(checkpoint))
     wish, options = options.target, with_target(options)
-    model = with_ranks(open_model(checkpoint), options.tp, TILE if options.gpu else 1)
+    tile = TILE if options.gpu else 1
+    model = with_ranks(open_model(checkpoint), options.tp, tile, options.across_hosts)
     plan = resolve(options, facts_of(model))
     found = (*no_gpu_note(wish, options.target), *tokenizer_note(checkpoint))
     for note in found:
@@ -149,7 +150,8 @@ def rewrite_graph(model: Model, plan: Plan, graph: FamilyGraph) -> Rewritten:
     """Applies the rules to one family's graph, which changes; none where nothing is to be fused."""
     assert model.checkpoint is not None
     context = RewriteContext(graph.graph, graph.weights, model.checkpoint, REGISTRY)
-    return rewrite(context, RULES if plan.fuse else ())
+    rules = RULES if plan.gpu is not None else SEGMENT_RULES
+    return rewrite(context, rules if plan.fuse else ())
 
 
 def pack_all(graphs: Mapping[str, FamilyGraph]) -> None:

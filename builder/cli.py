@@ -125,6 +125,11 @@ def _one_of(*words: str) -> Complete:
 )
 @click.option("--tp", type=int, default=1, help="Ranks that share the model, each on its own GPU.")
 @click.option(
+    "--across-hosts",
+    is_flag=True,
+    help="With --tp: the GPUs are in several hosts, which NCCL connects (extra nccl).",
+)
+@click.option(
     "--record/--no-record",
     default=None,
     help="Run every bucket once, where this machine can, and keep md5 sums of what they say; by "

@@ -30,8 +30,6 @@ def recorded(
     Returns it and sentences for the report. An engine that cannot run here, for instance because
     the memory is taken, is none the worse for it: its record stays empty, and a sentence says why.
     """
-    if manifest.ranks > 1:
-        return manifest, (f"no record of what its buckets say: it runs on {manifest.ranks} ranks",)
     command = [sys.executable, "-P", "-m", MODULE, str(folder), *(["least"] if least else [])]
     code, out, words = _run(command)
     try:

@@ -115,7 +115,8 @@ def _summary(m: Manifest) -> Table:
 def _ranks(m: Manifest) -> str:
     """How many share the model, and what each has."""
     own = ", ".join(f"{mine} of {all_} {what}" for what, (mine, all_) in m.shares.items())
-    return f"{m.ranks}, each with {own}"
+    how = "; NCCL connects them (extra nccl)" if m.across_hosts else ""
+    return f"{m.ranks}, each with {own}{how}"
 
 
 def _snapshots(m: Manifest) -> str:
@@ -165,7 +166,8 @@ def _memory(m: Manifest) -> Table:
     plan = m.memory
     parts = tuple(f.name for f in fields(plan))
     rows = [(k, size(getattr(plan, k))) for k in parts]
-    return _table("memory at run time", ("", "bytes"), [*rows, ("total", size(plan.total))])
+    title = "memory at run time" + (" of each rank" if m.ranks > 1 else "")
+    return _table(title, ("", "bytes"), [*rows, ("total", size(plan.total))])
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

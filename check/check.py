@@ -182,7 +182,8 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         manifest = folder_of(candidate).manifest
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
             say(f"building {against} as a graph")
-            twin = build_twin(against, candidate, Path(where) / "cpu", say, is_fused(manifest))
+            fused, ranks = is_fused(manifest), manifest.ranks
+            twin = build_twin(against, candidate, Path(where) / "cpu", say, fused, ranks)
             label = f"{against}, float64 references, rounded alike"
             exact = open_by_reference(twin)
             yield Other(label, exact, exact)
@@ -191,8 +192,11 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         with tempfile.TemporaryDirectory(prefix="spark-check-") as where:
             say(f"building {against} unfused, and as the engine was built")
             twins = [
-                open_engine(build_twin(against, candidate, Path(where) / name, say, fuse=fuse))
-                for name, fuse in (("unfused", False), ("same", is_fused(manifest)))
+                open_engine(build_twin(against, candidate, Path(where) / name, say, fuse, ranks))
+                for name, fuse, ranks in (
+                    ("unfused", False, 1),
+                    ("same", is_fused(manifest), manifest.ranks),
+                )
             ]
             label = f"{against}, unfused, float64 references"
             yield Other(label, by_reference(twins[0]), by_reference(twins[1]))

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import CPU, Options
 from spark_engine.check.mark import mark
 from spark_engine.check.observe import HEAD
+from spark_engine.check.ranks import Meeting, threads_of, together
 from spark_engine.check.reference import ReferenceExecutor
-from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder
+from spark_engine.engine_file import MANIFEST, EngineFolder, open_folder, read_manifest
 from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import DECODE, PREFILL, drafts_of
 from spark_engine.manifest import Bucket, Manifest
@@ -26,6 +28,8 @@ from spark_engine.progress import Say
 from spark_engine.runtime.engine.load import EXECUTORS, Loaded, OpenExecutor, load
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates
+from spark_engine.runtime.ranks.segments import SegmentsExecutor
 
 GRAPH = "ort"  # the executor whose bytes are a graph that can be computed by reference
 
@@ -42,8 +46,18 @@ def is_engine(path: Path) -> bool:
 
 
 def open_engine(path: Path) -> Loaded:
-    """The engine as it is served. Raises EngineError or CapacityError."""
-    return load(path, cache_bytes=0)
+    """The engine as it is served; of several ranks on a CPU all, in threads of this process. Where
+    GPUs have them, the states are rank 0's. Raises EngineError or CapacityError."""
+    manifest = read_manifest(path)
+    if manifest.ranks == 1:
+        return load(path, cache_bytes=0)
+    if manifest.executor != GRAPH:
+        loaded = load(path, cache_bytes=0)
+        assert isinstance(loaded.store, LeadStates)
+        return replace(loaded, store=loaded.store.inner)
+    meeting, threads = Meeting(manifest.ranks), threads_of(manifest.ranks)
+    ranks = [load(path, threads=threads, cache_bytes=0, comm=comm) for comm in meeting.comms]
+    return together(ranks[0], meeting, [one.executors for one in ranks])
 
 
 def has_graph(loaded: Loaded) -> bool:
@@ -57,12 +71,14 @@ def marked(loaded: Loaded) -> Loaded:
     A native engine is returned as it is: it shows the stream if it was built with `--debug`, and
     in any case its states, which every layer has.
     """
-    return _reopened(loaded, EXECUTORS[GRAPH]) if has_graph(loaded) else loaded
+    if not has_graph(loaded):
+        return loaded
+    return _reopened(loaded, EXECUTORS[GRAPH], SegmentsExecutor)
 
 
 def by_reference(loaded: Loaded) -> Loaded:
     """The same engine, showing its residual stream, computed by the ops' float64 references."""
-    return _reopened(loaded, ReferenceExecutor)
+    return _reopened(loaded, ReferenceExecutor, ReferenceExecutor)
 
 
 def open_by_reference(path: Path) -> Loaded:
@@ -81,12 +97,14 @@ def is_fused(manifest: Manifest) -> bool:
     return any(sum(counts.values()) for counts in manifest.fusions.values())
 
 
-def build_twin(checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bool) -> Path:
+def build_twin(
+    checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bool, ranks: int = 1
+) -> Path:
     """Builds the checkpoint into `where` with the engine's options, fused or not; returns it.
 
-    The twin is always the CPU's, which has a graph; values between its nodes, KV pages and states
-    have the engine's dtypes. `where` lies in the temporary folder. Raises CheckpointError or
-    OptionError.
+    The twin has `ranks` ranks. It is always the CPU's, which has a graph; values between its nodes,
+    KV pages and states have the engine's dtypes. `where` lies in the temporary folder. Raises
+    CheckpointError or OptionError.
     """
     manifest = folder_of(engine).manifest
     limits = manifest.limits
@@ -112,6 +130,7 @@ def build_twin(checkpoint: Path, engine: Loaded, where: Path, say: Say, fuse: bo
         gdn_ring=limits.gdn_ring,
         activation=manifest.dtypes.activation.value,
         fuse=fuse,
+        tp=ranks,
     )
     with _named_by_tmpdir(where):
         build(checkpoint, where, options, say)
@@ -150,6 +169,12 @@ def _named_by_tmpdir(where: Path) -> Iterator[None]:
         raise OptionError(f"{where}: {error.strerror}; {remedy}") from error
 
 
+def own_executor(loaded: Loaded, key: BucketKey) -> Executor:
+    """A bucket's executor on this process's device: rank 0's where other processes have others."""
+    found = loaded.executors[key]
+    return found.inner if isinstance(found, LeadExecutor) else found
+
+
 def folder_of(loaded: Loaded) -> EngineFolder:
     """The folder behind an engine."""
     if loaded.folder is None:
@@ -157,13 +182,25 @@ def folder_of(loaded: Loaded) -> EngineFolder:
     return loaded.folder
 
 
-def _reopened(loaded: Loaded, open_executor: OpenExecutor) -> Loaded:
+def _reopened(
+    loaded: Loaded, open_alone: OpenExecutor, open_rank: Callable[..., Executor]
+) -> Loaded:
+    """`open_alone` opens a bucket of an engine of one rank, `open_rank` one rank's of another."""
     folder = folder_of(loaded)
+    ranks = folder.manifest.ranks
 
-    def opened(bucket: Bucket) -> tuple[BucketKey, Executor]:
-        file = mark(folder.engine(bucket), folder.manifest)
-        executor = open_executor(file.header, file.payload, folder.path, 0)
-        return (bucket.family, bucket.rows), executor
+    def opened(open_one: OpenExecutor) -> dict[BucketKey, Executor]:
+        def one(bucket: Bucket) -> tuple[BucketKey, Executor]:
+            file = mark(folder.engine(bucket), folder.manifest)
+            threads = 0 if ranks == 1 else threads_of(ranks)
+            executor = open_one(file.header, file.payload, folder.path, threads)
+            return (bucket.family, bucket.rows), executor
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a session takes a second to open
-        return replace(loaded, executors=dict(pool.map(opened, folder.manifest.buckets)))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a session takes a second to open
+            return dict(pool.map(one, folder.manifest.buckets))
+
+    if ranks == 1:
+        return replace(loaded, executors=opened(open_alone))
+    meeting = Meeting(ranks)
+    by_rank = [opened(partial(open_rank, comm=comm)) for comm in meeting.comms]
+    return together(loaded, meeting, by_rank)

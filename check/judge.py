@@ -30,7 +30,6 @@ from spark_engine.plugins.common.formats import FP8_BLOCK, NVFP4_BLOCK, nvfp4_de
 from spark_engine.tensors import Array
 
 MOST_OTHER_EXPERTS = 0.01  # part of the tokens whose router may hold two experts to be as good
-POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 F64 = NDArray[np.float64]
 

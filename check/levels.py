@@ -6,26 +6,29 @@ Each takes opened engines and returns a `Level`. Builds nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from spark_engine.builder.native.launches import launches
 from spark_engine.check.compare import Compare, Verdict
-from spark_engine.check.engines import folder_of, has_graph
+from spark_engine.check.engines import folder_of, has_graph, own_executor
 from spark_engine.check.judge import Recorded, judge, module_of
 from spark_engine.check.native_nodes import NativeNodes
 from spark_engine.check.observe import layer_of, place
 from spark_engine.check.operators import Bodies
 from spark_engine.check.prompts import Session
 from spark_engine.check.record import Recorder, Taken
+from spark_engine.check.reference import Step, graphs_of
 from spark_engine.check.report import Finding, Level
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.check.thresholds import NodeLimits, Thresholds
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
+from spark_engine.weights_file import map_weights
 
 
 def compare_runs(
@@ -37,12 +40,14 @@ def compare_runs(
 ) -> list[Level]:
     """Runs all over all sessions, launch by launch; a level per candidate, which names it.
 
-    Everything that a candidate and the reference both show is compared.
+    Everything that a candidate and the reference both show is compared, but for states that one
+    side has in other parts than the other: those of one rank, beside those of two.
     """
     levels = [Level(name, reference[0], asdict(thresholds)) for name, _ in candidates]
     labels = [f"{s.label}, launch {i}" for s in sessions for i in range(len(s.launches))]
     runners = [SessionRunner(*pair) for pair in (*candidates, reference)]
     compare = Compare(thresholds)
+    cut = _cut(candidates[0][1], reference[1])
     names = ", ".join(name for name, _ in candidates)
     with ExitStack() as active, shown.track(f"{names} level, launches", len(labels)) as step:
         *tried, truth = [active.enter_context(runner) for runner in runners]
@@ -50,12 +55,24 @@ def compare_runs(
         for label, feed in zip(labels, feeds(sessions), strict=True):
             want = truth.launch(feed)
             for level, runner in zip(levels, tried, strict=True):
-                _take(level, label, compare(runner.launch(feed), want).values())
+                found = runner.launch(feed)
+                got = {name: array for name, array in found.items() if name not in cut}
+                _take(level, label, compare(got, want).values())
             step()
     for level in levels:
         level.findings.sort(key=lambda f: place(f.name))
         level.settle(_where, thresholds.stray)
     return levels
+
+
+def _cut(one: Loaded, other: Loaded) -> set[str]:
+    """States that are not of one shape, because other ranks have the rest of one."""
+    shapes = {info.spec.name: info.spec.shape[1:] for info in other.states}
+    return {
+        info.spec.name
+        for info in one.states
+        if shapes.get(info.spec.name, info.spec.shape[1:]) != info.spec.shape[1:]
+    }
 
 
 def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Progress) -> Level:
@@ -65,11 +82,16 @@ def check_ops(loaded: Loaded, recorder: Recorder, limits: NodeLimits, shown: Pro
     computed by reference. Raises OptionError when the engine's nodes are not those.
     """
     level = Level("op", "float64 references, node by node", asdict(limits))
-    with shown.track("op level, nodes", sum(len(one.nodes) for one in recorder.taken)) as step:
-        for one in recorder.taken:
-            level.launches += 1
-            alone = _alone(loaded, one)
+    # Of a native engine this process has rank 0's part alone.
+    taken = [one for one in recorder.taken if has_graph(loaded) or not one.rank]
+    with shown.track("op level, nodes", sum(len(one.nodes) for one in taken)) as step:
+        for one in taken:
+            level.launches += not one.rank
+            alone, has = _alone(loaded, one)
             for recorded in one.nodes:
+                if not has(recorded.step):
+                    step()
+                    continue
                 level.findings.append(_finding(recorded, alone.run(recorded), one, limits))
                 step()
     level.settle(lambda f: f"{f.module} ({f.name})", 0)
@@ -80,14 +102,23 @@ class _Alone(Protocol):
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]: ...
 
 
-def _alone(loaded: Loaded, taken: Taken) -> _Alone:
-    """What runs single nodes of a bucket, by the engine's executor."""
+def _alone(loaded: Loaded, taken: Taken) -> tuple[_Alone, Callable[[Step], bool]]:
+    """What runs single nodes of a bucket, by the engine's executor, and which it can run.
+
+    Where GPUs share an engine, some of its nodes wait for the other ranks, and are another op than
+    the twin's of that name: these are left out.
+    """
     folder = folder_of(loaded)
     bucket = next(b for b in folder.manifest.buckets if (b.family, b.rows) == taken.key)
     payload = folder.engine(bucket).payload
     if has_graph(loaded):
-        return Bodies(payload, folder.weights())
-    return NativeNodes(loaded.executors[taken.key], payload, taken.weights)
+        weights = map_weights(folder.weights_of(taken.rank))
+        return Bodies(graphs_of(payload, folder.manifest.ranks), weights), lambda step: True
+    alone = NativeNodes(own_executor(loaded, taken.key), payload, taken.weights)
+    if folder.manifest.ranks == 1:
+        return alone, lambda step: True
+    ops = {launch.node: launch.op for launch in launches(payload)}
+    return alone, lambda step: ops.get(step.name) == step.kind
 
 
 def _finding(
@@ -95,7 +126,8 @@ def _finding(
 ) -> Finding:
     step, family = recorded.step, taken.key[0]
     module = module_of(recorded, taken.weights)
-    finding = Finding(f"{family} {step.name}", f"{family} {step.kind}", module=module)
+    whose = f" of rank {taken.rank}" if taken.rank else ""
+    finding = Finding(f"{family} {step.name}{whose}", f"{family} {step.kind}", module=module)
     for verdict in judge(recorded, results, taken.masks, limits):
         finding.add(verdict, f"{step.kind}, output {verdict.name}")
     return finding

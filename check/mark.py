@@ -7,13 +7,15 @@ built with `--debug`.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx
 
 from spark_engine.engine_file import EngineFile
 from spark_engine.manifest import Manifest
-from spark_engine.tensors import TensorSpec
+from spark_engine.segments import Collective, Segment, Segments
+from spark_engine.tensors import DType, TensorSpec
 
 MARKS = re.compile(r"^layers\.\d+\.(mixed|out)$")  # after the mixer, after the MLP
 
@@ -22,17 +24,53 @@ def mark(file: EngineFile, manifest: Manifest) -> EngineFile:
     """The bucket with `layers.{i}.mixed` and `layers.{i}.out` [tokens, H] as outputs too."""
     if file.header.executor != "ort":
         return file
-    model = onnx.load_from_string(file.payload)
-    known = {value.name for value in model.graph.output}
-    made = [name for node in model.graph.node for name in node.output]
     tokens = file.header.rows * file.header.tile
-    specs = tuple(
-        TensorSpec(name, manifest.dtypes.activation, (tokens, manifest.model.hidden))
-        for name in made
-        if MARKS.match(name) and name not in known
-    )
-    for spec in specs:
-        value = onnx.helper.make_tensor_value_info(spec.name, spec.dtype.onnx, spec.dims)
-        model.graph.output.append(value)
-    header = replace(file.header, outputs=(*file.header.outputs, *specs))
-    return EngineFile(header, model.SerializeToString())
+    shape = (tokens, manifest.model.hidden)
+    marks = _Marks(manifest.dtypes.activation, shape, {s.name for s in file.header.outputs})
+    if manifest.ranks == 1:
+        payload = marks.of(file.payload)
+    else:
+        payload = _between(Segments.decode(file.payload), marks).encode()
+    header = replace(file.header, outputs=(*file.header.outputs, *marks.specs))
+    return EngineFile(header, payload)
+
+
+class _Marks:
+    """Those of the models so far, but for what the bucket shows already."""
+
+    def __init__(self, dtype: DType, shape: tuple[int, int], shown: Collection[str]) -> None:
+        self._dtype, self._shape, self._shown = dtype, shape, shown
+        self.specs: list[TensorSpec] = []
+
+    def of(self, payload: bytes) -> bytes:
+        """The model with its marks as outputs."""
+        model = onnx.load_from_string(payload)
+        known = {value.name for value in model.graph.output}
+        for name in (name for node in model.graph.node for name in node.output):
+            if not MARKS.match(name) or name in self._shown:
+                continue
+            spec = TensorSpec(name, self._dtype, self._shape)
+            self.specs.append(spec)
+            if name not in known:
+                value = onnx.helper.make_tensor_value_info(name, spec.dtype.onnx, spec.dims)
+                model.graph.output.append(value)
+        return bytes(model.SerializeToString())
+
+    @property
+    def names(self) -> list[str]:
+        """Of all."""
+        return [spec.name for spec in self.specs]
+
+
+def _between(segments: Segments, marks: _Marks) -> Segments:
+    """Marks that pass from step to step are the bucket's outputs then."""
+    steps: list[Segment | Collective] = []
+    for step in segments.steps:
+        if isinstance(step, Segment):
+            before = len(marks.specs)
+            model = marks.of(step.model)
+            more = [name for name in marks.names[before:] if name not in step.outputs]
+            step = replace(step, model=model, outputs=(*step.outputs, *more))
+        steps.append(step)
+    values = tuple(spec for spec in segments.values if spec.name not in marks.names)
+    return Segments(tuple(steps), values)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.check.judge import POISON, Held, Recorded
+from spark_engine.check.judge import Held, Recorded
+from spark_engine.check.reference import POISON
 from spark_engine.errors import EngineError, InternalError, OptionError
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.program import MemoryOperand, Program

@@ -6,7 +6,7 @@ in a network, and an error of one node does not reach the next. Knows onnxruntim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,21 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from spark_engine.check.judge import POISON, Held, Recorded
-from spark_engine.check.reference import Step
+from spark_engine.check.judge import Held, Recorded
+from spark_engine.check.reference import POISON, Step
 from spark_engine.errors import OptionError
 from spark_engine.tensors import DType
 
 
 class Bodies:
-    """Runs single nodes of one payload on onnxruntime."""
+    """Runs single nodes of one payload on onnxruntime; `graphs` are its models."""
 
-    def __init__(self, payload: bytes, weights: Mapping[str, NDArray[Any]]) -> None:
-        model = onnx.load_from_string(payload)
-        self._nodes = {node.name: node for node in model.graph.node}
-        self._functions = {f.name: f for f in model.functions}
-        self._opsets = list(model.opset_import)
-        self._ir_version = model.ir_version
+    def __init__(self, graphs: Sequence[bytes], weights: Mapping[str, NDArray[Any]]) -> None:
+        models = [onnx.load_from_string(graph) for graph in graphs]
+        self._nodes = {node.name: node for model in models for node in model.graph.node}
+        self._functions = {f.name: f for model in models for f in model.functions}
+        self._opsets = list(models[0].opset_import)
+        self._ir_version = models[0].ir_version
         self._weights = weights
 
     def run(self, recorded: Recorded) -> tuple[NDArray[Any], ...]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from spark_engine.check.engines import folder_of
 from spark_engine.check.judge import Held, Masks, Recorded
 from spark_engine.check.prompts import Session
+from spark_engine.check.ranks import RanksExecutor
 from spark_engine.check.reference import ReferenceExecutor, Step
 from spark_engine.check.runner import SessionRunner, feeds
 from spark_engine.errors import InternalError
@@ -23,7 +24,7 @@ from spark_engine.interface import DECODE, PREFILL, STATE_OUT, tile_of
 from spark_engine.manifest import StateInfo
 from spark_engine.progress import Progress
 from spark_engine.runtime.engine.load import Loaded
-from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
+from spark_engine.runtime.executors.executor import AtOnce, Executor, Specs, Wait
 from spark_engine.runtime.executors.memory import BucketKey
 
 Buffers = Mapping[str, NDArray[Any]]
@@ -31,12 +32,14 @@ Buffers = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Taken:
-    """One launch, node by node; `weights` are the names of operands that never change."""
+    """One launch, node by node; `weights` are the names of operands that never change. `rank`:
+    whose nodes they are."""
 
     key: BucketKey
     nodes: list[Recorded]
     masks: Masks
     weights: Collection[str]
+    rank: int = 0
 
 
 class Recorder:
@@ -51,16 +54,10 @@ class Recorder:
         launched = {launch.family for session in sessions for launch in session.launches}
         order = [PREFILL, DECODE, *sorted(launched - {PREFILL, DECODE})]
         self._wanted = [_longest(sessions, family) for family in order]
-        self._states = loaded.states
+        self._states = folder_of(loaded).manifest.states
         self._weights = frozenset(folder_of(loaded).weights())
         self._at = 0
-        executors = {
-            key: _Watched(key, executor, self)
-            for key, executor in loaded.executors.items()
-            if isinstance(executor, ReferenceExecutor)
-        }
-        if len(executors) != len(loaded.executors):
-            raise InternalError("only reference executors tell what their nodes read")
+        executors = {key: _Watched(key, one, self) for key, one in loaded.executors.items()}
         self.watched = replace(loaded, executors=executors)
 
     def run(self, shown: Progress) -> None:
@@ -74,16 +71,30 @@ class Recorder:
                 runner.launch(feed)
                 step()
 
-    def launch(self, key: BucketKey, executor: ReferenceExecutor, buffers: Buffers) -> None:
-        """Runs the next launch, and keeps its nodes if they are wanted."""
+    def launch(self, key: BucketKey, executor: Executor, buffers: Buffers) -> None:
+        """Runs the next launch, and keeps its nodes if they are wanted, rank by rank."""
+        parts, of = _parts(executor), [buffers]
+        if isinstance(executor, RanksExecutor):
+            of = executor.of(buffers)
         if self._at in self._wanted:
             masks = Masks.of(buffers, tile_of(key[0]))
-            keeper = _Keeper(buffers, self._states)
-            self.taken.append(Taken(key, keeper.nodes, masks, self._weights))
-            executor.watch = keeper.keep
+            for rank, (part, own) in enumerate(zip(parts, of, strict=True)):
+                keeper = _Keeper(own, self._states)
+                self.taken.append(Taken(key, keeper.nodes, masks, self._weights, rank))
+                part.watch = keeper.keep
         executor.run(buffers)
-        executor.watch = None
+        for part in parts:
+            part.watch = None
         self._at += 1
+
+
+def _parts(executor: Executor) -> list[ReferenceExecutor]:
+    """One for each rank."""
+    found = executor.parts if isinstance(executor, RanksExecutor) else (executor,)
+    parts = [part for part in found if isinstance(part, ReferenceExecutor)]
+    if len(parts) != len(found):
+        raise InternalError("only reference executors tell what their nodes read")
+    return parts
 
 
 class _Keeper:
@@ -132,7 +143,7 @@ def _held(info: StateInfo, pages: NDArray[np.int64]) -> Held:
 class _Watched(AtOnce):
     """The protocol of `runtime/executors/executor.py`, told to the recorder."""
 
-    def __init__(self, key: BucketKey, inner: ReferenceExecutor, recorder: Recorder) -> None:
+    def __init__(self, key: BucketKey, inner: Executor, recorder: Recorder) -> None:
         self._key, self._inner, self._recorder = key, inner, recorder
 
     @property

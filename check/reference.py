@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,19 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from spark_engine.engine_file import WEIGHTS, EngineHeader
+from spark_engine.check.ranks import ThreadCommunicator
+from spark_engine.engine_file import EngineHeader
 from spark_engine.errors import EngineError, ExecutorError
 from spark_engine.interface import STATE_OUT
+from spark_engine.manifest import weights_name
 from spark_engine.op import DOMAIN, Attrs, Op
 from spark_engine.plugins.registry import get
 from spark_engine.runtime.executors.executor import AtOnce, Specs, Wait
+from spark_engine.segments import Collective, Segment, Segments
 from spark_engine.tensors import TensorSpec
 from spark_engine.weights_file import map_weights
 
+POISON = 0xFF  # bytes: NaN in every float format, -1 in every integer
 ORIGIN = "spark"  # builder/executors/ort.py writes it
 Values = dict[str, NDArray[Any]]
 Watch = Callable[["Step", tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]], None]
@@ -52,18 +56,36 @@ def read_steps(payload: bytes) -> list[Step]:
     return [_step(node) for node in model.graph.node]
 
 
+def graphs_of(payload: bytes, ranks: int) -> list[bytes]:
+    """The ONNX models of an `ort` payload in order: one, or what lies between collectives."""
+    if ranks == 1:
+        return [payload]
+    return [step.model for step in Segments.decode(payload).steps if isinstance(step, Segment)]
+
+
 class ReferenceExecutor(AtOnce):
     """An executor (runtime/executors/executor.py). `watch`, where set, is told of every node.
+
+    With `comm` it is one of several ranks, each of which has its own weights.
 
     What it is shown lies in the launch's buffers: who keeps it beyond the launch copies it.
     """
 
     def __init__(
-        self, header: EngineHeader, payload: bytes, folder: Path, threads: int = 0
+        self,
+        header: EngineHeader,
+        payload: bytes,
+        folder: Path,
+        threads: int = 0,
+        comm: ThreadCommunicator | None = None,
     ) -> None:
         self._specs = Specs(header.inputs, header.states, header.outputs)
-        self._steps = read_steps(payload)
-        self._weights = map_weights(folder / WEIGHTS)
+        self._comm = comm
+        self._steps: list[Step | Collective] = [*read_steps(payload)] if comm is None else []
+        for step in () if comm is None else Segments.decode(payload).steps:
+            self._steps += read_steps(step.model) if isinstance(step, Segment) else [step]
+        rank, ranks = (0, 1) if comm is None else (comm.rank, comm.ranks)
+        self._weights = map_weights(folder / weights_name(rank, ranks))
         self.watch: Watch | None = None
 
     @property
@@ -78,6 +100,9 @@ class ReferenceExecutor(AtOnce):
             values[spec.name] = buffers[spec.name].view()
             values[spec.name].flags.writeable = False
         for step in self._steps:
+            if isinstance(step, Collective):
+                self._meet(step, values)
+                continue
             operands = tuple(values[name] for name in step.inputs)
             results = _compute(step, operands)
             values.update(zip(step.outputs, results, strict=True))
@@ -94,6 +119,20 @@ class ReferenceExecutor(AtOnce):
 
     def close(self) -> None:
         """Frees nothing: weights are mapped."""
+
+    def _meet(self, step: Collective, values: Values) -> None:
+        """What the ranks make together: their sum, or their parts side by side, of all rows or of
+        those that the step's `rows` name. What the others hold is undefined."""
+        assert self._comm is not None
+        given, rows = values[step.input], asdict(step).get("rows")
+        if step.op == "all_reduce":
+            (values[step.output],) = get(step.op).reference({}, tuple(self._comm.parts(given)))
+            return
+        some = values[rows] != 0 if rows else np.ones(len(given), np.bool_)
+        width = given.shape[-1] * self._comm.ranks
+        values[step.output] = np.empty((*given.shape[:-1], width), given.dtype)
+        values[step.output].view(np.uint8).fill(POISON)
+        values[step.output][some] = np.concatenate(self._comm.parts(given[some]), axis=-1)
 
     def _results(self) -> Iterator[tuple[TensorSpec, str]]:
         yield from ((spec, spec.name) for spec in self._specs.outputs)

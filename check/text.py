@@ -54,9 +54,11 @@ def compare_texts(
         for launch in _launches(session, said, rows):
             feed = _feed(session, launch)
             slots = launch.slots[launch.emit == 1].tolist()
-            logits = _logits(one, feed)
-            chosen = logits.argmax(axis=1)
-            truth = _logits(other, feed)
+            logits, sampled = _logits(one, feed)
+            truth, _ = _logits(other, feed)
+            apart = logits.shape[1] < truth.shape[1]  # of GPUs rank 0's ids are shown
+            chosen = sampled if apart else logits.argmax(axis=1)
+            logits = truth if apart else logits
             level.launches += 1
             ties = near_tie_rows(truth, chosen, thresholds.tie)
             for row, slot in enumerate(slots):
@@ -104,10 +106,10 @@ def _feed(session: Session, launch: Launch) -> Feed:
     return {**marks, **session.tables, **launch.feed()}
 
 
-def _logits(runner: SessionRunner, feed: Feed) -> Array:
-    """Logits [emitting rows, V] of one launch."""
+def _logits(runner: SessionRunner, feed: Feed) -> tuple[Array, Array]:
+    """Logits [emitting rows, V] of one launch, and the ids that it sampled."""
     shown = runner.launch(feed)
     if not shown.get("emitted", np.empty(0)).size:
-        return np.empty((0, 1), np.float32)
-    logits: Array = shown["logits"][shown["emitted"]].copy()
-    return logits
+        return np.empty((0, 1), np.float32), np.empty(0, np.int32)
+    sampled = shown["next_tokens"].copy() if "next_tokens" in shown else np.empty(0, np.int32)
+    return shown["logits"][shown["emitted"]].copy(), sampled

@@ -58,8 +58,9 @@ def open_model(path: Path | str) -> Model:
     return Model(config, table, layout, rows, expected, tensors, ignored, note, checkpoint)
 
 
-def with_ranks(model: Model, ranks: int, tile: int) -> Model:
-    """The model as one of `ranks` has it; `tile` columns of NVFP4 are never cut.
+def with_ranks(model: Model, ranks: int, tile: int, across: bool = False) -> Model:
+    """The model as one of `ranks` has it; `tile` columns of NVFP4 are never cut. `across`: GPUs of
+    several hosts.
 
     Raises OptionError where heads, columns, blocks or the vocabulary do not divide.
     """
@@ -72,7 +73,7 @@ def with_ranks(model: Model, ranks: int, tile: int) -> Model:
     if not shards.splits:
         raise OptionError(f"--tp {ranks}: networks of {family.name} are not split by ranks")
     shards.check(model.table)
-    return replace(model, config=local, shards=shards)
+    return replace(model, config=local, shards=replace(shards, across=across))
 
 
 def read_description(folder: Path) -> ModelConfig:

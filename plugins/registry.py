@@ -31,7 +31,7 @@ from spark_engine.plugins.moe import (
     moe_router,
     shared_gate,
 )
-from spark_engine.plugins.ranks import all_reduce, gather_logits
+from spark_engine.plugins.ranks import all_reduce, gather_logits, reduce_norm_quant
 from spark_engine.plugins.rowwise import (
     act_quant,
     concat_cuda,
@@ -47,7 +47,7 @@ from spark_engine.plugins.rowwise import (
     sigmoid_gate,
     silu_mul,
 )
-from spark_engine.plugins.sampling import mark_tokens, sample
+from spark_engine.plugins.sampling import mark_tokens, sample, sample_join, sample_part
 
 OPS: tuple[Op, ...] = (
     embed.OP,
@@ -80,6 +80,8 @@ OPS: tuple[Op, ...] = (
     shared_gate.OP,
     last_rows.OP,
     sample.OP,
+    sample_part.OP,
+    sample_join.OP,
     round_rows.OP,
     accept_drafts.OP,
     shift_ids.OP,
@@ -87,6 +89,7 @@ OPS: tuple[Op, ...] = (
     draft_token.OP,
     all_reduce.OP,
     gather_logits.OP,
+    reduce_norm_quant.OP,
 )
 
 # Standard ONNX operators by op_type: all that a graph may hold beside our ops.

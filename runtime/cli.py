@@ -26,7 +26,7 @@ from spark_engine.runtime import completion, config_file
 from spark_engine.runtime.doctor_command import doctor
 from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.engine.request import capacity
-from spark_engine.runtime.hosts import own_rank, stand_by
+from spark_engine.runtime.hosts import name_network, own_rank, stand_by
 from spark_engine.runtime.option import ASKED_FOR, Grouped, Mode, why_idle
 from spark_engine.runtime.options import (
     OF_FILE,
@@ -49,12 +49,6 @@ from spark_engine.runtime.text.reply_parts import Delta, Kind
 
 NAME = "spark-run"
 HISTORY = Path("spark", "history")  # of a chat, beside other programs' states
-
-
-def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        with command(NAME):
-            context.default_map = config_file.read(path, OF_FILE)
 
 
 def _complete(context: click.Context, _: click.Parameter, shell: str | None) -> None:
@@ -91,14 +85,10 @@ class _Run(Grouped):
         *(row.parameter() for row in OPTIONS),
     ],
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    help="Read options from this TOML file; those on the command line go before it.",
+@config_file.option(
+    NAME,
+    OF_FILE,
+    "Read options from this TOML file; those on the command line go before it.",
 )
 @click.option("--print-config", is_flag=True, help="Print all options as such a file, and end.")
 @click.option(
@@ -184,7 +174,10 @@ def _serve(folder: Path, values: Mapping[str, Any]) -> int:
     set_up(options.log_format, options.log_level)
     check_ranks(folder, options.engine)
     hosts = split_hosts(options.engine.hosts)
-    if rank := own_rank(hosts, values["rank"]):
+    rank = own_rank(hosts, values["rank"])
+    if hosts:
+        name_network(os.environ, hosts[rank])
+    if rank:
         return stand_by(folder, hosts, rank, lambda text: click.echo(text, err=True))
     return run(folder, options)
 

@@ -10,12 +10,12 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import tomli_w
 
-from spark_engine.command import system_words
+from spark_engine.command import command, system_words
 from spark_engine.errors import OptionError
 from spark_engine.hints import near
 from spark_engine.runtime.option import Group, Option
@@ -24,7 +24,28 @@ HEAD = """\
 # Options of spark-run, by group; `spark-run --config FILE` reads them. What is commented out is as
 # by default. The command line goes before this file, and so does the environment.
 """
+F = TypeVar("F", bound=Callable[..., Any])
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text in quotes"}
+
+
+def option(program: str, rows: Sequence[Option], help: str) -> Callable[[F], F]:
+    """The decorator of `--config` for the command `program`: what the file gives, of `rows`,
+    becomes the command's defaults, as far as it has them."""
+
+    def told(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            with command(program):
+                context.default_map = read(path, rows)
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=told,
+        help=help,
+    )
 
 
 def read(path: Path, rows: Sequence[Option]) -> dict[str, Any]:

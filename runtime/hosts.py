@@ -6,12 +6,14 @@ serves, and on the others a rank's process is started again for every life of th
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +23,8 @@ from spark_engine.runtime.ranks.meeting import address_of
 from spark_engine.runtime.ranks.seats import Seat, start
 
 PAUSE_S = 1.0  # before a rank is started again
+NETWORK = "NCCL_SOCKET_IFNAME"
+SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address
 Say = Callable[[str], None]
 
 
@@ -56,6 +60,32 @@ def _is_here(host: str) -> bool:
             continue
         return True
     return False
+
+
+def name_network(environment: MutableMapping[str, str], host: str) -> None:
+    """Tells NCCL the interface of this host's address among --hosts, unless the user has: left to
+    itself it takes the first that there is, which may be another network than the other hosts'."""
+    found = _interface(address_of(host)[0])
+    if found is not None:
+        environment.setdefault(NETWORK, f"={found}")  # "=": by the whole name
+
+
+def _interface(host: str) -> str | None:
+    """The name of the interface that has the host's IPv4 address; None where none does."""
+    try:
+        own = {row[4][0] for row in socket.getaddrinfo(host, 0, socket.AF_INET)}
+    except OSError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            packed = struct.pack("256s", name.encode()[:15])
+            try:
+                told = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, packed)
+            except OSError:  # an interface without an address
+                continue
+            if socket.inet_ntoa(told[20:24]) in own:
+                return name
+    return None
 
 
 def stand_by(engine: Path, hosts: Sequence[str], rank: int, say: Say) -> int:

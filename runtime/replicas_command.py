@@ -48,14 +48,6 @@ _RAY = click.option(
 )
 
 
-def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        with command(NAME):
-            known = {row.name for row in ROWS} | {"engine"}
-            found = config_file.read(path, OF_FILE)
-            context.default_map = {k: v for k, v in found.items() if k in known}
-
-
 @click.group()
 @click.version_option(package_name="spark-engine", prog_name=NAME)
 def main() -> None:
@@ -74,14 +66,10 @@ def main() -> None:
         *(row.parameter() for row in ROWS),
     ],
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    is_eager=True,
-    expose_value=False,
-    callback=_read_config,
-    help="Read options of the server from this TOML file, as spark-run has them.",
+@config_file.option(
+    NAME,
+    OF_FILE,
+    "Read options of the server from this TOML file, as spark-run has them.",
 )
 @click.option("--replicas", default="1", show_default=True, metavar="N|MIN-MAX", help="How many.")
 @click.option(

@@ -156,9 +156,10 @@ def common_states(limits: Limits) -> tuple[TensorSpec, ...]:
     return tuple(states)
 
 
-def outputs(limits: Limits, family: str = DECODE) -> tuple[TensorSpec, ...]:
+def outputs(limits: Limits, family: str = DECODE, ranks: int = 1) -> tuple[TensorSpec, ...]:
     """What every engine of a family writes besides its states: of each row, or in a round of drafts
-    of each token, and in `verify_k{k}` how many of a row's were accepted."""
+    of each token, and in `verify_k{k}` how many of a row's were accepted. The logits are those of
+    one rank's ids."""
     round_ = limits.drafts and family != PREFILL
     top, unit = limits.top_logprobs, "tokens" if round_ else "rows"
     accepted = TensorSpec("accepted", DType.I32, ("rows",))
@@ -169,5 +170,5 @@ def outputs(limits: Limits, family: str = DECODE) -> tuple[TensorSpec, ...]:
         TensorSpec("top_logprobs", DType.F32, (unit, top)),
         TensorSpec("ok", DType.I32, (unit,)),
         *([accepted] if drafts_of(family) else []),
-        TensorSpec("logits", DType.F32, (unit, limits.vocab)),
+        TensorSpec("logits", DType.F32, (unit, limits.vocab // ranks)),
     )

@@ -204,6 +204,7 @@ class Scalar:
 
 
 Arg = Pointer | Scalar | Rank
+NCCL = "nccl"  # the `source` of a launch that is a call of that library, not a kernel
 NULL = Scalar("i64", 0)  # the pointer of an operand that is not there
 
 
@@ -238,7 +239,8 @@ class Launch:
             writes what it reads, and lets the next begin (griddepcontrol.launch_dependents) only
             after its own wait: so what is older than one launch may be read before the wait.
             Coherent loads only: no `const … __restrict__`.
-        source: file name of the CUDA source in `plugins/`, where it is not the tactic's.
+        source: file name of the CUDA source in `plugins/`, where it is not the tactic's; or NCCL,
+            whose call `symbol` is made over (input, output, bytes that this rank gives).
         resident: blocks wait for other blocks of the launch outside their cluster, so all of
             them must run at once: a GPU without room for so many is refused. (Blocks that only
             count arrivals, and leave the rest to the last one, do not wait.)

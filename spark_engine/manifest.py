@@ -253,6 +253,13 @@ class Manifest:
         """Of each rank."""
         return tuple(weights_name(rank, self.ranks) for rank in range(self.ranks))
 
+    @property
+    def across_hosts(self) -> bool:
+        """Whether its GPUs may be in several hosts: ranks read no memory of each other, and NCCL
+        connects them."""
+        shown = any(bucket.symmetric_bytes for bucket in self.buckets)
+        return self.executor == NATIVE and self.ranks > 1 and not shown
+
     def to_json(self) -> Json:
         """The JSON object without its `digest`."""
         row = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}

@@ -21,19 +21,25 @@ GRANULE = 2 << 20  # a region of its own: a handle names all of an allocation
 HANDLE_BYTES = 64
 # A rank's handle -> those of all ranks, in their order.
 Gather: TypeAlias = Callable[[bytes], Sequence[bytes]]
+Part: TypeAlias = Callable[[], None]  # returns when no rank has another's region open
 
 
 class PeerMemory:
     """This rank's region, zeroed, and where every rank's lies in this process.
 
     `table` is the device address of u64[ranks]: the regions in the order of ranks. `gather` is
-    called once, by all ranks. Raises EngineError where a GPU cannot read another's memory.
+    called once, by all ranks; `part` when this one has closed the others' regions, before it frees
+    its own: a region that is freed while another process has it open is undefined behaviour.
+    Raises EngineError where a GPU cannot read another's memory.
     """
 
-    def __init__(self, resources: DeviceResources, nbytes: int, rank: int, gather: Gather) -> None:
+    def __init__(
+        self, resources: DeviceResources, nbytes: int, rank: int, gather: Gather, part: Part
+    ) -> None:
         gpu = resources.gpu
         gpu.use()
         self.own = resources.zeros(-(-max(nbytes, 1) // GRANULE) * GRANULE)
+        resources.finally_(part)
         gpu.wait()  # zeros before anybody may read them
         handles = gather(_handle(self.own))
         addresses = []

@@ -2,22 +2,23 @@
 
 8 bytes little-endian length, a JSON head of that length, then one ONNX model for each segment. The
 head's `steps` are `{"run": {"bytes", "inputs", "outputs"}}` and `{"collective": {"op", "input",
-"output"}}`, in the order of execution; its `values` are the tensors that pass from step to step and
-are neither inputs, states nor outputs of the bucket. The same bytes serve every rank: models name
-the weights of rank 0, and `of_rank` those of another. The builder writes them, the runtime reads.
+"output", "rows"}}`, in the order of execution; its `values` are the tensors that pass from step to
+step and are neither inputs, states nor outputs of the bucket. The same bytes serve every rank:
+models name the weights of rank 0, and `of_rank` those of another. The builder writes them, the
+runtime reads.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from spark_engine.errors import EngineError
 from spark_engine.manifest import weights_name
 from spark_engine.tensors import TensorSpec
 
-COLLECTIVES = ("all_reduce", "gather_logits")
+COLLECTIVES = ("all_reduce", "gather_logits", "gather_rows")
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,18 @@ class Segment:
 @dataclass(frozen=True)
 class Collective:
     """What ranks do together: "all_reduce" adds their `input` in f32 in the order of ranks, rounded
-    once; "gather_logits" puts them side by side along the last axis."""
+    once; "gather_logits" puts them side by side along the last axis, and "gather_rows" those rows
+    alone where the value `rows` (i32, the same on all) is not 0."""
 
     op: str
     input: str
     output: str
+    rows: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that it reads."""
+        return (self.input, self.rows) if self.rows else (self.input,)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Segments:
 
 def _row(step: Segment | Collective) -> dict[str, Any]:
     if isinstance(step, Collective):
-        return {"collective": {"op": step.op, "input": step.input, "output": step.output}}
+        return {"collective": asdict(step)}
     names = {"inputs": step.inputs, "outputs": step.outputs}
     return {"run": {"bytes": len(step.model), **names}}
 

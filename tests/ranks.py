@@ -27,7 +27,7 @@ from spark_engine.segments import Segment, Segments
 from spark_engine.tensors import Array, TensorSpec
 
 T = TypeVar("T")
-REDUCED = {"all_reduce": summed, "gather_logits": gathered}
+REDUCED = {"all_reduce": summed, "gather_logits": gathered, "gather_rows": gathered}
 
 
 class Meeting:
@@ -92,8 +92,9 @@ class RankExecutor:
             if isinstance(step, Segment):
                 _run(next(sessions), step, arrays, specs)
             else:
-                parts = self._meeting.gather(self._rank, arrays[step.input])
-                arrays[step.output][...] = REDUCED[step.op](parts)
+                rows = arrays[step.rows] != 0 if step.rows else slice(None)
+                parts = self._meeting.gather(self._rank, arrays[step.input][rows])
+                arrays[step.output][rows] = REDUCED[step.op](parts)
 
     def launch(self, buffers: Mapping[str, Array]) -> Wait:
         """At once."""

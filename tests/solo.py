@@ -21,7 +21,8 @@ Floats = NDArray[Any]
 class Solo:
     """One sequence in `slot`, on pages that are neither first nor in order.
 
-    `logits` grows by a row [V] per token where the engine is a debug build, else per launch.
+    `logits` grows by a row [V] per token where the engine is a debug build, else per launch, and
+    has then the ids of one rank; `tokens` by what each launch samples.
     """
 
     def __init__(self, engine: Loaded, slot: int = 1) -> None:
@@ -31,6 +32,7 @@ class Solo:
         self.pages = list(range(engine.limits.pages))[::-1][: engine.limits.pages_per_seq]
         self.length = 0
         self.logits: list[Floats] = []
+        self.tokens: list[int] = []
         self._poison()
 
     def _poison(self) -> None:
@@ -66,6 +68,7 @@ class Solo:
             b["counts"][first + i] = min(tile, len(ids) - i * tile)
         b["emit"][first + used - 1] = 1
         self.engine.executors[family, rows].run(b)
+        self.tokens.append(int(b["next_tokens"][first + used - 1]))
         shown = b["logits_all"] if "logits_all" in b else b["logits"]
         start = first * tile if "logits_all" in b else first + used - 1
         count = len(ids) if "logits_all" in b else 1

@@ -35,7 +35,7 @@ FOLDERS = {
         "moe": {"common", "linear", "rowwise"},
         "sampling": {"common", "rowwise"},
         "drafts": {"common"},
-        "ranks": {"common"},
+        "ranks": {"common", "rowwise"},
         "": _OPS,
     },
     "models": {
@@ -96,6 +96,7 @@ ONE_FILE = {
     "aiohttp": {"bench/client.py", "runtime/replicas/upstream.py"},
     "ray": {"runtime/replicas/ray_serve.py"},
     "opentelemetry": {"runtime/server/telemetry.py"},
+    "nccl": {"runtime/executors/nccl.py"},
     "llguidance": {"runtime/structured/matcher.py", "runtime/structured/lark.py"},
     "matplotlib": {"bench/plot.py"},
 }

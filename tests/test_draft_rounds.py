@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from spark_engine.builder.build import build
 from spark_engine.builder.plan.options import Options
 from spark_engine.kernel import H200, TARGETS, Target
 from spark_engine.models.open_model import open_model
+from spark_engine.runtime.ranks import seats
 from tests.checkpoints import write_checkpoint
 from tests.house import ROOT
 from tests.runtime.fake_gpu import FakeGpu
+from tests.runtime.ranks.test_rank_processes import AT_LENGTH
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
@@ -74,10 +75,7 @@ def _on_device(gpu: Any, run: Callable[[], None]) -> tuple[dict[str, Any], dict[
     addresses = {name: gpu.allocate(array.nbytes) for name, array in states.items()}
     for name, array in states.items():
         gpu.upload(addresses[name], array)
-    executors = {0: SimpleNamespace(gpu=gpu)}
-    limits = SimpleNamespace(max_context=64)
-    stub: Any = SimpleNamespace(loaded=SimpleNamespace(executors=executors, limits=limits))
-    device = forced_drafts._Device(stub, paths, addresses)
+    device = forced_drafts._Device(gpu, 64, paths, addresses)
     paths.clear(16)
     for slot in range(0, 70, 2):
         paths.set(slot, 20, rng.integers(0, 50, 16).tolist())
@@ -165,6 +163,38 @@ def test_tokens_a_round_follow_the_acceptance(engine: Path) -> None:
     bench.engine.check_idle()
     chosen = next(iter(Rounds(bench.engine, forced, Trial(20, 8, (AUTO,), (HIGH,))).rows(prompts)))
     assert chosen["k"] == 0
+    bench.engine.close()
+
+
+def test_another_rank_decodes_the_paths_that_it_is_told() -> None:
+    paths = Paths(slots=3, drafts=2, vocab=50)
+    paths.clear(4)
+    paths.set(1, 10, [7, 8, 9])
+    paths.draw((0.5, 1.0), seed=6)
+    found = Paths.decode(paths.encode())
+    assert (found.drafts, found.vocab, int(found.seed[0])) == (2, 50, 6)
+    for name in ("path", "firsts", "shares"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(paths, name))
+
+
+@AT_LENGTH
+def test_rounds_of_two_ranks_follow_the_acceptance_too(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were another rank's drafts not forced, its tokens would part from rank 0's."""
+    monkeypatch.setattr(seats, "MODULE", seats.MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = Options(decode=(1, 4), prefill=(64,), max_context=448, max_seqs=4, drafts=3, tp=2)
+    build(engine / "m", engine / "tp2", options, lambda text: None)
+    bench = bench_decode.Bench(engine / "tp2", drafts=None)
+    forced = Forced(bench.engine)
+    for executor in bench.executors.values():
+        executor.before = forced.before
+    rounds = Rounds(bench.engine, forced, Trial(20, 40, (3,), (HIGH,)))
+    prompts = np.random.default_rng(0).integers(0, 512, (3, 20)).tolist()
+    _, row = rounds.rows(prompts)
+    assert row["tokens_per_round"] == pytest.approx(1 + 0.9 * (1 + 0.8 * 1.7), abs=0.35)
+    bench.engine.check_idle()
     bench.engine.close()
 
 

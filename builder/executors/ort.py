@@ -20,6 +20,7 @@ from onnx import helper, parser
 
 from spark_engine.builder.executors.backend import Backend, Emitted
 from spark_engine.builder.executors.header import header
+from spark_engine.builder.executors.shared_sampling import divided
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.memory import homes, lifetimes, place
 from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
@@ -149,9 +150,9 @@ def encode_segments(
     A segment shows what a later step reads, and its part of the bucket's outputs and of `inner`.
     Raises GraphError as `encode` does.
     """
-    given = {t.name for t in graph.inputs}
+    known = {t.name for t in graph.inputs}
     shown = {t.name for t in graph.outputs} | {*inner}
-    parts = _parts(graph.nodes)
+    parts = _parts(divided(graph.nodes, ops))
     readers = [{t.name for node in part for t in node.inputs} for part in parts]
     steps: list[Segment | Collective] = []
     passed: dict[str, TensorSpec] = {}
@@ -163,13 +164,14 @@ def encode_segments(
         specs = (spec_of(t).bind(size.dims) for t in kept)
         passed |= {s.name: s for s in specs if s.name not in shown}
         if is_op(part[0], *COLLECTIVES):
-            steps.append(Collective(part[0].op, part[0].inputs[0].name, part[0].outputs[0].name))
+            given, *rows = (t.name for t in part[0].inputs)
+            steps.append(Collective(part[0].op, given, part[0].outputs[0].name, *rows))
             continue
         used = [*read.values()]
         name = weights_name(0)
         model = _encoded(part, used, kept, size, weights, ops, name)
         names = tuple(t.name for t in used if t.name not in weights)
-        assert all(n in given or n in passed or n in shown for n in names)
+        assert all(n in known or n in passed or n in shown for n in names)
         steps.append(Segment(model, names, tuple(t.name for t in kept)))
     return Segments(tuple(steps), tuple(passed.values())).encode()
 

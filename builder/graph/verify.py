@@ -169,7 +169,10 @@ def inputs(s: Subject) -> Iterator[str]:
 def outputs(s: Subject) -> Iterator[str]:
     """Every output of docs/graph.md is there with its dtype and shape."""
     found = {t.name: spec_of(t) for t in s.graph.outputs}
-    for spec in interface.outputs(s.limits, s.family):
+    ranks = max(
+        (int(n.attrs.get("ranks", 1)) for n in s.graph.nodes if n.op == "sample"), default=1
+    )
+    for spec in interface.outputs(s.limits, s.family, ranks):
         if found.get(spec.name) != spec:
             yield f"output {spec.name} is {found.get(spec.name)}, not {_show([spec])}"
 

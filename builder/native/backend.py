@@ -68,6 +68,8 @@ class NativeBackend(Backend):
         else:
             self._decided = self._decide(graphs, Chooser(self._ops, self._target))
         program.check(self._decided.values(), self._target)
+        if self._plan.across:
+            program.check_across(self._decided.values())
         self.tactics = tuple(
             row for size, d in self._decided.items() for row in report(size.file, d.nodes)
         )

@@ -17,13 +17,14 @@ import numpy as np
 
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.cuda_sources import sources
+from spark_engine.builder.native.rank_gpus import RankGpus, reach_each_other
 from spark_engine.builder.native.tactics import Work
 from spark_engine.builder.native.timing_inputs import Filling, fillings
 from spark_engine.builder.native.timings import Machine, Timings, driver_version, key_of
 from spark_engine.device import Function, Gpu, Module, name_and_driver
 from spark_engine.device_resources import DeviceResources
 from spark_engine.errors import CapacityError, ExecutorError, InternalError
-from spark_engine.kernel import Plan, Pointer, Tactic, Target
+from spark_engine.kernel import NCCL, Plan, Pointer, Tactic, Target
 
 COLD = 2  # times the L2 cache that the rotating copies hold
 MOST_COPIES, LEAST_LAUNCHES = 32, 4
@@ -44,6 +45,7 @@ class GpuTimer:
         self._timings = Timings(known, this_machine())
         self._gpu = Gpu()
         self._target, self._cubins = target, cubins
+        self._ranks: RankGpus | None = None
         self.measured = 0
 
     def __enter__(self) -> GpuTimer:
@@ -56,6 +58,7 @@ class GpuTimer:
         trace: TracebackType | None,
     ) -> None:
         self._timings.save()
+        self._close_ranks()
         self._gpu.close()
 
     @property
@@ -64,16 +67,20 @@ class GpuTimer:
         return tuple(self._timings.notes)
 
     def __call__(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
-        """Seconds of one run of the plan; None where the GPU's memory does not hold it.
+        """Seconds of one run of the plan; None where the GPU's memory does not hold it, or it is
+        made by more ranks than there are GPUs here that read each other's memory, or elsewhere.
 
         Raises InternalError naming a tactic that the GPU cannot run.
         """
+        if any(launch.source == NCCL for launch in plan.launches):
+            return None
         key = key_of(work, tactic, plan, _texts(tactic, plan))
         known = self._timings.get(key)
         if known is not None:
             return known
         try:
-            seconds = self._measure(work, tactic, plan)
+            measure = self._measure_ranks if plan.symmetric else self._measure
+            seconds = measure(work, tactic, plan)
         except CapacityError:
             return None  # another program took the memory meanwhile
         except ExecutorError as error:
@@ -100,6 +107,29 @@ class GpuTimer:
             bench.free()
             for module in modules:
                 self._gpu.unload(module)
+
+    def _measure_ranks(self, work: Work, tactic: Tactic, plan: Plan) -> float | None:
+        """The same of what all ranks run at once, each on a GPU of its own."""
+        ranks = int(work.attrs["ranks"])
+        if self._target.architecture.rehearses or not reach_each_other(ranks):
+            return None
+        if self._ranks is None or self._ranks.symmetric < plan.symmetric:
+            self._close_ranks()
+            self._ranks = RankGpus(range(ranks), self._target, self._cubins, plan.symmetric)
+        found = fillings(work, np.random.default_rng(0))
+        operands = [[np.resize(f.pattern, f.nbytes) for f in found]] * ranks
+        outputs = [spec.nbytes for spec in work.outs]
+        try:
+            with self._ranks.placed(tactic, plan, operands, outputs) as (_, queues):
+                return self._ranks.seconds(queues)
+        finally:
+            self._gpu.use()
+
+    def _close_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+            self._gpu.use()
 
     def _functions(self, tactic: Tactic, plan: Plan) -> tuple[list[Function], list[Module]]:
         functions, modules = [], []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from spark_engine.builder.native.cuda_sources import SOURCES, entry, logs
 from spark_engine.errors import OptionError
+from spark_engine.kernel import NCCL
 from spark_engine.manifest import NATIVE, Bucket, Json, Manifest
 from spark_engine.plugins.registry import REGISTRY
 
@@ -39,7 +40,9 @@ class Launched:
 
     @property
     def kernel(self) -> str:
-        """`plugins/linear/linear.cu:25`."""
+        """`plugins/linear/linear.cu:25`, or the library that is called."""
+        if self.source == NCCL:
+            return "NCCL"
         return _at(*entry(self.symbol, self.source))
 
     @property
@@ -54,7 +57,7 @@ class Launched:
     @property
     def logs(self) -> tuple[str, ...]:
         """Files of measured variants, from the repository's root."""
-        return logs(self.source)
+        return () if self.source == NCCL else logs(self.source)
 
 
 def bucket_of(manifest: Manifest, name: str) -> Bucket:

@@ -27,7 +27,7 @@ from cuda.core import Program, ProgramOptions
 
 from spark_engine.builder.native.cuda_sources import SOURCES, sources
 from spark_engine.errors import InternalError
-from spark_engine.kernel import Plan, Target
+from spark_engine.kernel import NCCL, Plan, Target
 from spark_engine.progress import Advance, ignore
 
 Defines = tuple[tuple[str, str], ...]
@@ -69,7 +69,8 @@ def jobs_of(plans: Iterable[tuple[str, Plan]]) -> tuple[Job, ...]:
     for source, plan in plans:
         for launch in plan.launches:
             key = (launch.source or source, launch.defines)
-            found.setdefault(key, set()).add(launch.symbol)
+            if launch.source != NCCL:
+                found.setdefault(key, set()).add(launch.symbol)
     return tuple(Job(*key, tuple(sorted(found[key]))) for key in sorted(found))
 
 

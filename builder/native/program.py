@@ -17,9 +17,9 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.tactics import Choice, Chooser
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.device_buffers import aligned
-from spark_engine.errors import OptionError
+from spark_engine.errors import InternalError, OptionError
 from spark_engine.interface import STATE_OUT
-from spark_engine.kernel import Arg, Launch, Pointer, Rank, Target
+from spark_engine.kernel import NCCL, Arg, Launch, Pointer, Rank, Target
 from spark_engine.manifest import Json, canonical_json
 from spark_engine.progress import Advance, ignore
 from spark_engine.weights_file import WeightEntry
@@ -64,6 +64,15 @@ def check(buckets: Iterable[Decided], target: Target) -> None:
         )
 
 
+def check_across(buckets: Iterable[Decided]) -> None:
+    """Raises InternalError naming the ops that read memory of other ranks, which no GPU of another
+    host can."""
+    nodes = (pair for bucket in buckets for pair in bucket.nodes)
+    reading = sorted({node.op for node, choice in nodes if choice.plan and choice.plan.symmetric})
+    if reading:
+        raise InternalError(f"--across-hosts: {', '.join(reading)} read memory of other ranks")
+
+
 def jobs(buckets: Iterable[Decided]) -> tuple[nvrtc.Job, ...]:
     """The distinct compilations of all buckets."""
     pairs = []
@@ -97,12 +106,15 @@ def encode(
     places = _Places(bucket, weights, states, ops)
     kernels = _Kernels(cubins)
     launches: list[Json] = []
+    called = False
     for step, (node, choice) in enumerate(bucket.nodes):
         assert choice.tactic is not None and choice.plan is not None
         for launch in choice.plan.launches:
             kernel = kernels.index(choice.tactic.source, launch)
             args = [_argument(places, step, node, a) for a in launch.args]
-            launches.append(_record(node, choice.tactic.name, kernel, launch, args))
+            pdl = launch.pdl and not called  # a library's kernels let nothing begin early
+            launches.append(_record(node, choice.tactic.name, kernel, launch, args, pdl))
+            called = launch.source == NCCL
     table, images = kernels.table()
     memory = {
         "arena_bytes": places.arena.nbytes,
@@ -221,18 +233,21 @@ class _Kernels:
         return number
 
     def table(self) -> tuple[list[Json], list[bytes]]:
-        """(kernel records, cubin images); equal images are kept once."""
+        """(kernel records, cubin images); equal images are kept once, and a library has none."""
         images: dict[bytes, int] = {}
         table = []
         for (source, defines, symbol), shared in zip(self._found, self._shared, strict=True):
-            code = self._cubins[source, defines].code
-            cubin = images.setdefault(code, len(images))
+            cubin = None
+            if source != NCCL:
+                cubin = images.setdefault(self._cubins[source, defines].code, len(images))
             row = {"cubin": cubin, "symbol": symbol, "shared": shared, "source": source}
             table.append(row)
         return table, list(images)
 
 
-def _record(node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[Json]) -> Json:
+def _record(
+    node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[Json], pdl: bool
+) -> Json:
     return {
         "node": node.name,
         "op": node.op,
@@ -242,7 +257,7 @@ def _record(node: gs.Node, tactic: str, kernel: int, launch: Launch, args: list[
         "block": list(launch.block),
         "cluster": list(launch.cluster),
         "shared": launch.shared,
-        "pdl": launch.pdl,
+        "pdl": pdl,
         "resident": launch.resident,
         "args": args,
     }

@@ -77,6 +77,7 @@ class Options:
     timing: bool | None = None  # tactics timed on the GPU; None: where the target is present
     invariant: bool = False  # a sequence's bits do not depend on the bucket it runs in
     tp: int = 1  # ranks that share every tensor, each on a GPU of its own
+    across_hosts: bool = False  # ranks on several hosts, which NCCL brings together
     gpu: Target | None = None  # what target and card come to
 
     def to_json(self) -> dict[str, object]:
@@ -154,6 +155,7 @@ class Plan:
     draft: DraftOptions | None = None  # of the draft head; None: there is none
     finer: tuple[Size, ...] = ()
     ranks: int = 1
+    across: bool = False  # the ranks are on several hosts
 
 
 def resolve(options: Options, facts: ModelFacts) -> Plan:
@@ -162,6 +164,9 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     target = gpu.name if gpu else CPU if options.target == "auto" else options.target
     if target == RTX and options.tp > 1:
         raise OptionError(f"--tp {options.tp}: --target {RTX} has one rank; name another target")
+    if options.across_hosts and (gpu is None or options.tp == 1):
+        why = "there is one rank: give --tp" if gpu else f"{CPU} engines with --tp run there as is"
+        raise OptionError(f"--across-hosts is for GPUs of several hosts; {why}")
     if gpu is None and options.timing:
         raise OptionError("--timing: the CPU has no tactics to time; give a CUDA --target")
     precision = _precision(options, facts, gpu)
@@ -185,7 +190,7 @@ def resolve(options: Options, facts: ModelFacts) -> Plan:
     return Plan(
         target, limits, precision, _buckets(options, limits, gpu), options.fuse, options.debug,
         (*drafts.notes, *note), options.timing, options.invariant, gpu, drafts.head,
-        _finer(options, limits, gpu), options.tp,
+        _finer(options, limits, gpu), options.tp, options.across_hosts,
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ class Decoder:
         logits = self.logits(w, self.normed(w, last, "logits.norm"), "logits")
         if debug:
             normed = self.normed(w, x, "logits_all.norm")
-            w.output(self.logits(w, normed, "logits_all"))
+            w.output(self.all_logits(w, normed, "logits_all"))
         _sample(w, logits)
         return x
 
@@ -101,17 +101,26 @@ class Decoder:
         return centred_norm(w, x, self.norm, output)
 
     def logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
-        """f32 logits [rows or tokens, V] of h; a tied head reads the embedding's own matrix, of
-        which ranks have a copy of their share."""
-        shards = w.model.shards
-        own = output if shards.ranks == 1 else f"{output}.own"
+        """f32 logits [rows or tokens, V/samplers] of h, of the ids that this rank samples from."""
+        if w.model.shards.across:
+            return w.gathered(self._own_logits(w, h, f"{output}.own"), output)
+        return self._own_logits(w, h, output)
+
+    def _own_logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
+        """f32 logits [rows or tokens, V/ranks] of h, of this rank's ids; a tied head reads the
+        embedding's own matrix, of which ranks have a copy of their share."""
         if isinstance(self.head, Linear):
-            return w.gathered(w.project(h, self.head, DType.F32.value, own), output)
-        matrix = self.embedded(w)
+            return w.project(h, self.head, DType.F32.value, output)
+        matrix, shards = self.embedded(w), w.model.shards
         if shards.ranks > 1:
             recipe = shards.cut(self.head.name, w.model.source(self.embedding.name))
             matrix = w.matrix(self.head.name, recipe)
-        return w.gathered(w.matmul(h, matrix, own, DType.F32.value), output)
+        return w.matmul(h, matrix, output, DType.F32.value)
+
+    def all_logits(self, w: Writer, h: gs.Variable, output: str) -> gs.Variable:
+        """f32 logits [rows or tokens, V] of h, of all ids."""
+        own = output if w.model.shards.ranks == 1 else f"{output}.own"
+        return w.gathered(self._own_logits(w, h, own), output)
 
 
 def centred_norm(w: Writer, x: gs.Variable, norm: Tensor, output: str) -> gs.Variable:
@@ -130,6 +139,13 @@ def sampling_tables(w: Writer) -> list[gs.Variable]:
     return [w[name] for name in names]
 
 
+def sampling_attrs(w: Writer) -> dict[str, int]:
+    """Of `sample`."""
+    ranks = w.model.shards.samplers
+    shared = {"ranks": ranks} if ranks > 1 else {}
+    return {"vocab": w.config.vocab, "top": w.limits.top_logprobs, **shared}
+
+
 def _sample(w: Writer, logits: gs.Variable) -> None:
     """Counts this step's tokens, then samples; writes every output that engines share."""
     step = [w[n] for n in ("token_ids", "last_tokens", "slots", "starts", "counts")]
@@ -137,7 +153,6 @@ def _sample(w: Writer, logits: gs.Variable) -> None:
     token_counts = w.one("mark_tokens", counted, state_out("token_counts"), tile=w.tile)
     operands = [logits, token_counts, *sampling_tables(w), *w.rows, w["emit"], w["last_tokens"]]
     outputs = [*SAMPLED, state_out("last_tokens")]
-    attrs = {"vocab": w.config.vocab, "top": w.limits.top_logprobs}
-    made = w.op("sample", operands, outputs, **attrs)
+    made = w.op("sample", [*operands, *w.first_id()], outputs, **sampling_attrs(w))
     for tensor in (*made[: len(SAMPLED)], logits):
         w.output(tensor)

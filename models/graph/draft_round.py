@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from spark_engine.interface import drafts_of
 from spark_engine.models.checkpoint.tensor_list import Linear
-from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_tables
+from spark_engine.models.graph.decoder import SAMPLED, Decoder, sampling_attrs, sampling_tables
 from spark_engine.models.graph.draft_head import DraftHead
 from spark_engine.models.graph.writer import Writer, state_out
 from spark_engine.models.weights.draft_weights import head_rows
@@ -45,7 +45,7 @@ class DraftRound:
             logits = self.network.logits(w, hidden, "logits")
             if debug:
                 w.output(hidden)
-                w.output(self.network.logits(w, hidden, "logits_all"))
+                w.output(self.network.all_logits(w, hidden, "logits_all"))
             sampled, accepted, draft_starts = _accept(w, ids, certain, logits)
         for tensor in (*sampled, *([accepted] if drafts else []), logits):
             w.output(tensor)
@@ -100,7 +100,7 @@ class DraftRound:
     def _logits(self, w: Writer, y: gs.Variable) -> gs.Variable:
         """f32 [rows, V], or of the ids that may be drafted."""
         if self.shortlist is None:
-            return self.network.logits(w, y, "logits")
+            return self.network.all_logits(w, y, "logits")
         head = self.network.head
         name = head.module if isinstance(head, Linear) else self.network.embedding.module
         rows = head_rows(w.model, name, self.shortlist)
@@ -132,8 +132,8 @@ def _accept(
     slots, starts, counts = w.rows
     marked = [w["token_counts"], ids, w["last_tokens"], slots, starts, certain, w["prompt_lens"]]
     token_counts = w.one("mark_tokens", marked, "token_counts.marked", tile=w.tile)
-    attrs = {"vocab": w.config.vocab, "top": w.limits.top_logprobs, "drafts": 1, "tile": w.tile}
-    operands = [logits, token_counts, *sampling_tables(w), *w.rows, ids]
+    attrs = {**sampling_attrs(w), "drafts": 1, "tile": w.tile}
+    operands = [logits, token_counts, *sampling_tables(w), *w.rows, ids, *w.first_id()]
     sampled = w.op("sample", operands, SAMPLED, **attrs)
     states = [token_counts, w["last_tokens"], w["positions"]]
     updates = [state_out(name) for name in ("token_counts", "last_tokens", "positions")]

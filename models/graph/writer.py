@@ -19,6 +19,7 @@ from spark_engine.models.checkpoint.tensor_list import Linear, Tensor
 from spark_engine.models.weights import recipes
 from spark_engine.models.weights.operands import Projection, projection
 from spark_engine.models.weights.recipes import Recipe, Weight
+from spark_engine.models.weights.shards import by_rank
 from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins import registry
@@ -156,9 +157,18 @@ class Writer:
         """The columns of x [rows, V/ranks] of all ranks side by side, so named."""
         return self._collective("gather_logits", x, output)
 
+    def first_id(self) -> list[gs.Variable]:
+        """i32 [1], the first id whose logits this rank has; nothing where one has all."""
+        ranks = self.model.shards.samplers
+        if ranks == 1:
+            return []
+        firsts = [rank * self.config.vocab // ranks for rank in range(ranks)]
+        return [self.weight("sampling.first_id", by_rank(firsts))]
+
     def _collective(self, op: str, x: gs.Variable, output: str) -> gs.Variable:
-        ranks = self.model.shards.ranks
-        return x if ranks == 1 else self.one(op, [x], output, ranks=ranks)
+        shards = self.model.shards
+        attrs = {"ranks": shards.ranks, **({"across": 1} if shards.across else {})}
+        return x if shards.ranks == 1 else self.one(op, [x], output, **attrs)
 
     def concat(self, parts: Sequence[gs.Variable], output: str) -> gs.Variable:
         """Columns of unmerged projections side by side, a standard Concat."""

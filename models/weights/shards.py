@@ -73,6 +73,7 @@ class Shards:
         splits: of them that are shared, by tensor name and module.
         tile: columns of NVFP4 that are never cut.
         shares: what each rank has, and of how many, by what is counted.
+        across: the ranks are on several hosts, whose GPUs do not read each other's memory.
     """
 
     ranks: int = 1
@@ -80,6 +81,13 @@ class Shards:
     splits: Mapping[str, Split] = field(default_factory=dict)
     tile: int = NVFP4_BLOCK
     shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    across: bool = False
+
+    @property
+    def samplers(self) -> int:
+        """Ranks that sample together, each from the logits of its own ids: they read each other's
+        memory for it. On several hosts each has all logits, and samples for itself."""
+        return 1 if self.across else self.ranks
 
     @classmethod
     def of(cls, config: ModelConfig, rows: tuple[Row, ...], ranks: int, tile: int) -> Shards:

@@ -2,40 +2,31 @@
 // how a block shows its part to the same block of every other rank.
 //
 // A region begins with two counters (launches so far, blocks of this launch that are done), then a
-// flag for each block and rank, then the data. Data is held twice, in turns of 256 bytes: a launch
-// writes the turn that the launch before did not. No rank can still read what is written over: who
-// has been shown the launch before by every rank knows that the one before that is over everywhere.
-// All ranks make the same launches in the same order, each on one stream. Nothing is multicast.
+// flag for each block and rank, then what others push (pushed.cuh), then the data. Data is held
+// twice, in turns of 256 bytes: a launch writes the turn that the launch before did not. No rank
+// can still read what is written over: who has had something of the launch before from every rank
+// knows that the one before that is over everywhere. All ranks make the same launches in the same
+// order, each on one stream. Nothing is multicast.
+// Macros: THREADS of a block, where FIRST, STEP or show_all are used.
 #pragma once
 #include "common/numeric.cuh"
+#include "ranks/peer_ptx.cuh"
 
 #define MOST_RANKS 8
-#define FLAGS 256                // bytes before the flags
-#define DATA 16384               // bytes before the data: flags of 504 blocks
+#define FLAGS 256             // bytes before the flags
+#define SECOND_FLAGS 252      // where those of a block's second meeting begin
+#define PUSHED 16384          // bytes before what is pushed: flags of 504 blocks
+#define PUSHED_BYTES 8388608  // of what is pushed
+#define DATA (PUSHED + PUSHED_BYTES)
 #define LIMIT_NS 60000000000ull  // after which a rank that does not come counts as lost
 
-DEVICE u32 load_acquire(const u32* at) {
-  u32 value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-DEVICE void store_release(u32* at, u32 value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-// Of another rank, or written by one: never from this multiprocessor's own cache.
-DEVICE uint4 load_shown(const uint4* at) {
-  uint4 v;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
-}
-DEVICE u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
+// The ways of a sum: the macro WAY of who adds.
+#define ONE_SHOT 0
+#define TWO_SHOT 1
+#define PUSH 2
+
+#define FIRST (blockIdx.x * (i64)THREADS + threadIdx.x)
+#define STEP (gridDim.x * (i64)THREADS)
 
 DEVICE u32 launches_so_far(const u64* peers, int rank) { return *(volatile u32*)peers[rank]; }
 // Where a rank shows its vector `i` of 16 bytes in the launch of that number.
@@ -43,12 +34,13 @@ DEVICE uint4* shown(u64 region, i64 i, u32 launch) {
   return (uint4*)(region + DATA) + ((i >> 4) * 2 + (launch & 1)) * 16 + (i & 15);
 }
 
-// Shows what this block has written to the same block of every rank, and waits for theirs.
+// Shows what this block has written to the same block of every rank, and waits for theirs. `place`:
+// that of its flags, another one for each meeting of a launch.
 template <int N_RANKS>
-DEVICE void meet(const u64* peers, int rank, u32 launch) {
+DEVICE void meet(const u64* peers, int rank, u32 launch, u32 place = blockIdx.x) {
   __syncthreads();
   if (threadIdx.x < N_RANKS) {
-    const int flag = blockIdx.x * MOST_RANKS;
+    const int flag = place * MOST_RANKS;
     store_release((u32*)(peers[threadIdx.x] + FLAGS) + flag + rank, launch + 1);
     const u32* mine = (const u32*)(peers[rank] + FLAGS) + flag + threadIdx.x;
     const u64 start = nanoseconds();
@@ -56,6 +48,35 @@ DEVICE void meet(const u64* peers, int rank, u32 launch) {
       if (nanoseconds() - start > LIMIT_NS) __trap();
   }
   __syncthreads();
+}
+
+#ifdef THREADS
+// Shows x [count] to all ranks, and waits for theirs; a thread's vectors are FIRST, FIRST + STEP, …
+// Returns the launch's number.
+template <int N_RANKS>
+DEVICE u32 show_all(const uint4* x, i64 count, const u64* peers, int rank) {
+  const u32 launch = launches_so_far(peers, rank);
+  for (i64 i = FIRST; i < count; i += STEP) *shown(peers[rank], i, launch) = x[i];
+  meet<N_RANKS>(peers, rank, launch);
+  return launch;
+}
+#endif
+
+// sum = or += part, in f32. Parts come in the order of ranks.
+DEVICE void add_part(const uint4& part, bool first, float (&sum)[8]) {
+  float values[8];
+  unpack8(part, values);
+#pragma unroll
+  for (int e = 0; e < 8; e++) sum[e] = first ? values[e] : sum[e] + values[e];
+}
+// Vector `i` of all ranks, which was shown.
+template <int N_RANKS>
+DEVICE void add_shown(const u64* peers, i64 i, u32 launch, float (&sum)[8]) {
+  uint4 parts[N_RANKS];
+#pragma unroll
+  for (int r = 0; r < N_RANKS; r++) parts[r] = load_shown(shown(peers[r], i, launch));
+#pragma unroll
+  for (int r = 0; r < N_RANKS; r++) add_part(parts[r], r == 0, sum);
 }
 
 // The last block to be done counts the launch.

@@ -18,6 +18,10 @@ With `drafts` 1 every token of a row samples, as if the row's tokens up to there
 one: the new token of token j stands at starts + j + 1, and ids[1 … j] of the row count as
 generated once more than `token_counts` says. No state is updated; a token that is not there gives
 token 0 and ok 0.
+
+With `ranks` each rank has the logits of its share of the ids, from `first` on, and all find the
+token, the log-probabilities and the top ids that one rank with all logits finds. A node by itself
+knows one rank, as `all_reduce` does. On the CPU it is cut into `sample_part` and `sample_join`.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from spark_engine.plugins.sampling.sample_nodes import (
     FLOOR,
     MASKED,
     Parameters,
+    Span,
     draw,
     log_probabilities,
     parameters,
@@ -65,10 +70,14 @@ def _emit(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) 
     return np.ones(dims, np.int32)
 
 
+def _nothing(launch: TimedLaunch, dims: tuple[int, ...], rng: np.random.Generator) -> Array:
+    return np.zeros(dims, np.int32)
+
+
 ONE, ALL = When("drafts", (0,)), When("drafts")  # of a row's tokens: the last samples, or all
 OPERANDS = (
-    replace(operands.x("f32[rows,V]", name="logits"), when=ONE),
-    replace(operands.x("f32[tokens,V]", name="logits"), when=ALL),
+    replace(operands.x("f32[rows,V/ranks]", name="logits"), when=ONE),
+    replace(operands.x("f32[tokens,V/ranks]", name="logits"), when=ALL),
     Operand("token_counts", Role.STATE, "i32[S+1,V]"),
     Operand("sampling_f", Role.TABLE, "f32[S+1,8]", fill=_greedy),
     Operand("sampling_i", Role.TABLE, "i32[S+1,4]"),
@@ -80,6 +89,7 @@ OPERANDS = (
     Operand("emit", Role.STEP, "i32[rows]", ONE, fill=_emit),
     replace(operands.LAST_TOKENS, when=ONE),
     Operand("ids", Role.ACTIVATION, "i32[tokens]", ALL),
+    Operand("first", Role.WEIGHT, "i32[1]", When("ranks"), fill=_nothing),
 )
 
 
@@ -103,15 +113,18 @@ Wide = NDArray[np.float64]
 
 def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The operands -> the results, as declared."""
-    drafted = bool(attrs.get("drafts", 0))
-    count("sample", specs, 12 if drafted else 13)
+    drafted, ranks = bool(attrs.get("drafts", 0)), int(attrs.get("ranks", 0))
+    count("sample", specs, (12 if drafted else 13) + bool(ranks))
     logits, token_counts, sampling_f, sampling_i, bias_ids, values, until, allow, *steps = specs[
         :11
     ]
     rows, (units, vocab) = expect_rows("sample", *steps), (token_counts.shape + (None, None))[:2]
     drawn = tokens_of("sample", rows, _tile(attrs)) if drafted else rows
     expect("sample", token_counts, (DType.I32,), (None, None))
-    expect("sample", logits, (DType.F32,), (drawn, vocab))
+    share = vocab // (ranks or 1) if isinstance(vocab, int) else None
+    expect("sample", logits, (DType.F32,), (drawn, share))
+    if ranks:
+        expect("sample", specs[-1], (DType.I32,), (1,))
     expect("sample", sampling_f, (DType.F32,), (units, 8))
     expect("sample", sampling_i, (DType.I32,), (units, 4))
     expect("sample", bias_ids, (DType.I32,), (units, None))
@@ -146,7 +159,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     rows, top = len(logits), int(attrs["top"])
     tokens, logprobs, ok = (np.zeros(rows, t) for t in (np.int32, np.float32, np.int32))
     top_ids, top_logprobs = np.zeros((rows, top), np.int32), np.zeros((rows, top), np.float32)
-    for row, slot, position, drafts in _drawing(attrs, arrays[8:]):
+    for row, slot, position, drafts in drawing(attrs, arrays[8:]):
         finite = np.isfinite(logits[row])
         ok[row] = finite.all()
         clean = np.where(finite, logits[row], 0).astype(np.float64)
@@ -156,7 +169,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         counts = token_counts[slot] + 2 * np.bincount(drafts, minlength=len(clean))
         used = until[slot] > position
         bias = (bias_ids[slot][used], values[slot][used])
-        z = _penalised(clean, counts, sampling_f[slot], bias)[: int(attrs["vocab"])]
+        z = penalised_row(clean, counts, sampling_f[slot], bias)[: int(attrs["vocab"])]
         if sampling_i[slot, MASKED] == 1:
             z = masked(z, allow[slot])
         u = philox.uniform(position, [int(x) for x in sampling_i[slot, 1:3]])
@@ -165,7 +178,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     made = (tokens, logprobs, top_ids, top_logprobs, ok)
     if attrs.get("drafts", 0):
         return made
-    slots, _, _, emit, last = arrays[8:]
+    slots, _, _, emit, last, *_ = arrays[8:]
     last = last.copy()
     for slot, token, emits in zip(slots, tokens, emit, strict=True):
         if slot >= 0 and emits > 0:
@@ -173,7 +186,7 @@ def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return (*made, last)
 
 
-def _drawing(attrs: Attrs, arrays: tuple[Array, ...]) -> Iterator[tuple[int, int, int, Array]]:
+def drawing(attrs: Attrs, arrays: tuple[Array, ...]) -> Iterator[tuple[int, int, int, Array]]:
     """(index among the logits, slot, the new token's position, drafts before it) of what draws."""
     slots, starts, counts, *rest = arrays
     nothing = np.zeros(0, np.int32)
@@ -186,7 +199,7 @@ def _drawing(attrs: Attrs, arrays: tuple[Array, ...]) -> Iterator[tuple[int, int
                 yield row * _tile(attrs) + j, slot, int(start) + j + 1, ids[1 : j + 1]
 
 
-def _penalised(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
+def penalised_row(logits: Wide, token_counts: Array, f: Array, bias: tuple[Array, Array]) -> Wide:
     z = logits.copy()
     for token, value in zip(*bias, strict=True):
         if token >= 0:
@@ -238,9 +251,10 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     clean = f("Where", finite, "logits", 0.0)
     fine = f("ReduceMin", f.cast(finite, DType.I32), [1], keepdims=1)
     top = log_probabilities(f, clean, int(attrs["top"]))
-    z = within_mask(f, p, penalised(f, p, clean, vocab, width), vocab, width)
+    span = Span(width)
+    z = within_mask(f, p, penalised(f, p, clean, vocab, span, width), vocab, span, width)
     greatest, greedy = f.many(2, "TopK", z, [1])
-    chosen = _drawn(f, p, z, greatest, greedy, width)
+    chosen = drawn(f, p, z, greatest, greedy, width)
     chosen = f("Where", f.cast(fine, DType.BOOL), chosen, 0)  # [rows, 1]
     if attrs.get("drafts", 0):
         chosen = f("Where", p.live, chosen, 0)
@@ -258,7 +272,7 @@ def body(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> str:
     return f.function("sample", OP.names(attrs, len(specs)), made)
 
 
-def _drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
+def drawn(f: Text, p: Parameters, z: str, greatest: str, greedy: str, width: int) -> str:
     """int64 [rows,1]: a drawn id where the row samples, the greedy one elsewhere."""
 
     def then(g: Text) -> tuple[str]:
@@ -275,7 +289,7 @@ OP = Op(
     name="sample",
     operands=OPERANDS,
     results=RESULTS,
-    attrs={"vocab": None, "top": None, "drafts": 0, "tile": 1},
+    attrs={"vocab": None, "top": None, "drafts": 0, "tile": 1, "ranks": 0},
     infer=infer,
     reference=reference,
     body=body,

@@ -153,15 +153,15 @@ class Launch:
         outputs[5][-1] = 0
 
 
-def _ties(rng: np.random.Generator, logits: Array) -> None:
+def ties(rng: np.random.Generator, logits: Array) -> None:
     logits[...] = np.round(logits)  # many equal logits
 
 
-def _broken(rng: np.random.Generator, logits: Array) -> None:
+def broken(rng: np.random.Generator, logits: Array) -> None:
     logits[0, 5], logits[2, 9], logits[3, :] = np.nan, np.inf, -np.inf
 
 
-def _flat(rng: np.random.Generator, logits: Array) -> None:
+def flat(rng: np.random.Generator, logits: Array) -> None:
     logits[...] = 0.25
 
 
@@ -186,25 +186,25 @@ CASES = (
         "greedy, penalties and bias",
         replace(_PENALISED, temperature=0.0),
     ),
-    _case("greedy, ties", Launch(0.0, edit=_ties)),
-    _case("greedy, flat", Launch(0.0, edit=_flat)),
+    _case("greedy, ties", Launch(0.0, edit=ties)),
+    _case("greedy, flat", Launch(0.0, edit=flat)),
     _case("plain draw", Launch()),
     _case("one row", Launch(0.8, top_k=20, top_p=0.95, slots=(2,))),
     _case("all inert", Launch(slots=(-1, -1))),
     _case("hot", Launch(3.0)),
     _case("cold", Launch(1e-4)),
-    _case("top_k 1", Launch(top_k=1, edit=_ties)),
+    _case("top_k 1", Launch(top_k=1, edit=ties)),
     _case("top_k", Launch(1.5, top_k=20)),
     _case("top_k beyond the vocabulary", Launch(1.5, top_k=100000)),
-    _case("top_k, ties", Launch(2.0, top_k=7, edit=_ties)),
+    _case("top_k, ties", Launch(2.0, top_k=7, edit=ties)),
     _case("top_p", Launch(1.0, 0.9)),
     _case("top_p, hot", Launch(8.0, 0.97)),
     _case("top_p 0", Launch(1.0, 0.0)),
-    _case("top_p, ties", Launch(2.0, 0.5, edit=_ties)),
-    _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=_flat)),
+    _case("top_p, ties", Launch(2.0, 0.5, edit=ties)),
+    _case("top_p, flat and wide", Launch(1.0, 0.5, width=8192, vocab=8190, edit=flat)),
     _case("top_p, nearly flat and wide", Launch(1.0, 0.9, width=8192, vocab=8190, spread=1e-3)),
     _case("top_p, ends on a plateau", Launch(1.0, 0.7, width=8192, vocab=8190, edit=_plateau)),
-    _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=_flat)),
+    _case("top_k 100, flat and wide", Launch(1.0, top_k=100, width=8192, vocab=8190, edit=flat)),
     _case("min_p", Launch(1.0, min_p=0.1)),
     _case("all three", Launch(1.7, 0.9, 0.01, top_k=30)),
     _case(
@@ -213,7 +213,7 @@ CASES = (
     ),
     _case("unused rows of the vocabulary", Launch(4.0, 0.99, vocab=40)),
     _case("greedy, unused rows", Launch(0.0, vocab=21)),
-    _case("not finite", Launch(1.0, 0.9, edit=_broken)),
+    _case("not finite", Launch(1.0, 0.9, edit=broken)),
     _case("large", Launch(6.0, 0.999, width=4096, vocab=4090)),
     *(
         _case(f"masked, {label}", launch)
@@ -225,9 +225,9 @@ CASES = (
             ("few", Launch(1.0, top_k=20, mask=0.02)),
             ("top_k 100", Launch(1.5, top_k=100, width=4096, vocab=4090, mask=0.1)),
             ("top_p", Launch(1.0, 0.9, width=4096, vocab=4090, mask=0.5)),
-            ("min_p, ties", Launch(2.0, min_p=0.1, edit=_ties, mask=0.3)),
+            ("min_p, ties", Launch(2.0, min_p=0.1, edit=ties, mask=0.3)),
             ("everything, a cut word", _CUT),
-            ("not finite", Launch(1.0, 0.9, edit=_broken, mask=0.5)),
+            ("not finite", Launch(1.0, 0.9, edit=broken, mask=0.5)),
             ("all inert", Launch(slots=(-1, -1), mask=0.5)),
             ("4 tokens a row, everything", replace(_CUT, tile=4)),
             ("2 tokens a row, greedy", Launch(0.0, mask=0.1, tile=2)),
@@ -239,7 +239,7 @@ CASES = (
             (4, "greedy, penalties and bias", replace(_PENALISED, temperature=0.0)),
             (4, "everything", _PENALISED),
             (2, "top_p", Launch(1.0, 0.9, presence=1.5, bias=True)),
-            (3, "not finite", Launch(1.0, 0.9, edit=_broken)),
+            (3, "not finite", Launch(1.0, 0.9, edit=broken)),
             (8, "all ids", Launch(1.3, frequency=0.7, width=1024, vocab=1020, bias=True)),
             (1, "plain draw", Launch(bias=True)),
             (4, "all inert", Launch(slots=(-1, -1))),

@@ -4,49 +4,9 @@
 // benchmarks/log/sample.md.
 //
 // Macros: WIDTH (of a row), VOCAB, BIASES (a slot's), PER (cells a warp), TILE (tokens that a row
-// of the launch has, if each of them has a row of logits).
-#include "sampling/sample_row.cuh"
-
-struct Cell {
-  u32 raw, key;       // greatest raw and greatest penalised logit, ordered
-  float sum, weight;  // Σ e^(x - greatest) of the raw ones; Σ e^((z - greatest) / heat)
-};
-
-// A warp's cell of any row. `bad` is set where a logit is not finite (it then counts as 0).
-DEVICE Cell summarise(const Row& r, int cell, float heat, bool& bad) {
-  float x[8];
-  load8(r.logits, cell, x);
-  float top = minus_infinity();
-  bad = false;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const bool there = id8(cell, i) < WIDTH;
-    bad |= there && !is_finite(x[i]);
-    x[i] = there ? clean(x[i]) : minus_infinity();
-    top = fmaxf(top, x[i]);
-  }
-  bad = __any_sync(~0u, bad);
-  Cell s;
-  s.raw = __reduce_max_sync(~0u, ordered_key(top));
-  const float peak = key_value(s.raw);
-  s.sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) s.sum += power(x[i] - peak);
-  s.sum = warp_sum(s.sum);
-  values8(r, cell, x);
-  s.key = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) s.key = max(s.key, choice_key(x[i]));
-  s.key = __reduce_max_sync(~0u, s.key);
-  s.weight = 0;
-  if (heat > 0.0f && s.key) {
-    const Scale scale = scale_of(key_value(s.key), heat, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) s.weight += scale.share(x[i]);
-    s.weight = warp_sum(s.weight);
-  }
-  return s;
-}
+// of the launch has, if each of them has a row of logits), RANKS (that share the row, if any do: a
+// cell on the border of two is summarised by each as far as it has it).
+#include "sampling/sample_summary.cuh"
 
 DEVICE void keep(const Cell& s, bool bad, float heat, u64 at, u32* raw_keys, u32* keys, float* sums,
                  float* weights) {
@@ -64,7 +24,8 @@ DEVICE u32 hard_cells(const Row& r, int first, const float (&x)[PER][8]) {
     u32 size = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) size = max(size, __float_as_uint(x[c][i]) & 0x7fffffffu);
-    if (size > 0x7f7fffffu || (first + c + 1) * CELL > VOCAB) hard |= 1u << c;
+    const bool part = (first + c + 1) * CELL > VOCAB || !r.ids.has_cell(first + c);
+    if (size > 0x7f7fffffu || part) hard |= 1u << c;
   }
   if (r.penalised)
 #pragma unroll 2
@@ -149,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                  const int* sampling_i, const int* bias_ids, const float* bias_values,
                  const int* bias_until, const u32* allow, const int* slots, const int* starts,
                  const int* counts, const int* ids, u32* raw_keys, u32* keys, float* sums,
-                 float* weights) {
+                 float* weights, int rank) {
   __shared__ int found_ids[BIASES];
   __shared__ float found_values[BIASES];
   __shared__ int found;
@@ -159,12 +120,13 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   const int row = blockIdx.y;
   const Place place = place_of(row, slots, starts, counts);
   const int slot = place.slot;
-  const int begin = blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
+  const Ids own = ids_of(rank);
+  const int begin = own.first_cell() + blockIdx.x * BLOCK, first = begin + (threadIdx.x >> 5) * PER;
   float x[PER][8];
 #pragma unroll
-  for (int c = 0; c < PER; ++c) load8(logits + (u64)row * WIDTH, first + c, x[c]);
+  for (int c = 0; c < PER; ++c) load8(logits_of(logits, row, own), own, first + c, x[c]);
   if (slot < 0) return;
-  Row r = row_of(logits, token_counts, sampling_f, sampling_i, allow, row, slot);
+  Row r = row_of(logits, token_counts, sampling_f, sampling_i, allow, row, slot, own);
   const float heat = plain_heat(sampling_f + (u64)slot * 8, sampling_i[(u64)slot * 4]);
   find_drafts(ids, row, place.drafts);
   find_biases(r, bias_ids, bias_values, bias_until, slot, place.position, begin * CELL,
@@ -173,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   const u32 hard = hard_cells(r, first, x) | masked_cells(r, first);
   summarise_easy(x, hard, heat, at, raw_keys, keys, sums, weights);
 #pragma unroll 1
-  for (int c = 0; c < PER && first + c < CELLS; ++c) {
+  for (int c = 0; c < PER && first + c < own.cells_end(); ++c) {
     if (!(hard >> c & 1)) continue;
     bool bad;
     r.mask = mask_of(sampling_i, again(slots, row));

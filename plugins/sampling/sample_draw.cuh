@@ -69,10 +69,16 @@ DEVICE void weigh_cells(RowMemory& w, const Scale& scale, const float* weights) 
   __syncthreads();
 }
 
-// The draw from all ids.
-DEVICE int draw_plain(RowMemory& w, const Row& r, const Rule& rule, const Scale& scale,
-                      const float* weights) {
+// The draw from all ids; `others` as in sample.cu.
+template <class Others>
+DEVICE int draw_plain(RowMemory& w, Row& r, const Rule& rule, const Scale& scale,
+                      const float* weights, Others& others) {
   weigh_cells(w, scale, weights);
+  if constexpr (Others::MANY) {
+    const auto its = [&](int c) { return w.sums[c]; };
+    const Found cell = locate<CELLS>(w, 0, its, beyond(rule.u));
+    if (cell.index >= 0) others.bring_cell(r, cell.index);
+  }
   return find_id<false>(w, r, [&](u32 key, int) { return scale.weight(key); }, beyond(rule.u));
 }
 

@@ -15,10 +15,11 @@ from spark_engine.op import Attrs
 from spark_engine.plugins.common.onnx_nodes import LOOP_TYPES, Text
 from spark_engine.plugins.common.sequence_tiles import over, positions, read_rows, valid_tokens
 from spark_engine.plugins.sampling import philox
-from spark_engine.tensors import DType
+from spark_engine.tensors import Array, DType
 
 FLOOR = 3.0e38  # z is kept within ±FLOOR; ids that do not exist have −FLOOR and so no weight
 NEVER = -3.3e38  # z of an id that its row's mask leaves out: below every other, and no weight
+LEAST = -3.4e38  # below every z
 MASKED = SAMPLING_I.index("masked")
 FIRST_SORT, GROWTH, SORTS = 64, 8, 16  # entries sorted for top_p without top_k, then ×8 each time
 _NEUTRAL = np.asarray([[0, 1, 0, 1, 0, 0, 0, 0]], np.float32)
@@ -116,12 +117,39 @@ def parameters(f: Text, rows: Sampled) -> Parameters:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The ids that the columns of a row of logits stand for: `width` of them, from `first` on, an
+    int64 [1] by name; None where they begin at 0."""
+
+    width: int
+    first: str | None = None
+
+    def ids(self, f: Text) -> str | Array:
+        """int64 [1,width]."""
+        own = np.arange(self.width)[None]
+        return own if self.first is None else f("Add", own, self.first)
+
+    def column(self, f: Text, ids: str) -> str:
+        """The column of each id, which may lie outside."""
+        return ids if self.first is None else f("Sub", ids, self.first)
+
+    def of(self, f: Text, row: str) -> str:
+        """The columns of [rows,V] of the whole vocabulary."""
+        if self.first is None:
+            return f("Slice", row, [0], [self.width], [1])
+        return f("Slice", row, self.first, f("Add", self.first, self.width), [1])
+
+
+@dataclass(frozen=True)
 class Top:
-    """Names: ids int64 and logprobs f32 [rows,top]; largest logit and log of the sum [rows,1]."""
+    """Names: ids int64, their logits and logprobs f32 [rows,top]; the largest logit, Σ e^(x − it)
+    and its log, f32 [rows,1]."""
 
     ids: str
+    values: str
     logprobs: str
     largest: str
+    sum: str
     log_sum: str
 
 
@@ -130,13 +158,16 @@ def log_probabilities(f: Text, logits: str, top: int) -> Top:
     values, ids = f.many(2, "TopK", logits, [top])
     largest = f("Slice", values, [0], [1], [1])
     weights = f.double(f("Exp", f("Sub", logits, largest)))
-    log_sum = f.cast(f("Log", f("ReduceSum", weights, [1], keepdims=1)), DType.F32)
-    return Top(ids, f("Sub", f("Sub", values, largest), log_sum), largest, log_sum)
+    total = f("ReduceSum", weights, [1], keepdims=1)
+    log_sum = f.cast(f("Log", total), DType.F32)
+    logprobs = f("Sub", f("Sub", values, largest), log_sum)
+    return Top(ids, values, logprobs, largest, f.cast(total, DType.F32), log_sum)
 
 
-def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> str:
-    """f32 [rows,V]: logits after bias and penalties, within ±FLOOR."""
-    z = _biased(f, p, logits, width)
+def penalised(f: Text, p: Parameters, logits: str, vocab: int, span: Span, whole: int) -> str:
+    """f32 [rows,V]: logits of `span` after bias and penalties, within ±FLOOR. `p.token_counts` are
+    of the same ids; the vocabulary has rows for `whole`."""
+    z = _biased(f, p, logits, span)
     known = f("And", p.live, f("Greater", p.token_counts, np.int32(0)))
     scaled = f("Where", f("Greater", z, 0.0), f("Div", z, p.repetition), f("Mul", z, p.repetition))
     z = f("Where", known, scaled, z)
@@ -146,14 +177,15 @@ def penalised(f: Text, p: Parameters, logits: str, vocab: int, width: int) -> st
     z = f("Sub", z, f("Mul", generated, p.frequency))
     z = f("Sub", z, f("Mul", f("Min", generated, 1.0), p.presence))
     z = f("Clip", z, -FLOOR, FLOOR)
-    if vocab < width:
-        z = f("Where", (np.arange(width) < vocab)[None], z, -FLOOR)
+    if vocab < whole:
+        z = f("Where", f("Less", span.ids(f), vocab), z, -FLOOR)
     return z
 
 
-def _biased(f: Text, p: Parameters, logits: str, width: int) -> str:
+def _biased(f: Text, p: Parameters, logits: str, span: Span) -> str:
     ids = f.long(f("Gather", "bias_ids", p.slots))  # [rows, NB]
-    inside = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, width))
+    ids = span.column(f, ids)
+    inside = f("And", f("GreaterOrEqual", ids, 0), f("Less", ids, span.width))
     until = f.long(f("Gather", "bias_until", p.slots))
     used = f("And", f("And", p.live, inside), f("Less", p.position, until))
     values = f("Where", used, f("Gather", "bias_values", p.slots), 0.0)
@@ -161,7 +193,7 @@ def _biased(f: Text, p: Parameters, logits: str, width: int) -> str:
     return f("ScatterElements", logits, target, values, axis=1, reduction="add")
 
 
-def within_mask(f: Text, p: Parameters, z: str, vocab: int, width: int) -> str:
+def within_mask(f: Text, p: Parameters, z: str, vocab: int, span: Span, whole: int) -> str:
     """f32 [rows,V]: z, and NEVER where the row's mask has no bit. In an If: without masked rows no
     mask is unpacked."""
 
@@ -171,9 +203,9 @@ def within_mask(f: Text, p: Parameters, z: str, vocab: int, width: int) -> str:
             "BitShift", words, np.arange(MASK_BITS, dtype=np.uint32)[None, None], direction="RIGHT"
         )
         bits = g("Reshape", g("BitwiseAnd", bits, np.uint32(1)), [0, -1])
-        allowed = g.cast(g("Slice", bits, [0], [width], [1]), DType.BOOL)
-        if vocab < width:
-            allowed = g("And", allowed, (np.arange(width) < vocab)[None])
+        allowed = g.cast(span.of(g, bits), DType.BOOL)
+        if vocab < whole:
+            allowed = g("And", allowed, g("Less", span.ids(g), vocab))
         return (g("Where", g("Or", allowed, g("Not", p.masked)), z, NEVER),)
 
     def otherwise(g: Text) -> tuple[str]:
@@ -188,10 +220,10 @@ def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:
     heat = f("Where", p.samples, p.temperature, 1.0)
     weights = f("Exp", f("Div", f("Sub", z, greatest), heat))
     weights = f("Where", f("Less", weights, p.min_p), 0.0, weights)
-    least, last = _limits(f, p, weights, width)
+    least, last = _limits(f, p, z, weights, width)
     ids = np.arange(width)[None]
-    tie = f("And", f("Equal", weights, least), f("LessOrEqual", ids, last))
-    kept = f("Where", f("Or", f("Greater", weights, least), tie), weights, 0.0)
+    tie = f("And", f("Equal", z, least), f("LessOrEqual", ids, last))
+    kept = f("Where", f("Or", f("Greater", z, least), tie), weights, 0.0)
     sums = f("CumSum", f.double(kept), 1)
     total = f("Slice", sums, [width - 1], [width], [1])
     target = f("Mul", total, philox.uniform_text(f, p.position, p.seed))
@@ -199,11 +231,12 @@ def draw(f: Text, p: Parameters, z: str, greatest: str, width: int) -> str:
     return f("Clip", f("ReduceSum", below, [1], keepdims=1), 0, width - 1)
 
 
-def _limits(f: Text, p: Parameters, weights: str, width: int) -> tuple[str, str]:
-    """(weight f32, id int64) [rows,1] of the last entry that top_k and top_p keep.
+def _limits(f: Text, p: Parameters, z: str, weights: str, width: int) -> tuple[str, str]:
+    """(z f32, id int64) [rows,1] of the last entry that top_k and top_p keep.
 
     Sorts only as many entries as the rows need: top_k of them, or growing numbers until the
-    prefix holds top_p. (−1, 0) keeps everything.
+    prefix holds top_p. (LEAST, 0) keeps everything. The order is that of z, since weights that
+    round alike would put entries in another order than a part of the row has.
     """
     by_count = f("And", p.samples, f("Greater", p.top_k, 0))
     by_mass = f("And", p.samples, f("Less", p.top_p, 1.0))
@@ -212,12 +245,13 @@ def _limits(f: Text, p: Parameters, weights: str, width: int) -> tuple[str, str]
     only_mass = f("Where", needed, FIRST_SORT, 1)
     wanted = f("Where", by_count, p.top_k, only_mass)
     first = f("Min", f("ReduceMax", wanted, [0], keepdims=0), width)
-    nothing = f("Where", needed, -1.0, -1.0)
+    nothing = f("Where", needed, LEAST, LEAST)
     zero = f("Sub", p.top_k, p.top_k)
     start = f.cast(f("ReduceMax", f.cast(needed, DType.I32), [0, 1], keepdims=0), DType.BOOL)
 
     def step(g: Text, _: str, __: str, size: str, least: str, last: str) -> tuple[str, ...]:
-        values, ids = g.many(2, "TopK", weights, size)
+        sorted_z, ids = g.many(2, "TopK", z, size)
+        values = g("GatherElements", weights, ids, axis=1)
         allowed = g("Or", g("Not", by_count), g("Less", _ranks(g, size), p.top_k))
         exact = g("Where", allowed, g.double(values), np.float64(0))
         sums = g("CumSum", exact, 1)
@@ -229,7 +263,7 @@ def _limits(f: Text, p: Parameters, weights: str, width: int) -> tuple[str, str]
         enough = g("Or", g("Or", g("Not", needed), by_count), g("GreaterOrEqual", end, mass))
         enough = g.cast(g("ReduceMin", g.cast(enough, DType.I32), [0, 1], keepdims=0), DType.BOOL)
         more = g("And", g("Not", enough), g("Less", g("Squeeze", size, [0]), width))
-        new = g("Where", needed, g("GatherElements", values, at, axis=1), least)
+        new = g("Where", needed, g("GatherElements", sorted_z, at, axis=1), least)
         return (
             more,
             g("Min", g("Mul", size, GROWTH), width),

@@ -18,8 +18,35 @@ constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
 constexpr int WORDS = (WIDTH + 31) / 32;  // of a row's mask
 constexpr float FLOOR = 3.0e38f;          // what may be chosen is not below -FLOOR
 
+// The ids that a view of the row has; others count as not there. With RANKS a rank's own logits are
+// those of SHARE ids.
+struct Ids {
+  int begin, end;
+#ifdef RANKS
+  DEVICE bool has(int id) const { return id >= begin && id < end; }
+  DEVICE bool has_cell(int c) const { return c * CELL >= begin && (c + 1) * CELL <= end; }
+#else
+  DEVICE bool has(int id) const { return id < WIDTH; }
+  DEVICE bool has_cell(int c) const { return true; }
+#endif
+  DEVICE int first_cell() const { return begin / CELL; }
+  DEVICE int cells_end() const { return (end + CELL - 1) / CELL; }
+};
+#ifdef RANKS
+constexpr int SHARE = WIDTH / RANKS;
+DEVICE Ids ids_of(int rank) { return {rank * SHARE, (rank + 1) * SHARE}; }
+#else
+constexpr int SHARE = WIDTH;
+DEVICE Ids ids_of(int rank) { return {0, WIDTH}; }
+#endif
+// Where id 0 of a row would lie.
+DEVICE const float* logits_of(const float* logits, int row, Ids ids) {
+  return logits + (i64)row * SHARE - ids.begin;
+}
+
 struct Row {
   const float* logits;
+  Ids ids;
   const int* token_counts;
   const int* bias_ids;
   const float* bias_values;
@@ -73,10 +100,10 @@ DEVICE int mask_of(const int* sampling_i, int slot) {
 }
 
 DEVICE Row row_of(const float* logits, const int* token_counts, const float* sampling_f,
-                  const int* sampling_i, const u32* allow, int row, int slot) {
+                  const int* sampling_i, const u32* allow, int row, int slot, Ids ids) {
   const float* f = sampling_f + (u64)slot * 8;
   Row r;
-  r.logits = logits + (u64)row * WIDTH;
+  r.logits = logits_of(logits, row, ids), r.ids = ids;
   r.token_counts = token_counts + (u64)slot * WIDTH;
   r.repetition = f[3], r.presence = f[4], r.frequency = f[5];
   r.inverse = __fdiv_rn(1.0f, r.repetition);
@@ -138,15 +165,16 @@ DEVICE void find_biases(Row& r, const int* ids, const float* values, const int* 
   r.bias_ids = found_ids, r.bias_values = found_values, r.biases = *found;
 }
 
-DEVICE void load8(const float* from, int cell, float (&x)[8]) {
+DEVICE void load8(const float* from, Ids ids, int cell, float (&x)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int id = cell * CELL + i * 128 + lane_id() * 4;
     float4 v = make_float4(0, 0, 0, 0);
-    if (id < WIDTH) v = __ldcg((const float4*)(from + id));
+    if (ids.has(id)) v = __ldcg((const float4*)(from + id));
     x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
   }
 }
+DEVICE void load8(const Row& r, int cell, float (&x)[8]) { load8(r.logits, r.ids, cell, x); }
 DEVICE void load8(const int* from, int cell, int (&x)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -191,6 +219,11 @@ DEVICE void values8(const Row& r, int cell, float (&x)[8]) {
   if ((cell + 1) * CELL > VOCAB)
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = id8(cell, i) < VOCAB ? x[i] : minus_infinity();
+#ifdef RANKS
+  if (!r.ids.has_cell(cell))
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = r.ids.has(id8(cell, i)) ? x[i] : minus_infinity();
+#endif
 }
 
 // The ordered bits of a logit, 0 of -infinity, which nobody chooses.
@@ -204,12 +237,12 @@ DEVICE void keys8(const Row& r, int cell, float (&x)[8], u32 (&key)[8]) {
   if (!RAW) values8(r, cell, x);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    key[i] = !RAW ? choice_key(x[i]) : id8(cell, i) < WIDTH ? ordered_key(x[i]) : 0u;
+    key[i] = !RAW ? choice_key(x[i]) : r.ids.has(id8(cell, i)) ? ordered_key(x[i]) : 0u;
 }
 template <bool RAW>
 DEVICE void keys8(const Row& r, int cell, u32 (&key)[8]) {
   float x[8];
-  load8(r.logits, cell, x);
+  load8(r, cell, x);
   keys8<RAW>(r, cell, x, key);
 }
 

@@ -208,7 +208,7 @@ DEVICE int greatest(RowMemory& w, const Row& r, int k, u32 most) {
     float x[2][8];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-      if (v + j * WARPS < w.visits) load8(r.logits, w.visit[v + j * WARPS], x[j]);
+      if (v + j * WARPS < w.visits) load8(r, w.visit[v + j * WARPS], x[j]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if (v + j * WARPS >= w.visits) break;

@@ -107,13 +107,13 @@ DEVICE void for_cells(const RowMemory& w, const Row& r, u32 least, const Each& e
   };
   float next[8];
   int c = after((int)threadIdx.x / 32 - WARPS);
-  if (c < CELLS) load8(r.logits, c, next);
+  if (c < CELLS) load8(r, c, next);
   while (c < CELLS) {
     float x[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = next[i];
     const int following = after(c);
-    if (following < CELLS) load8(r.logits, following, next);
+    if (following < CELLS) load8(r, following, next);
     each(c, x);
     c = following;
   }

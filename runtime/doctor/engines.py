@@ -18,7 +18,7 @@ from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
 from spark_engine.runtime.executors.cache_size import Room
-from spark_engine.runtime.ranks.seats import check_gpus
+from spark_engine.runtime.ranks.seats import check_gpus, check_nccl
 
 ENGINES = Path("engines")
 
@@ -80,7 +80,9 @@ def _files(path: Path, manifest: Manifest) -> str:
 def _memory(manifest: Manifest, free: int | None, kept: int) -> str:
     native = manifest.executor == NATIVE
     try:
-        check_gpus(manifest)
+        check_nccl(manifest)
+        if not manifest.across_hosts:  # else the others may be in other hosts
+            check_gpus(manifest)
         check_capacity(manifest, 0, free, kept, 1 if native else manifest.ranks)
     except UserError as error:
         return str(error)

@@ -10,7 +10,8 @@ were kept; knows no scheduler and no tensor. The choice changes speed alone, nev
 - Another k must promise MARGIN more than the one before it.
 - What is not verified is not measured. Now and then two rounds of the largest k look again: the
   first makes the drafts, the second verifies them. What they lose by the estimates so far is held
-  to SHARE of all time.
+  to SHARE of all time. Where a step's length is bounded and prefill is in it they wait, LATE rounds
+  at most.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FADE, MEAN_FADE = 0.95, 0.98  # what is left of a measurement after the next one
 AHEAD = 7  # rounds
 MARGIN = 0.03
 SHARE, EVERY = 0.01, 32  # of time, and the fewest rounds between two looks
+LATE = 32 * EVERY
 
 
 class DraftDepth:
@@ -75,8 +77,9 @@ class DraftDepth:
         self._all_seen = self._all_seen * fade + total
         self._all_kept = self._all_kept * fade + hit.sum(axis=0)
 
-    def choose(self, requests: Sequence[Request]) -> int:
-        """The k of the next round of these, for whose number it has a bucket."""
+    def choose(self, requests: Sequence[Request], brisk: bool = False) -> int:
+        """The k of the next round of these, for whose number it has a bucket; `brisk`: better
+        without a look."""
         if not self.most:
             return 0
         cost = self.cost(len(requests))
@@ -89,9 +92,10 @@ class DraftDepth:
         deepest = int(np.flatnonzero(np.isfinite(cost[: usable + 1]))[-1])
         pace = float(cost[best] / later[best])
         loss = 2 * float(cost[deepest]) - float(now[deepest] + later[deepest]) * pace
-        return self._look(best, deepest, loss, float(cost[best]))
+        every = LATE if brisk else EVERY
+        return self._look(best, deepest, loss, float(cost[best]), every)
 
-    def _look(self, best: int, deepest: int, loss: float, cost: float) -> int:
+    def _look(self, best: int, deepest: int, loss: float, cost: float, every: int) -> int:
         """`best`, or in two rounds now and then `deepest`, which loses `loss` microseconds."""
         if self._looking:
             self._looking -= 1
@@ -101,7 +105,7 @@ class DraftDepth:
             return best
         self._since += 1
         self._budget = min(self._budget + SHARE * cost, max(loss, 0.0))
-        if self._since < EVERY or self._budget < loss:
+        if self._since < every or self._budget < loss:
             return best
         self._since, self._looking = 0, 1
         self._budget -= max(loss, 0.0)

@@ -103,7 +103,9 @@ class Loaded:
 
     def close(self) -> None:
         """Closes every executor, the last of which takes the device's memory with it, and ends the
-        other ranks."""
+        other ranks. These are told first: each frees what others read when they have let it go."""
+        if self.group is not None:
+            self.group.leave()
         for executor in self.executors.values():
             executor.close()
         if self.group is not None:
@@ -161,6 +163,7 @@ def load(
         with orders.explained():
             loaded = _load(path, manifest, wishes, mark, shown, group.comm)
         undo.callback(loaded.close)
+        undo.callback(group.leave)
         group.all_open()
         undo.pop_all()
     return _led(loaded, group, orders)
@@ -327,6 +330,7 @@ def check_capacity(
         parts += f"snapshots {m.snapshots / GIB:.2f}, " if m.snapshots else ""
         card = f", built for the card {manifest.card}," if manifest.card else ""
         less = " or snapshots (--cache-gib)" if m.snapshots else ""
+        less += ", or for more GPUs of a host (--tp)" if manifest.executor == NATIVE else ""
         here = "for this card (--card), or " if manifest.card else ""
         each = f", for each of {ranks} ranks" if ranks > 1 else ""
         host = f" beside the {kept / GIB:.2f} that this machine itself keeps" if kept else ""

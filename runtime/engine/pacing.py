@@ -128,6 +128,11 @@ class Pacing:
         self._held, self._lost = 0, 0.0
         return taken
 
+    @property
+    def bounded(self) -> bool:
+        """Whether somebody asked that no step with prefill be long."""
+        return self.policy.pace is Pace.LATENCY or self.policy.itl_ms is not None
+
     def order(self, behind: Iterable[Request]) -> list[Request]:
         """Whose tiles come first: the urgent, then who was passed over long enough, then the
         shortest."""

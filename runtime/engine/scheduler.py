@@ -306,7 +306,8 @@ class Scheduler:
         guided = [s for s in seqs if s.guide is not None]
         for seq in guided:
             _unbind(seq, len(self.sizes.verify))
-        live, step, drafts = len(seqs), plan.step, self.depth.choose(seqs)
+        live, step = len(seqs), plan.step
+        drafts = self.depth.choose(seqs, self.pacing.bounded and live < len(self.running))
         starts = [FROM_STATE if s.slack else s.launched for s in seqs]
         if drafts:
             family, buckets = verify_family(drafts), self.sizes.verify[drafts - 1]

@@ -8,7 +8,7 @@ their launch on one stream, so they may share every byte.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from spark_engine.runtime.executors.device_clock import DeviceClock
 from spark_engine.runtime.executors.device_memory import DeviceStates, DeviceTables
 from spark_engine.runtime.executors.executor import Specs, Wait, checked
 from spark_engine.runtime.executors.kernels import Kernels
-from spark_engine.runtime.executors.peers import Ranked, meet
+from spark_engine.runtime.executors.peers import Ranked, calls, meet
 from spark_engine.runtime.executors.program import (
     PEERS,
+    Kernel,
     LaunchRecord,
     MemoryOperand,
     Operand,
@@ -48,14 +49,14 @@ Mark = Callable[[str], None]  # told the name of each stage that has ended
 class NativeEngine:
     """The device's owner: what all buckets of one engine share.
 
-    `rows_in` is given the device's memory before anything is allocated, raises when the engine does
+    `rows_in` is given the device's memory before the engine takes any, raises when the engine does
     not fit, and says how many snapshot rows do. With `comm` it is one of several ranks, each of
-    which has a process and a GPU. The weights are verified while they are copied.
-    Without `graphs` the launches of a step are queued one by one; with `masks` the graphs of steps
-    that wait for masks are recorded at the start. Raises EngineError when a byte of
-    the weights is not the manifest's, and where blocks that wait for one another may not all be
-    running: beside another engine of this process, or under MPS. Closed with its last executor, or
-    by `close`.
+    which has a process and a GPU; NCCL connects them where none reads another's memory. The weights
+    are verified while they are copied. Without `graphs` the launches of a step are queued one by
+    one; with `masks` the graphs of steps that wait for masks are recorded at the start. Raises
+    EngineError when a byte of the weights is not the manifest's, and where blocks that wait for one
+    another may not all be running: beside another engine of this process, or under MPS. Closed with
+    its last executor, or by `close`.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class NativeEngine:
             refuse_mps(self.gpu)
             resources = DeviceResources(self.gpu)
             undo.callback(resources.close)
+            self.symmetric_bytes = max((b.symmetric_bytes for b in buckets), default=0)
+            self._calls = calls(resources, self.symmetric_bytes, comm)
             self._kernels = Kernels(self.gpu)
             self.clock = DeviceClock(resources)
             gpu = self.gpu
@@ -96,8 +99,7 @@ class NativeEngine:
             self.zeroed = resources.zeros(self.zeroed_bytes)
             self.wide_bytes = max(b.wide_bytes for b in buckets)
             self.wide = resources.zeros(self.wide_bytes)
-            self.symmetric_bytes = max(b.symmetric_bytes for b in buckets)
-            self.peers = None if comm is None else meet(resources, self.symmetric_bytes, comm)
+            self.peers = meet(resources, self.symmetric_bytes, comm)
             self.specs = {s.name: s for s in (*manifest.tables, *(i.spec for i in manifest.states))}
             self.gpu.wait()
             mark("memory")
@@ -115,9 +117,18 @@ class NativeEngine:
         self._executors.append(NativeExecutor(self, header, payload))
         return self._executors[-1]
 
-    def function(self, cubin: bytes, symbol: str, shared: int) -> Function:
-        """A kernel of a cubin, allowed `shared` bytes of dynamic shared memory."""
-        return self._kernels.find(cubin, symbol, shared)
+    def function(self, kernel: Kernel) -> Function | None:
+        """A kernel of a cubin, allowed its dynamic shared memory; None for a call of NCCL."""
+        cubin, symbol, shared = kernel.cubin, kernel.symbol, kernel.shared
+        return None if cubin is None else self._kernels.find(cubin, symbol, shared)
+
+    def call(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
+        """What queues a call of NCCL. Raises EngineError where that does not connect the ranks."""
+        if self._calls is None:
+            raise EngineError(
+                f"NCCL, whose {symbol} is called, connects no ranks; rebuild the engine"
+            )
+        return self._calls.queueing(symbol, args)
 
     def release(self, executor: NativeExecutor) -> None:
         """One executor was closed; the last one takes the device's memory with it."""
@@ -172,13 +183,16 @@ class NativeExecutor:
         """
         self._gpu.use()
         program = self._read(payload)
-        kernels = [self._engine.function(k.cubin, k.symbol, k.shared) for k in program.kernels]
+        kernels = [self._engine.function(kernel) for kernel in program.kernels]
         queued = []
         for record in program.launches:
             function, symbol = kernels[record.kernel], program.kernels[record.kernel].symbol
-            self._check_room(function, symbol, record)
             args = [self._value(arg) for arg in record.args]
-            queue = self._gpu.prepare(function, record.shape, args)
+            if function is None:
+                queue = self._engine.call(symbol, args)
+            else:
+                self._check_room(function, symbol, record)
+                queue = self._gpu.prepare(function, record.shape, args)
             masks = MASKS in record.args
             queued.append(QueuedLaunch(record.node, symbol, queue, masks))
         return queued

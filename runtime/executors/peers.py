@@ -1,21 +1,31 @@
-"""The regions that ranks read of each other, set up over whatever the ranks speak through.
+"""How the GPUs of ranks reach each other, set up over whatever the ranks speak through: regions
+that they read of each other on one host, or a library's calls between hosts.
 
 Knows who gathers and the device's regions; knows no launch.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Protocol
 
 import numpy as np
 
 from spark_engine.device_resources import DeviceResources
+from spark_engine.errors import ExecutorError
 from spark_engine.peer_memory import PeerMemory
 from spark_engine.tensors import Array
+
+PART_S = 3.0  # that a rank which closes waits for the others to close what is its own
 
 
 class Ranked(Protocol):
     """What an owner needs of a communicator."""
+
+    limit_s: float  # seconds that a call waits for the others
 
     @property
     def rank(self) -> int:
@@ -30,13 +40,56 @@ class Ranked(Protocol):
         """Returns when all ranks have come."""
         ...
 
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Does this too where a rank has fallen, in another thread."""
+        ...
 
-def meet(resources: DeviceResources, nbytes: int, comm: Ranked) -> PeerMemory:
-    """This rank's region and the others'; all are there, and zero, when it returns."""
+
+class Calls(Protocol):
+    """What ranks make together by calls of a library."""
+
+    def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
+        """What puts the call on the GPU's stream."""
+        ...
+
+    def close(self) -> None:
+        """Lets the others go."""
+        ...
+
+
+def calls(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> Calls | None:
+    """NCCL's, of ranks that show each other `nbytes` of memory, where that is none.
+
+    It is closed when no GPU of a rank waits for another.
+    """
+    if comm is None or nbytes:
+        return None
+    nccl = import_module("spark_engine.runtime.executors.nccl")  # needs the extra `nccl`
+    made: Calls = nccl.Nccl(resources.gpu, comm)
+    resources.finally_(made.close)
+    resources.finally_(partial(_part, comm))
+    return made
+
+
+def meet(resources: DeviceResources, nbytes: int, comm: Ranked | None) -> PeerMemory | None:
+    """This rank's region and the others', if they have any; all are there, and zero, when it
+    returns.
+
+    When it is given back, a rank that has ended, or does not come within PART_S, is not waited for.
+    """
+    if comm is None or not nbytes:
+        return None
 
     def gather(handle: bytes) -> list[bytes]:
         return [row.tobytes() for row in comm.all_gather(np.frombuffer(handle, np.uint8))]
 
-    peers = PeerMemory(resources, nbytes, comm.rank, gather)
+    peers = PeerMemory(resources, nbytes, comm.rank, gather, partial(_part, comm))
     comm.barrier()
     return peers
+
+
+def _part(comm: Ranked) -> None:
+    """Returns when all ranks have come so far, or one does not."""
+    comm.limit_s = min(comm.limit_s, PART_S)
+    with contextlib.suppress(ExecutorError):
+        comm.barrier()

@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry of a cubin, and the most dynamic shared memory that a launch gives it."""
+    """An entry of a cubin, and the most dynamic shared memory that a launch gives it; without a
+    cubin, a call of NCCL of that name."""
 
-    cubin: bytes
+    cubin: bytes | None
     symbol: str
     shared: int
 
@@ -101,7 +102,7 @@ class Program:
         if ends[-1] != len(payload):
             raise ValueError(f"{ends[-1]} bytes of payload are spoken of, {len(payload)} are there")
         cubins = [payload[start:end] for start, end in pairwise(ends)]
-        kernels = (Kernel(_pick(cubins, k.cubin), k.symbol, k.shared) for k in body.kernels)
+        kernels = (_kernel(row, cubins) for row in body.kernels)
         sizes = {kind: getattr(body, f"{kind}_bytes") for kind in _BY_OFFSET}
         for row in body.launches:
             _pick(body.kernels, row.kernel)
@@ -112,7 +113,7 @@ class Program:
 
 
 class _KernelRow(msgspec.Struct):
-    cubin: Natural
+    cubin: Natural | None
     symbol: str
     shared: Shared
 
@@ -141,9 +142,17 @@ class _Body(msgspec.Struct):
 
 _BY_OFFSET = ("arena", "zeroed", "symmetric")
 PEERS = "peers"
+CALLS = ("all_gather", "all_reduce")  # of NCCL; the second adds bf16
 _BY_NAME = ("weight", "state", "input", "output")
 _BITS = {"i32": 32, "i64": 64}
 MOST_F32 = 3.4028235e38
+
+
+def _kernel(row: _KernelRow, cubins: list[bytes]) -> Kernel:
+    cubin = None if row.cubin is None else _pick(cubins, row.cubin)
+    if cubin is None and row.symbol not in CALLS:
+        raise ValueError(f"{row.symbol!r} is no call of NCCL that this version makes")
+    return Kernel(cubin, row.symbol, row.shared)
 
 
 def _record(row: _LaunchRow, sizes: Mapping[str, int]) -> LaunchRecord:

@@ -8,7 +8,7 @@ that all have the same bits. Knows no plan, and nothing of what a device sums by
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -57,6 +57,10 @@ class Communicator(Protocol):
         """Ends the call that waits, and all that come; for another thread."""
         ...
 
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Has `abort` do this too."""
+        ...
+
     def close(self) -> None:
         """Gives everything back. May be called twice."""
         ...
@@ -67,6 +71,7 @@ class _OverLinks:
 
     def __init__(self, links: Links) -> None:
         self._links = links
+        self._ends: list[Callable[[], None]] = []
 
     @property
     def rank(self) -> int:
@@ -114,6 +119,12 @@ class _OverLinks:
     def abort(self, why: str) -> None:
         """Ends the call that waits."""
         self._links.abort(why)
+        while self._ends:
+            self._ends.pop()()
+
+    def at_abort(self, work: Callable[[], None]) -> None:
+        """Has `abort` do this too."""
+        self._ends.append(work)
 
     def _pieces(self, what: str, flat: Array) -> Iterator[Piece]:
         raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -30,6 +31,7 @@ LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
 DEVICE_S = 6.0  # a step on a device; a chunk of prefill takes a second
 GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEVICE_S less than the
 # server's watchdog, so that the log names the rank
+OPENING_S = 30.0  # and this long to leave the opening of its part, where it may wait for others
 EXIT_S = 5.0  # and the others to close
 KILLED_S = 1.0  # or less, where one has fallen or still opens its part, and does not listen
 TICK_S = 0.25  # how often it looks
@@ -59,7 +61,8 @@ class Group:
         self._fell_at = 0.0
         self._heard = threading.Condition()
         self._waits_since: float | None = None
-        self._closing = False
+        self._opening = False
+        self._closing = self._closed = False
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
@@ -70,7 +73,7 @@ class Group:
 
     def begin(self, begin: Begin) -> None:
         """Tells all ranks to open the engine, as this one does meanwhile."""
-        self.comm.limit_s = OPEN_S
+        self.comm.limit_s, self._opening = OPEN_S, True
         self.send(encode(begin))
 
     def all_open(self) -> None:
@@ -78,6 +81,7 @@ class Group:
         ExecutorError naming those that do not come."""
         with self._heard:
             self._heard.wait_for(lambda: self._fallen or self._missing == [], OPEN_S)
+        self._opening = False
         self.check()
         if self._missing:
             raise ExecutorError(f"ranks {self._missing} did not open the engine in {OPEN_S:g} s")
@@ -103,8 +107,8 @@ class Group:
         """Rank 0 begins to wait for its device, or has ended to."""
         self._waits_since = time.monotonic() if waits else None
 
-    def close(self) -> None:
-        """Ends all ranks of this host, and lets the others go. May be called twice."""
+    def leave(self) -> None:
+        """Tells all ranks to close, as this one does next. May be called twice."""
         if self._closing:
             return
         self._closing = True
@@ -113,6 +117,13 @@ class Group:
                 self.send(encode([Leave()]))
         else:
             self._let_go()
+
+    def close(self) -> None:
+        """Ends all ranks of this host, and lets the others go. May be called twice."""
+        if self._closed:
+            return
+        self.leave()
+        self._closed = True
         self._end_processes()
         self._watcher.join()
         for control in self._controls.values():
@@ -194,6 +205,8 @@ class Group:
         if since is not None and now - since > DEVICE_S and self._fallen is None:
             words = f"a step has waited for rank 0's device for {now - since:.0f} s"
             self._fall(ExecutorError(f"{words}: a rank, or a kernel that waits for one, hangs"))
-        elif since is not None and self._fallen is not None and now - self._fell_at > GRACE_S:
-            log.critical("rank 0 ends too, in a step that cannot end: %s", self._fallen)
+        grace = GRACE_S if since is not None else OPENING_S if self._opening else math.inf
+        if self._fallen is not None and now - self._fell_at > grace:
+            where = "a step" if since is not None else "an opening"
+            log.critical("rank 0 ends too, in %s that cannot end: %s", where, self._fallen)
             os._exit(EXIT_CODE)

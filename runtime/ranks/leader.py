@@ -130,6 +130,11 @@ class LeadExecutor:
         self._buffers = Merged(inner.specs, states)
 
     @property
+    def inner(self) -> Executor:
+        """Rank 0's own, whose launches no other rank follows."""
+        return self._inner
+
+    @property
     def specs(self) -> Specs:
         """The inner one's."""
         return self._inner.specs
@@ -216,6 +221,11 @@ class LeadStates:
         self.slot_bytes, self.page_bytes = inner.slot_bytes, inner.page_bytes
         self.snapshot_rows = inner.snapshot_rows
         self.snapshot_bytes = inner.snapshot_bytes
+
+    @property
+    def inner(self) -> States:
+        """Rank 0's own."""
+        return self._inner
 
     def copy_rows(self, pairs: Pairs) -> None:
         """Copies rows of the states by sequence."""

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from spark_engine.engine_file import MANIFEST, read_manifest
-from spark_engine.errors import CapacityError, OptionError
+from spark_engine.errors import CapacityError, EngineError, OptionError
+from spark_engine.hints import extra
 from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.ranks.channel import Ring, ring_bytes
 from spark_engine.runtime.ranks.communicator import (
@@ -72,7 +74,8 @@ def gather_ranks(
     """Rank 0's group: the other ranks are processes of this host, or come from the other `hosts`.
 
     Raises CapacityError where this host has fewer GPUs than ranks, OptionError for hosts that are
-    not one for each rank or whose GPUs are to read each other, ExecutorError where a rank does not
+    not one for each rank or whose GPUs are to read each other, EngineError without NCCL where that
+    connects them, ExecutorError where a rank does not
     come.
     """
     check_hosts(hosts, manifest)
@@ -89,17 +92,28 @@ def limit_of(manifest: Manifest) -> float:
 
 
 def check_hosts(hosts: Sequence[str], manifest: Manifest) -> None:
-    """Raises OptionError unless there are none, or one for each rank of a CPU engine."""
+    """Raises OptionError unless there are none, or one for each rank of an engine that can be on
+    several, and EngineError where that needs a package that is not there."""
     ranks = manifest.ranks
     if hosts and len(hosts) != ranks:
         raise OptionError(
             f"--hosts names {len(hosts)}, and the engine was built for {ranks} ranks, one on each "
             f"host: name {ranks}, or build with --tp {len(hosts)}"
         )
-    if hosts and manifest.executor == NATIVE:
+    if hosts and manifest.executor == NATIVE and not manifest.across_hosts:
         raise OptionError(
-            "--hosts: ranks of a GPU's engine read each other's memory, as GPUs of one host can: "
-            "leave --hosts out, and serve an engine of its own on each host"
+            "--hosts: the ranks of this engine read each other's memory, as GPUs of one host can: "
+            f"leave --hosts out, or build it with --tp {ranks} --across-hosts"
+        )
+    check_nccl(manifest)
+
+
+def check_nccl(manifest: Manifest) -> None:
+    """Raises EngineError where the ranks need NCCL and its package is not there."""
+    if manifest.across_hosts and find_spec("nccl") is None:
+        raise EngineError(
+            f"engine {manifest.name} brings its ranks together through NCCL, whose package is not "
+            f"here: {extra('nccl')}"
         )
 
 
@@ -112,10 +126,12 @@ def check_gpus(manifest: Manifest) -> None:
     found = count()
     if found < manifest.ranks:
         need = manifest.memory.total / (1 << 30)
+        hosts = "name the hosts of all ranks (--hosts), " if manifest.across_hosts else ""
+        fewer = f"rebuild with --tp {found}" if found else "run it where they are"
         raise CapacityError(
             f"engine {manifest.name} was built for {manifest.ranks} GPUs, each of which holds "
             f"{need:.2f} GiB, and this machine shows {found} (--device and "
-            f"CUDA_VISIBLE_DEVICES count): show more, or rebuild with --tp {max(found, 1)}"
+            f"CUDA_VISIBLE_DEVICES count): {hosts}show more, or {fewer}"
         )
 
 

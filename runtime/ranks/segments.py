@@ -109,17 +109,22 @@ class SegmentsExecutor(AtOnce):
         made = [
             step.bind(arrays)
             if isinstance(step, _Session)
-            else partial(self._meet, step.op, arrays[step.input], arrays[step.output])
+            else partial(
+                self._meet, step.op, arrays[step.output], *(arrays[n] for n in step.inputs)
+            )
             for step in self._steps
         ]
         self._bound = [*self._bound[1 - MAX_BOUND :], (buffers, made)]
         return made
 
-    def _meet(self, op: str, given: Array, out: Array) -> None:
+    def _meet(self, op: str, out: Array, given: Array, rows: Array | None = None) -> None:
         if op == "all_reduce":
             out[...] = self._comm.all_reduce(given)
-        else:
+        elif rows is None:
             out[...] = np.concatenate([*self._comm.all_gather(given)], axis=-1)
+        elif rows.any():
+            some = np.flatnonzero(rows)
+            out[some] = np.concatenate([*self._comm.all_gather(given[some])], axis=-1)
 
 
 class _Session:

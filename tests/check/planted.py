@@ -15,11 +15,13 @@ from spark_engine.engine_file import WEIGHTS, read_manifest
 from spark_engine.weights_file import read_index
 
 
-def corrupt(engine: Path, tensor: str, where: Path, change: Callable[[Any], Any]) -> Path:
-    """A copy in which the tensor's bytes are what `change` makes of them."""
+def corrupt(
+    engine: Path, tensor: str, where: Path, change: Callable[[Any], Any], file: str = WEIGHTS
+) -> Path:
+    """A copy in which the tensor's bytes, of that file, are what `change` makes of them."""
     shutil.copytree(engine, where)
-    entry = read_index(where / WEIGHTS)[tensor]
-    data = np.memmap(where / WEIGHTS, np.uint8, "r+", entry.offset, (entry.spec.nbytes,))
+    entry = read_index(where / file)[tensor]
+    data = np.memmap(where / file, np.uint8, "r+", entry.offset, (entry.spec.nbytes,))
     data[:] = change(data.copy())
     data.flush()
     seal(where, replace(read_manifest(where), files={}))

@@ -62,6 +62,26 @@ def test_a_native_engine_agrees_with_references_and_with_the_cpu(tmp_path: Path)
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(device.count() < 2, reason="needs two GPUs")
+def test_an_engine_of_two_ranks_agrees_with_references_and_with_the_cpu(tmp_path: Path) -> None:
+    """Of the GPUs' ranks what rank 0 computes; the CPU's are all seen."""
+    assert HERE is not None
+    config = {"linear_num_value_heads": 32, "linear_num_key_heads": 8}
+    write_checkpoint(tmp_path / "checkpoint", config, "nvfp4")
+    made = {}
+    for target, kv in ((HERE, "auto"), ("cpu", "bf16")):
+        options = Options(target=target, kv_dtype=kv, tp=2, timing=None, **SIZES)  # type: ignore[arg-type]
+        made[target] = tmp_path / target
+        report = build(tmp_path / "checkpoint", made[target], options, print, record=True)
+        assert report.manifest.greedy.md5, report.notes
+    for other in (tmp_path / "checkpoint", made["cpu"]):
+        report = run_check(made[HERE], other, (*LEVELS, "record"), QUIET)
+        assert report.passed, (report.first, report.headlines, other)
+        shown = {f.name for level in report.levels for f in level.findings}
+        assert {"logits", "layers.0.gdn_state"} <= shown and "layers.0.rank1.gdn_state" not in shown
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(HERE is None, reason="no CUDA device")
 def test_a_graph_left_unfused_agrees_too(tmp_path: Path) -> None:
     """Stand-alone quantisers, norms, gates and joins have kernels as well."""

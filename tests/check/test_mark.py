@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 from spark_engine.check.mark import mark
 from spark_engine.engine_file import EngineFile, EngineHeader
 from spark_engine.interface import Precision
-from spark_engine.tensors import DType
+from spark_engine.tensors import DType, TensorSpec
 
 MANIFEST = SimpleNamespace(
-    dtypes=Precision(DType.F32, DType.F32, DType.F32), model=SimpleNamespace(hidden=8)
+    dtypes=Precision(DType.F32, DType.F32, DType.F32), model=SimpleNamespace(hidden=8), ranks=1
 )
 
 
@@ -26,7 +26,8 @@ def bucket(executor: str, *shown: str) -> EngineFile:
     }
     outputs = [values[n] for n in (*shown, "logits")]
     graph = helper.make_graph(nodes, "g", [values["x"]], outputs)
-    header = EngineHeader(executor, "cpu", "prefill", 2, 64, (), (), (), {})
+    specs = tuple(TensorSpec(name, DType.F32, (128, 8)) for name in shown)
+    header = EngineHeader(executor, "cpu", "prefill", 2, 64, (), (), specs, {})
     return EngineFile(header, helper.make_model(graph).SerializeToString())
 
 
@@ -42,6 +43,7 @@ def test_what_a_debug_engine_shows_is_shown_once() -> None:
     made = mark(bucket("ort", "layers.0.out"), MANIFEST)  # type: ignore[arg-type]
     shown = [v.name for v in onnx.load_from_string(made.payload).graph.output]
     assert shown == ["layers.0.out", "logits", "layers.0.mixed"]
+    assert [s.name for s in made.header.outputs] == ["layers.0.out", "layers.0.mixed"]
 
 
 def test_another_executors_bytes_are_left_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,15 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
 
 from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.check import engines  # noqa: E402
 from spark_engine.check.check import run_check  # noqa: E402
 from spark_engine.check.report import Report  # noqa: E402
 from spark_engine.errors import EngineError, OptionError  # noqa: E402
 from spark_engine.progress import Progress  # noqa: E402
+from spark_engine.runtime.engine.load import Loaded, _led, load  # noqa: E402
+from spark_engine.runtime.executors import native as runtime_native  # noqa: E402
 from spark_engine.runtime.executors.program import MemoryOperand, Program  # noqa: E402
+from spark_engine.runtime.ranks.leader import Orders  # noqa: E402
 from tests.check.fake_native import Fake, build_fake, open_fake, places_of  # noqa: E402
 from tests.check.planted import corrupt, scaled  # noqa: E402
 from tests.checkpoints import write_checkpoint  # noqa: E402
@@ -199,3 +204,33 @@ def test_an_activation_may_not_be_larger_than_its_place(
     monkeypatch.setattr(Program, "read", far)
     with pytest.raises(EngineError, match="said to lie in 1 bytes .* rebuild the engine"):
         _op(built[1], built[0])
+
+
+def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else is here: a node that waited for another rank would hang."""
+    changes = {**SHALLOW, "linear_num_value_heads": 32, "linear_num_key_heads": 8}
+    write_checkpoint(tmp_path / "c", changes, format="nvfp4", seed=4)
+    with pytest.MonkeyPatch.context() as patch:
+        fake = build_fake(tmp_path / "c", tmp_path / "e", replace(OPTIONS, tp=2), patch)
+    shared = {n for found in fake.nodes.values() for n, x in found.items() if "ranks" in x.attrs}
+    assert len(shared) > 2
+    fake.idle = shared
+    open_fake(fake, monkeypatch)
+    region = SimpleNamespace(own=1 << 50, table=1 << 51)
+    monkeypatch.setattr(runtime_native, "meet", lambda *given: region)
+    told: Any = SimpleNamespace(send=lambda data: None, check=lambda: None)
+    group: Any = SimpleNamespace(leave=lambda: None, close=lambda: None)
+
+    def led(path: Path, cache_bytes: int) -> Loaded:
+        comm: Any = SimpleNamespace(rank=0, ranks=2, here=True, all_gather=lambda array: array)
+        return _led(load(path, cache_bytes=cache_bytes, comm=comm), group, Orders(told))
+
+    monkeypatch.setattr(engines, "load", led)
+    fake.spoil = lambda name, results: results[0].fill(1) if name == "embed" else None
+    (level,) = _op(tmp_path / "e", tmp_path / "c").levels
+    own = {name for found in fake.nodes.values() for name in found} - shared
+    assert {f.name.split(maxsplit=1)[1] for f in level.findings} == own and level.launches == 2
+    failed = {f.name for f in level.findings if not f.passed}
+    assert failed == {"prefill embed", "decode embed"}

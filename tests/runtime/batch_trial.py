@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,11 @@ def run(base: Path) -> None:
 def compare(folder: Path) -> str:
     """The figures of the first lines."""
     engine, logits = recorded(folder)
+    with closing(engine):
+        return _compare(engine, logits)
+
+
+def _compare(engine: Engine, logits: Logits) -> str:
     requests = ragged(engine.loaded.limits.vocab)
     texts = serve(engine, requests)
     together, launches = dict(logits), engine.stats()["buckets"]
@@ -104,7 +110,6 @@ def compare(folder: Path) -> str:
         same += alone == texts[i]
         ties += alone != texts[i] and near(own, alone, texts[i], len(request.prompt))
     engine.check_idle()
-    engine.close()
     count = len(requests)
     return (
         f"{same} of {count} texts same, {count - same} differ ({ties} at a near tie), "
@@ -123,7 +128,10 @@ def near(rows: Mapping[int, Array], one: list[int], other: list[int], prompt: in
 
 
 def recorded(folder: Path) -> tuple[Engine, Logits]:
-    """An engine, and where the logits of what it runs are gathered, by request and position."""
+    """An engine, and where the logits of what it runs are gathered, by request and position.
+
+    Without drafts, since a round gives no logits of a position that it does not keep.
+    """
     logits: Logits = {}
     loaded = load(folder)
     poison(loaded.executors.values())
@@ -138,7 +146,7 @@ def recorded(folder: Path) -> tuple[Engine, Logits]:
                 print(f"NaN in row {row} of {live} in {len(buffers['slots'])}, position {at}")
 
     executors = {key: Recording(e, keep) for key, e in loaded.executors.items()}
-    engine = Engine(replace(loaded, executors=executors), EngineOptions(depth=0))
+    engine = Engine(replace(loaded, executors=executors), EngineOptions(depth=0, drafts=0))
     return engine, logits
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_engine.errors import CapacityError, ExecutorError, OptionError
+from spark_engine.errors import CapacityError, EngineError, ExecutorError, OptionError
 from spark_engine.runtime import hosts, rank_process
 from spark_engine.runtime.engine.engine import EngineOptions
 from spark_engine.runtime.hosts import own_rank
@@ -48,9 +48,10 @@ def test_a_host_knows_its_own_address() -> None:
         own_rank((ELSEWHERE, ELSEWHERE), 2)
 
 
-def manifest(executor: str, ranks: int) -> Any:
+def manifest(executor: str, ranks: int, across: bool = False) -> Any:
+    memory = SimpleNamespace(total=3 << 30)
     return SimpleNamespace(
-        executor=executor, ranks=ranks, name="x", memory=SimpleNamespace(total=3 << 30)
+        executor=executor, ranks=ranks, name="x", memory=memory, across_hosts=across
     )
 
 
@@ -68,6 +69,8 @@ def test_an_engine_is_refused_on_fewer_gpus_with_numbers(monkeypatch: pytest.Mon
     with pytest.raises(CapacityError, match=words) as refusal:
         seats.check_gpus(manifest("native", 4))
     assert "--hosts" not in str(refusal.value)
+    with pytest.raises(CapacityError, match=r"name the hosts of all ranks \(--hosts\), show more"):
+        seats.check_gpus(manifest("native", 4, True))
 
 
 def test_ranks_on_the_cpu_have_longer_than_those_on_gpus(
@@ -92,8 +95,36 @@ def test_ranks_of_a_gpus_engine_are_on_one_host(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(assets, "read_manifest", lambda folder: manifest("native", 2))
     with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
         seats.gather_ranks(Path("x"), manifest("native", 2), ("a", "b"))
-    with pytest.raises(OptionError, match="--hosts: .*GPUs of one host"):
+    with pytest.raises(OptionError, match="GPUs of one host.* --tp 2 --across-hosts"):
         assets.check_ranks(Path("x"), EngineOptions(tp=2, hosts="a,b"))
+
+
+def test_ranks_that_nccl_connects_are_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or on one; who lacks the package is told how to get it before anything is loaded."""
+    across, packages = manifest("native", 2, True), {"nccl"}
+    monkeypatch.setattr(seats, "find_spec", lambda name: name in packages or None)
+    seats.check_hosts(("a", "b"), across)
+    seats.check_hosts((), across)
+    with pytest.raises(OptionError, match="--hosts names 3"):
+        seats.check_hosts(("a", "b", "c"), across)
+    packages.clear()
+    for hosts_ in ((), ("a", "b")):
+        with pytest.raises(EngineError, match=r"through NCCL.*pip install 'spark-engine\[nccl\]'"):
+            seats.check_hosts(hosts_, across)
+    for other in (manifest("native", 2), manifest("native", 1), manifest("ort", 2)):
+        seats.check_hosts((), other)
+
+
+def test_nccl_is_told_the_network_of_the_hosts() -> None:
+    """What the user says goes before; an address that no interface has says nothing."""
+    found: dict[str, str] = {}
+    hosts.name_network(found, ELSEWHERE)
+    hosts.name_network(found, "no.such.host.invalid")
+    assert not found
+    hosts.name_network(found, "127.0.0.1:29700")
+    assert found == {"NCCL_SOCKET_IFNAME": "=lo"}
+    hosts.name_network(given := {"NCCL_SOCKET_IFNAME": "ib0"}, "127.0.0.1")
+    assert given == {"NCCL_SOCKET_IFNAME": "ib0"}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.kernel import Launch, Plan, Pointer
+from spark_engine.kernel import Launch, Plan, Pointer, Rank
 from spark_engine.tensors import TensorSpec
 from tests.house import ROOT
 
@@ -36,6 +36,7 @@ def _texts() -> dict[str, str]:
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
     for name in ("ptx.cuh", "matrices.cuh"):
         found[f"common/{name}"] = (HERE / name).read_text()
+    found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
     found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
     for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
         found[path] = _INSTRUCTION.sub("", found[path])
@@ -112,11 +113,33 @@ def run(
 def _run(
     launch: Launch, source: str, places: Mapping[str, list[Buffer]], cache: Path, late: bool
 ) -> None:
-    kernels = library(launch.source or source, launch.defines, cache)
+    call(library(launch.source or source, launch.defines, cache), launch, addresses(places), late)
+
+
+def addresses(places: Mapping[str, list[Buffer]]) -> dict[str, list[int]]:
+    """Of buffers by kind."""
+    return {kind: [b.bytes.ctypes.data for b in some] for kind, some in places.items()}
+
+
+def call(
+    kernels: ctypes.CDLL,
+    launch: Launch,
+    places: Mapping[str, list[int]],
+    late: bool,
+    rank: int = 0,
+    seed: int = 1,
+) -> None:
+    """Runs a launch over addresses by the kinds of pointers."""
     values = [
-        places[a.kind][a.index].bytes.ctypes.data if isinstance(a, Pointer) else int(a.value)
+        places[a.kind][a.index]
+        if isinstance(a, Pointer)
+        else rank
+        if isinstance(a, Rank)
+        else int(a.value)
         for a in launch.args
     ]
     args = (ctypes.c_uint64 * len(values))(*values)
     symbol = ctypes.cast(getattr(kernels, launch.symbol), ctypes.c_void_p)
-    kernels.launch(symbol, launch.grid[0], launch.block[0], len(values), args, int(late), 1)
+    kernels.launch(
+        symbol, launch.grid[0], launch.block[0], len(values), args, int(late), seed, launch.grid[1]
+    )

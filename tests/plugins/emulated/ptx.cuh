@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <utility>
 #include <vector>
 
 typedef unsigned char u8;
@@ -134,7 +133,35 @@ inline u32 __ballot_sync(u32, bool mine) {
   for (int lane = 0; lane < 32; ++lane) all |= (u32)from_lane(mine, lane) << lane;
   return all;
 }
+template <class T, class Join>
+T joined(T mine, const Join& join) {
+  T all = from_lane(mine, 0);
+  for (int lane = 1; lane < 32; ++lane) all = join(all, from_lane(mine, lane));
+  return all;
+}
+inline u32 __reduce_max_sync(u32, u32 x) {
+  return joined(x, [](u32 a, u32 b) { return max(a, b); });
+}
+inline int __reduce_max_sync(u32, int x) {
+  return joined(x, [](int a, int b) { return max(a, b); });
+}
+inline int __reduce_min_sync(u32, int x) {
+  return joined(x, [](int a, int b) { return min(a, b); });
+}
+inline u32 __reduce_or_sync(u32, u32 x) {
+  return joined(x, [](u32 a, u32 b) { return a | b; });
+}
 inline bool __any_sync(u32, bool mine) { return __ballot_sync(~0u, mine) != 0; }
+inline bool __syncthreads_or(bool mine) {
+  static bool any;
+  if (mine) any = true;
+  __syncthreads();
+  const bool found = any;
+  __syncthreads();
+  any = false;
+  __syncthreads();
+  return found;
+}
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 // What every lane gave, seen by all; the caller meets again when it has read.
@@ -157,13 +184,30 @@ inline u32 __float_as_uint(float x) { return bits_of<u32>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float exponential(float x) { return std::exp(x); }
 #define __expf exponential
 #define __cosf std::cos
 #define __sinf std::sin
 using std::fma, std::rint;
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float exp2_fast(float x) { return std::exp2(x); }
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline u64 __float2ull_rn(float x) { return (u64)std::nearbyint(x); }
+inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
+inline u32 __umulhi(u32 a, u32 b) { return (u64)a * b >> 32; }
+inline int __clz(u32 x) { return x ? __builtin_clz(x) : 32; }
+template <class T>
+T atomic_join(T* p, T value) {
+  const T was = *p;
+  *p = value;
+  return was;
+}
+inline int atomicMin(int* p, int x) { return atomic_join(p, min(*p, x)); }
+inline u32 atomicOr(u32* p, u32 bits) { return atomic_join(p, *p | bits); }
+inline u64 atomicAdd(u64* p, u64 by) { return atomic_join(p, *p + by); }
+inline u32 atomicAdd(u32* p, u32 by) { return (*p += by) - by; }
 inline int atomicAdd(int* p, int by) { return (*p += by) - by; }
 inline int count_up(int* counter) { return atomicAdd(counter, 1); }
 template <class T>
@@ -287,15 +331,17 @@ inline int load_of_block(const int*, u32) { return check(false, "there are no cl
 #include "common/matrices.cuh"
 
 // ---- launches ----------------------------------------------------------------------------------
-constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 24;
-inline void* kernel;
-inline u64 given[MOST_ARGUMENTS];
-template <size_t... I>
-void call(std::index_sequence<I...>) {
-  ((void (*)(decltype((u64)I)...))kernel)(given[I]...);
+constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 32;
+template <class F, class... Given>
+void call_with(F* kernel, const u64* g, Given... given) {
+  if constexpr (sizeof...(Given) == MOST_ARGUMENTS) ((void (*)(Given...))kernel)(given...);
+  else call_with(kernel, g + 1, given..., *g);
 }
+typedef void (*Kernel)();
+inline Kernel kernel;
+inline u64 given[MOST_ARGUMENTS];
 inline void enter() {
-  call(std::make_index_sequence<MOST_ARGUMENTS>());
+  call_with(kernel, given);
   self().done = true;
 }
 inline void run_block(int count, std::vector<u8>& stacks) {
@@ -321,14 +367,15 @@ inline void run_block(int count, std::vector<u8>& stacks) {
     }
   }
 }
-extern "C" void launch(void* which, int grid, int count, int args, const u64* values, int delayed,
-                       int seed) {
+extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
+                       int seed, int high) {
   check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
   std::vector<u8> stacks((size_t)STACK * count);
   kernel = which, late = delayed, srand(seed);
   std::copy(values, values + args, given);
-  gridDim = {grid, 1, 1}, blockDim = {count, 1, 1};
-  for (blockIdx = {0, 0, 0}; blockIdx.x < grid; ++blockIdx.x) {
+  gridDim = {grid, high, 1}, blockDim = {count, 1, 1};
+  for (int i = 0; i < grid * high; ++i) {
+    blockIdx = {i % grid, i / grid, 0};
     memset(dynamic, 0xFF, sizeof dynamic);
     run_block(count, stacks);
   }

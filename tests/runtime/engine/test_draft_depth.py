@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spark_engine.interface import DECODE, verify_family
-from spark_engine.runtime.engine.draft_depth import EVERY, SHARE, DraftDepth
+from spark_engine.runtime.engine.draft_depth import EVERY, LATE, SHARE, DraftDepth
 from spark_engine.runtime.engine.request import Request
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.step_costs import StepCosts
@@ -28,13 +28,13 @@ class Rounds:
     """Plays the engine: every draft is kept with the probability of its request."""
 
     def __init__(self, depth: DraftDepth, rates: list[float], limit: int = 1 << 20) -> None:
-        self.depth, self.rates, self.rng = depth, rates, random.Random(0)
+        self.depth, self.rates, self.rng, self.brisk = depth, rates, random.Random(0), False
         self.seqs = [request(slot, limit) for slot in range(len(rates))]
         for seq in self.seqs:
             depth.forget(seq.slot)
 
     def step(self) -> int:
-        k = self.depth.choose(self.seqs)
+        k = self.depth.choose(self.seqs, self.brisk)
         offered = [min(k, s.held, s.drafts) for s in self.seqs]
         kept = [self._kept(n, rate) for n, rate in zip(offered, self.rates, strict=True)]
         for seq, got in zip(self.seqs, kept, strict=True):
@@ -104,6 +104,17 @@ def test_looks_are_pairs_and_far_apart() -> None:
     starts = [b for a, b in pairwise([-9, *at]) if b - a != 1]
     assert at and len(at) == 2 * len(starts)
     assert all(b - a >= EVERY for a, b in pairwise(starts))
+
+
+def test_looks_wait_where_steps_are_to_be_short_but_not_for_ever() -> None:
+    rounds = Rounds(make(costs(100, 110, 180, 260)), [0.0])
+    rounds.run(300)
+    rounds.brisk = True
+    ks = rounds.run(3 * LATE)
+    starts = [i for i, k in enumerate(ks) if k == 3 and ks[i - 1] == 0]
+    assert len(starts) in (2, 3) and all(b - a >= LATE for a, b in pairwise(starts))
+    rounds.brisk = False
+    assert rounds.run(2 * LATE).count(3) > 2 * 3
 
 
 def test_a_request_that_gets_better_is_found_out() -> None:

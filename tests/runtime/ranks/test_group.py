@@ -7,14 +7,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import pytest
 
+from spark_engine.errors import ExecutorError
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
 from spark_engine.runtime.ranks.group import Group
+from spark_engine.runtime.ranks.messages import Begin
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
 
 
@@ -56,6 +60,27 @@ def test_rank_0_leaves_a_step_that_hangs_before_the_watchdog_ends_it(
     assert ended and set(ended) == {module.EXIT_CODE}
 
 
+def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library's call that waits for a rank which has gone; who is open waits for nothing."""
+    ended: list[int] = []
+    monkeypatch.setattr(module, "OPENING_S", 0.1)
+    monkeypatch.setattr(module, "TICK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    mine, theirs = socket.socketpair()
+    with closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+        group.begin(Begin("", "", 1, None, True, False, False, 1.0))
+        theirs.close()
+        until = time.monotonic() + 2
+        while not ended and time.monotonic() < until:
+            time.sleep(0.02)
+        assert set(ended) == {module.EXIT_CODE}
+        with pytest.raises(ExecutorError, match="rank 1 is gone"):
+            group.all_open()
+        ended.clear()
+        time.sleep(0.2)
+        assert not ended
+
+
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
     ready: bool, monkeypatch: pytest.MonkeyPatch
@@ -68,3 +93,23 @@ def test_a_rank_that_is_not_ready_yet_is_not_waited_for(
         if ready:
             group._opened.add(1)
     assert process.returncode == (0 if ready else -9)
+
+
+def test_ranks_are_told_to_close_before_rank_0_closes_its_part() -> None:
+    """Each frees what the others read when they have let it go, so that all close together."""
+    done: list[str] = []
+
+    class Noted:
+        def __getattr__(self, name: str) -> Callable[[], None]:
+            return lambda: done.append(name)
+
+    part: Any = Noted()
+    limits = Limits(1, 64, 1, 11, page_size=64, bias_slots=1, top_logprobs=1)
+    Loaded(limits, (), (), (), {("decode", 1): part}, group=part).close()
+    assert done == ["leave", "close", "close"]
+    with lone({}) as group:
+        (control,) = group._controls.values()
+        group._opened.add(1)
+        group.leave()
+        assert not group.check() and control.fileno() >= 0, "its end is still to be seen"
+    assert control.fileno() < 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -146,3 +149,41 @@ def test_two_hosts_serve_and_one_comes_back(engine: Path) -> None:
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages for two of the conversations below."""
+    folder = tmp_path_factory.mktemp("drafting") / "c"
+    write_checkpoint(folder, {**SHALLOW, "mtp_num_hidden_layers": 1}, "f32")
+    small_tokenizer.write(folder)
+    options = replace(SERVED, drafts=2, verify=((2, 2), (4, 2)), max_seqs=4, kv_tokens=384)
+    return make(folder, 2, options)
+
+
+@AT_LENGTH
+def test_grammars_keep_their_masks_beside_drafts_prefixes_and_swaps(drafting: Path) -> None:
+    """Eight at once, each as it is alone; every other one keeps to an expression."""
+    stem = [i * 7 % 200 + 1 for i in range(70)]
+    bodies: list[dict[str, Any]] = [
+        {**BODY, "prompt": [*stem, *[n] * (30 + n)], "max_tokens": 80} for n in range(8)
+    ]
+    for body in bodies[::2]:
+        body["guided_regex"] = "(yes|no) [0-9]{3}-[a-c]+x"
+        body["ignore_eos"] = False
+
+    def answer(body: dict[str, Any]) -> str:
+        status, text = server.ask("/v1/completions", body)
+        assert status == 200, text
+        return str(json.loads(text)["choices"][0]["text"])
+
+    with served(drafting) as server:
+        alone = [answer(body) for body in bodies]
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            together = [*pool.map(answer, bodies)]
+        metrics = server.ask("/metrics")[1]
+    assert together == alone
+    assert all(re.fullmatch("(yes|no) [0-9]{3}-[a-c]*x?", text) for text in together[::2])
+    for name in ("prefix_cache_hits", "num_preemptions", "spec_decode_num_drafts"):
+        found = re.search(rf"^spark:{name}_total(?:{{.*}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
+        assert found is not None and float(found[1]) > 0, name

@@ -7,9 +7,14 @@ import gc
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from spark_engine.interface import Limits
+from spark_engine.runtime.engine.constraint import ConstraintSpec
+from spark_engine.runtime.engine.engine import EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from spark_engine.runtime.ranks.follower import Follower
 from tests.runtime.engine import test_traces
-from tests.runtime.engine.test_traces import Trace, check_trace, forks, traces
-from tests.runtime.fake import build_fake
+from tests.runtime.engine.test_traces import Arrival, Trace, check_trace, forks, replay, traces
+from tests.runtime.fake import VOCAB, build_fake
 from tests.runtime.ranks.fake_ranks import FakeGroup
 
 RANKS = 2
@@ -61,3 +66,40 @@ def test_other_ranks_do_what_rank_0_does(trace: Trace) -> None:
 def test_other_ranks_keep_the_same_prompts(trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
         check_ranks(trace, patch)
+
+
+def test_drafts_prefixes_masks_and_swaps_of_one_trace_reach_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen conversations over pages for four; every third keeps to a grammar."""
+    limits = Limits(
+        *(8, 340, 40, VOCAB), page_size=16, bias_slots=8, top_logprobs=3, drafts=3, snapshots=9
+    )
+    stem = [i * 7 % VOCAB for i in range(100)]
+    arrivals = tuple(
+        Arrival(
+            Request(
+                (*stem[: 100 - 30 * (i % 2)], *((i + j) % VOCAB for j in range(20 + i))),
+                SamplingParams(max_tokens=70, ignore_eos=True, seed=i),
+                constraint=ConstraintSpec(grammar=f"5,{i + 1}") if i % 3 == 0 else None,
+            ),
+            step=5 * i,
+            cancel_after=None,
+            follows=2 if i % 4 == 3 else 0,
+        )
+        for i in range(16)
+    )
+    options = EngineOptions(depth=1, swap_bytes=1 << 30)
+    trace = Trace(limits, (1, 2, 4, 8), (1, 2, 4), options, arrivals, depths=4)
+    rests, go_on = [], Follower._go_on
+
+    def counted(follower: Follower) -> None:
+        rests.append(follower)
+        go_on(follower)
+
+    monkeypatch.setattr(Follower, "_go_on", counted)
+    assert check_ranks(trace, monkeypatch) > 200 and len(rests) > 50
+    watch, _ = replay(trace)
+    stats = watch.engine.stats()
+    assert stats["prefix_hits"] and stats["preempted_swap"], stats
+    assert sum(stats["accepted_by_position"])  # type: ignore[call-overload]

@@ -1,0 +1,53 @@
+"""Sampling where ranks share the vocabulary, as the CPU runs it: a part, a meeting, a join.
+
+A bucket of several ranks is cut at its collectives, so one node cannot meet the others. Knows the
+ops of `plugins/sampling`; the graph itself is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.nodes import Ops, attrs_of, is_op, spec_of
+from spark_engine.op import DOMAIN
+from spark_engine.tensors import TensorSpec
+
+
+def divided(nodes: Iterable[gs.Node], ops: Ops) -> list[gs.Node]:
+    """The nodes, with those in place of `sample` that several ranks run."""
+    made: list[gs.Node] = []
+    for node in nodes:
+        apart = is_op(node, "sample") and int(node.attrs.get("ranks", 0)) > 1
+        made += _parts(node, ops) if apart else [node]
+    return made
+
+
+def _parts(node: gs.Node, ops: Ops) -> list[gs.Node]:
+    """Over copies of its tensors: the node itself stays the only one that is attached to them."""
+    inputs, outputs = ([_variable(spec_of(t)) for t in ts] for ts in (node.inputs, node.outputs))
+    attrs = dict(attrs_of(node, ops["sample"]))
+    ranks, (logits, *rest, _) = int(attrs["ranks"]), inputs
+    rows, share = logits.shape
+    specs = ops["sample_part"].infer(attrs, tuple(spec_of(t) for t in inputs))
+    part, wanted = (_variable(spec, node.name) for spec in specs)
+    parts = _variable(TensorSpec("parts", specs[0].dtype, (rows, ranks * part.shape[1])), node.name)
+    whole = _variable(TensorSpec("whole", spec_of(logits).dtype, (rows, ranks * share)), node.name)
+
+    def one(op: str, given: list[gs.Variable], to: list[gs.Variable], **more: object) -> gs.Node:
+        return gs.Node(op, to[0].name, more, given, to, domain=DOMAIN)
+
+    return [
+        one("sample_part", inputs, [part, wanted], **attrs),
+        one("gather_logits", [part], [parts], ranks=ranks),
+        one("gather_rows", [logits, wanted], [whole], ranks=ranks),
+        gs.Node(
+            "sample_join", node.name, attrs, [parts, wanted, whole, *rest], outputs, domain=DOMAIN
+        ),
+    ]
+
+
+def _variable(spec: TensorSpec, scope: str = "") -> gs.Variable:
+    name = f"{scope}.{spec.name}" if scope else spec.name
+    return gs.Variable(name, spec.dtype.numpy, list(spec.shape))

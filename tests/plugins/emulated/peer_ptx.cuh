@@ -1,0 +1,63 @@
+// What ranks/peer_ptx.cuh means, where a rank is a thread of the host with a library of its own:
+// whoever looks at another rank's memory lets the other threads of its block run first, and a warp's
+// first one lets other ranks run.
+#pragma once
+#include <unistd.h>
+
+#include <atomic>
+
+#include "common/ptx.cuh"
+
+inline void look_away() {
+  if (lane_id() == 0) usleep(20);
+  swapcontext(&self().place, &scheduler);
+}
+// Between what it shows and what it reads a rank is slow now and then, so that others get ahead.
+inline bool showed;
+inline void dawdle() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (showed && now.tv_nsec / 1000 % 2) usleep(20000);
+  showed = false;
+}
+template <class T>
+T load_atomic(u64 at, std::memory_order order) {
+  check(at % sizeof(T) == 0, "an address is misaligned");
+  return std::atomic_ref<T>(*(T*)at).load(order);
+}
+inline u32 load_acquire(const u32* at) {
+  look_away();
+  return load_atomic<u32>((u64)at, std::memory_order_acquire);
+}
+inline void store_release(u32* at, u32 value) {
+  showed = true;
+  std::atomic_ref<u32>(*at).store(value, std::memory_order_release);
+}
+inline uint4 load_shown(const uint4* at) {
+  check((u64)at % 16 == 0, "a vector is misaligned");
+  dawdle();
+  return *at;
+}
+struct Halves {
+  u64 low, high;
+};
+inline void store_pushed(u64 at, u32 low, u32 high, u32 number) {
+  check(at % 16 == 0, "a vector is misaligned");
+  showed = true;
+  look_away();  // the halves of a vector arrive one after the other
+  std::atomic_ref<u64>(*(u64*)(at + 8)).store((u64)number << 32 | high, std::memory_order_relaxed);
+  look_away();
+  std::atomic_ref<u64>(*(u64*)at).store((u64)number << 32 | low, std::memory_order_relaxed);
+}
+inline Halves load_pushed(u64 at) {
+  look_away();
+  dawdle();
+  const u64 low = load_atomic<u64>(at, std::memory_order_relaxed);
+  return {low, load_atomic<u64>(at + 8, std::memory_order_relaxed)};
+}
+inline u64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+inline void __trap() { check(false, "a rank does not come"); }

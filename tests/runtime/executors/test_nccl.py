@@ -1,0 +1,263 @@
+"""Ranks that a library connects: over GPUs and an NCCL of numpy, two ranks in two threads."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.errors import EngineError, ExecutorError  # noqa: E402
+from spark_engine.manifest import Bucket  # noqa: E402
+from spark_engine.runtime.executors import native  # noqa: E402
+from spark_engine.tensors import DType, TensorSpec  # noqa: E402
+from spark_engine.weights_file import plan_weights, write_weights  # noqa: E402
+from tests.runtime import fake_nccl  # noqa: E402
+from tests.runtime.executors import test_native as one_rank  # noqa: E402
+from tests.runtime.fake_gpu import NOTHING, FakeGpu  # noqa: E402
+from tests.runtime.fake_nccl import FakeNccl  # noqa: E402
+from tests.runtime.ranks.test_communicator import meeting  # noqa: E402
+
+T = TypeVar("T")
+PART = 32  # bytes of a rank
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
+    return fake_nccl.install(monkeypatch)
+
+
+@pytest.fixture
+def module(nccl: FakeNccl) -> Iterator[Any]:
+    yield importlib.import_module(fake_nccl.MODULE)
+
+
+class Ranks:
+    """Two ranks: a GPU, a stream and a socket each."""
+
+    def __init__(self, nccl: FakeNccl, kernels: Any = None, ranks: int = 2) -> None:
+        self.gpus = [FakeGpu(kernels or {}) for _ in range(ranks)]
+        for stream, gpu in enumerate(self.gpus, 70):
+            gpu.stream = stream  # type: ignore[attr-defined]
+            nccl.gpus[stream] = gpu
+        self.comms: list[Any] = meeting("tcp", ranks)
+
+    def each(self, work: Callable[[int], T]) -> list[T]:
+        with ThreadPoolExecutor(len(self.gpus)) as pool:
+            return [*pool.map(work, range(len(self.gpus)))]
+
+    def close(self) -> None:
+        for comm in self.comms:
+            comm.close()
+
+
+@pytest.fixture
+def two(nccl: FakeNccl) -> Iterator[Ranks]:
+    made = Ranks(nccl)
+    yield made
+    made.close()
+
+
+def test_parts_of_all_ranks_come_to_all(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.standard_normal((2, PART // 2)).astype(ml_dtypes.bfloat16)
+
+    def rank(number: int) -> tuple[bytes, bytes]:
+        gpu = two.gpus[number]
+        made = module.Nccl(gpu, two.comms[number])
+        x, both, y = gpu.allocate(PART), gpu.allocate(2 * PART), gpu.allocate(PART)
+        gpu.upload(x, parts[number])
+        made.queueing("all_gather", (x, both, PART))()
+        made.queueing("all_reduce", (x, y, PART))()
+        gpu.wait()
+        found = gpu.at(both, 2 * PART).tobytes(), gpu.at(y, PART).tobytes()
+        for place in (x, both, y):
+            gpu.free(place)
+        made.close()
+        return found
+
+    total = parts[0].astype(np.float32) + parts[1].astype(np.float32)
+    assert two.each(rank) == [(parts.tobytes(), total.astype(parts.dtype).tobytes())] * 2
+    assert nccl.calls[:2] == ["all_gather", "all_reduce"], "the first calls are its own"
+    assert all(comm.aborted for comm in nccl.comms)
+    assert not any(gpu.blocks for gpu in two.gpus), "what it tried with was not given back"
+
+
+def test_a_step_that_waits_for_a_rank_ends_with_the_group(
+    two: Ranks, module: Any, nccl: FakeNccl
+) -> None:
+    """The device would wait for it without end, and whoever closes the engine for the device."""
+    made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
+    gpu = two.gpus[0]
+    x, y = gpu.allocate(PART), gpu.allocate(PART)
+    made[0].queueing("all_reduce", (x, y, PART))()
+    step = threading.Thread(target=gpu.wait)
+    step.start()
+    time.sleep(0.05)
+    assert step.is_alive()
+    two.comms[0].abort("rank 1 is gone")
+    step.join(1)
+    assert not step.is_alive()
+    made[0].close()
+    with pytest.raises(ExecutorError, match="rank 1 is gone"):
+        two.comms[0].barrier()
+    assert [comm.aborted for comm in nccl.comms].count(True) == 1
+
+
+def test_who_is_not_connected_in_time_is_told_where_to_look(
+    two: Ranks, module: Any, nccl: FakeNccl
+) -> None:
+    nccl.late.clear()
+
+    def rank(number: int) -> str:
+        with pytest.raises(ExecutorError) as error:
+            module.Nccl(two.gpus[number], two.comms[number], limit_s=0.05)
+        return str(error.value)
+
+    found = two.each(rank)
+    nccl.late.set()
+    for number, words in enumerate(found):
+        assert f"not connected rank {number} with the others in 0.05 s" in words
+        assert "NCCL_SOCKET_IFNAME" in words
+
+
+def test_what_nccl_refuses_is_said_in_its_words(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+    nccl.says = "unhandled system error"
+
+    def rank(number: int) -> str:
+        with pytest.raises(ExecutorError) as error:
+            module.Nccl(two.gpus[number], two.comms[number])
+        return str(error.value)
+
+    assert all("NCCL says unhandled system error: NCCL_SOCKET" in text for text in two.each(rank))
+
+
+def test_a_library_that_is_missing_is_named(module: Any, nccl: FakeNccl, two: Ranks) -> None:
+    def missing() -> Any:
+        raise RuntimeError('Failure finding "libnccl.so.2"')
+
+    nccl.get_unique_id = missing  # type: ignore[method-assign]
+    with pytest.raises(ExecutorError, match=r"libnccl.so.2.*pip install 'spark-engine\[nccl\]'"):
+        module.Nccl(two.gpus[0], two.comms[0])
+
+
+def test_an_end_that_hangs_is_left(
+    two: Ranks, module: Any, nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks may be gone: whoever closes waits for none of them."""
+    hung = threading.Event()
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    nccl.comm_abort = lambda comm: hung.wait(2)  # type: ignore[assignment, method-assign]
+    made = two.each(lambda rank: module.Nccl(two.gpus[rank], two.comms[rank]))
+    begin = time.monotonic()
+    made[0].close()
+    assert time.monotonic() - begin < 1
+    hung.set()
+
+
+def folder(base: Path, symmetric: int) -> Any:
+    specs = [TensorSpec("w", DType.F32, (2,))]
+    write_weights(base / "w", plan_weights(specs), [np.array([7, 8], np.float32)])
+    wide = 4 * one_rank.ROWS * one_rank.VOCAB
+    bucket = Bucket("decode", one_rank.ROWS, 1, "f", 1024, 0, 0, wide, symmetric_bytes=symmetric)
+    manifest = SimpleNamespace(
+        card="h200",
+        states=one_rank.STATES,
+        tables=one_rank.tables(one_rank.LIMITS),
+        buckets=[bucket],
+    )
+    return SimpleNamespace(
+        manifest=manifest,
+        weights_of=lambda rank: base / "w",
+        check_chunk=lambda name, index, digest: None,
+    )
+
+
+def body() -> dict[str, Any]:
+    """A kernel writes this rank's part, NCCL gathers both, and a kernel reads them."""
+    write = one_rank.launch_row(0, ["rank"], ["arena", 0, PART])
+    call = one_rank.launch_row(1, ["arena", 0, PART], ["arena", 256, 2 * PART], ["i64", PART])
+    read = one_rank.launch_row(2, ["arena", 256, 2 * PART], ["output", "next_tokens"])
+    kernels = [
+        {"cubin": 0, "symbol": "write", "shared": 0},
+        {"cubin": None, "symbol": "all_gather", "shared": 0},
+        {"cubin": 0, "symbol": "read", "shared": 0},
+    ]
+    return {**one_rank.BODY, "kernels": kernels, "launches": [write, call, read]}
+
+
+def write(gpu: FakeGpu, rank: int, at: int) -> None:
+    gpu.at(at, PART)[:] = rank + 3
+
+
+def read(gpu: FakeGpu, at: int, to: int) -> None:
+    first, second = gpu.at(at, 2 * PART)[[0, PART]]
+    gpu.at(to, 12).view(np.int32)[:] = 10 * int(first) + int(second)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_bucket_calls_the_library_between_its_kernels(
+    nccl: FakeNccl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    ranks = Ranks(nccl, {"write": write, "read": read})
+    mine = threading.local()
+    monkeypatch.setattr(native, "claim_gpu", lambda: lambda: None)
+    monkeypatch.setattr(native, "Gpu", lambda: ranks.gpus[mine.rank])
+    asked: list[int] = []
+
+    def rank(number: int) -> list[list[int]]:
+        mine.rank = number
+        gpu, said = ranks.gpus[number], []
+
+        def rows(room: Any) -> int:
+            asked.append(len(nccl.comms))
+            return 0
+
+        engine = native.NativeEngine(
+            folder(tmp_path, 0), rows, lambda stage: None, graphs, comm=ranks.comms[number]
+        )
+        executor = engine.open(one_rank.header(), one_rank.payload(body()), Path(), 1)
+        specs = {("decode", one_rank.ROWS): executor.specs}
+        memory = one_rank.EngineMemory(
+            one_rank.STATES, one_rank.tables(one_rank.LIMITS), specs, 2, engine.states,
+            engine.tables,
+        )  # fmt: skip
+        for turn in range(2):
+            buffers = memory.buffers("decode", one_rank.ROWS, turn)
+            executor.launch(buffers)()
+            said.append(buffers["next_tokens"].tolist())
+        executor.close()
+        assert gpu.held == NOTHING
+        return said
+
+    assert ranks.each(rank) == [[[34] * 3] * 2] * 2
+    assert asked == [2, 2], "what NCCL takes is taken before the rest is planned"
+    assert nccl.calls == ["all_gather", "all_reduce", *["all_gather"] * 3]
+    assert all(comm.aborted for comm in nccl.comms)
+    ranks.close()
+
+
+def test_calls_without_a_library_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks read each other's memory nothing connects them otherwise."""
+    gpu = FakeGpu({"write": write, "read": read})
+    monkeypatch.setattr(native, "Gpu", lambda: gpu)
+    engine = native.NativeEngine(folder(tmp_path, 0), lambda room: 0, lambda stage: None)
+    with pytest.raises(EngineError, match="NCCL, whose all_gather is called, connects no ranks"):
+        engine.open(one_rank.header(), one_rank.payload(body()), Path(), 1)
+    strange = body()
+    strange["kernels"][1]["symbol"] = "broadcast"
+    with pytest.raises(EngineError, match="'broadcast' is no call of NCCL"):
+        engine.open(one_rank.header(), one_rank.payload(strange), Path(), 1)
+    engine.close()

@@ -1,0 +1,174 @@
+"""Ranks on two GPUs as on two hosts: NCCL over sockets of one host, neither peer nor shared memory.
+
+Bits are those of ranks that read each other's memory; a rank that is late is waited for, and one
+that is lost ends the group, which comes again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine import device  # noqa: E402
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.errors import ExecutorError  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from spark_engine.runtime.ranks.seats import Seat, start  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime import small_tokenizer  # noqa: E402
+from tests.runtime.ranks.test_rank_processes import free_port, gone  # noqa: E402
+from tests.runtime.ranks.test_rank_server import _children, _is_rank, said, served  # noqa: E402
+from tests.runtime.ranks.test_ranks_gpu import CONFIG, crowd, serve  # noqa: E402
+from tests.runtime.real import heard  # noqa: E402
+
+HERE, GPUS = device.architecture(), device.count()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(HERE is None or GPUS < 2, reason="needs two GPUs of a target"),
+    pytest.mark.skipif(find_spec("nccl") is None, reason="needs the extra `nccl`"),
+]
+SOCKETS = {  # neither NVLink nor memory of the host, nor multicast
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "=lo",
+}
+LATE_S = 1.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sockets() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SOCKETS.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """An invariant engine of two ranks, of one host and across hosts."""
+    assert HERE is not None
+    base = tmp_path_factory.mktemp("hosts")
+    write_checkpoint(base / "checkpoint", CONFIG, "nvfp4", moe=True)
+    small_tokenizer.write(base / "checkpoint")
+    made = {}
+    for across in (False, True):
+        options = Options(
+            target=HERE,
+            tp=2,
+            decode=(1, 16, 64),
+            verify=((1, 2), (16, 2), (64, 2)),
+            prefill=(256,),
+            max_seqs=64,
+            max_context=384,
+            kv_tokens=64 * 150,
+            invariant=True,
+            timing=False,
+            across_hosts=across,
+        )
+        made[across] = base / f"across-{across}"
+        build(base / "checkpoint", made[across], options, print)
+    return made
+
+
+@contextmanager
+def two_hosts(path: Path) -> Iterator[tuple[Engine, subprocess.Popen[bytes]]]:
+    """Rank 0 here, on the first GPU, and a process on the second that comes over sockets."""
+    hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        process = start(Seat(str(path), 1, 2, hosts=hosts, parent=os.getpid()))
+    try:
+        with closing(Engine.open(path, EngineOptions(seed=1, hosts=",".join(hosts)))) as engine:
+            yield engine, process
+        process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_hosts_say_bit_for_bit_what_one_host_says(engines: dict[bool, Path]) -> None:
+    """64 ragged requests with drafts and the prefix cache, and 8 of them alone."""
+    asked = crowd()
+    with closing(Engine.open(engines[False], EngineOptions(seed=1))) as engine:
+        want = [heard(events) for events in serve(engine, asked)]
+    with two_hosts(engines[True]) as (engine, process):
+        assert [heard(events) for events in serve(engine, asked)] == want
+        engine.clear_cache()
+        alone = [heard(serve(engine, [one])[0]) for one in asked[:8]]
+    assert alone == want[:8]
+    assert process.returncode == 0
+
+
+def test_a_late_rank_is_waited_for(engines: dict[bool, Path]) -> None:
+    with two_hosts(engines[True]) as (engine, process):
+        asked = crowd()[:8]
+        want = [heard(events) for events in serve(engine, asked)]
+        engine.clear_cache()
+        for one in asked[:1]:
+            engine.submit(one)
+        engine.step()
+        os.kill(process.pid, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", f"sleep {LATE_S}; kill -CONT {process.pid}"])
+        begin = time.monotonic()
+        while not engine.idle:
+            engine.step()
+        assert time.monotonic() - begin > LATE_S / 2
+        engine.clear_cache()
+        assert [heard(events) for events in serve(engine, asked)] == want
+
+
+def test_a_lost_rank_is_named_and_the_group_ends(engines: dict[bool, Path]) -> None:
+    """Processes of one host, which NCCL connects as well."""
+    with closing(Engine.open(engines[True], EngineOptions())) as engine:
+        assert engine.loaded.group is not None
+        pids = engine.loaded.group.pids
+        for one in crowd():
+            engine.submit(one)
+        for _ in range(3):
+            engine.step()
+        os.kill(pids[1], signal.SIGKILL)
+        time.sleep(1)
+        with pytest.raises(ExecutorError, match="rank 1 is gone"):
+            engine.step()
+    assert gone(pids.values())
+
+
+def test_two_hosts_serve_and_one_comes_back(engines: dict[bool, Path]) -> None:
+    """A rank is lost while nothing runs, and once more in the middle of an answer."""
+    path, hosts = engines[True], f"127.0.0.1:{free_port()},127.0.0.1"
+    command = [sys.executable, "-m", "spark_engine.runtime.cli", str(path), "--serve", "--tp", "2"]
+    other = subprocess.Popen([*command, "--hosts", hosts, "--rank", "1", "--device", "1"])
+    long = {"prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    try:
+        with served(path, "--hosts", hosts) as server:
+            first = said(server)
+            for busy in (False, True):
+                (rank,) = [pid for pid in _children(other.pid) if _is_rank(pid)]
+                kill = f"sleep 0.1; kill -KILL {rank}"
+                subprocess.Popen(["sh", "-c", kill])
+                if busy:
+                    server.ask("/v1/completions", long)
+                server.until(503, 12)
+                assert gone([rank])
+                server.until(200, 90)
+                assert said(server) == first
+        other.terminate()
+        assert other.wait(15) == 0
+    finally:
+        other.kill()
+        other.wait()
