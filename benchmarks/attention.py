@@ -1,8 +1,9 @@
 """Times paged attention by graph replays over caches larger than the L2 cache.
 
-Usage: python -m benchmarks.attention decode|fused|prefill|round TOKENS
+Usage: python -m benchmarks.attention decode|fused|prefill|round TOKENS|rounds
 Decode and fused (with the gate and FP8 copies, as a step has it) print microseconds and the share
-of the byte floor by tactic; round the same for one token a row and for TOKENS; prefill microseconds
+of the byte floor by tactic; round the same for one token a row and for TOKENS; rounds the best
+tactic of one to four tokens and what they cost beside one; prefill microseconds
 of the attention alone and TFLOP/s of its causal products, by tactic. Caches of decode hold zeros:
 only time is read. Prefill's hold random values: products of zeros run at a higher clock.
 """
@@ -29,6 +30,8 @@ LAUNCHES = (4, 64)  # of a graph, at least and at most
 DECODE = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (32, 1024), (32, 8192), (128, 1024))
 FUSED = ((1, 1024), (8, 1060), (32, 1060), (128, 1024), (128, 1060))
 ROUND = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (1, 32768), (8, 32768), (1, 131072))
+LONG = 16384  # tokens of a row from which on it is not read by each query anew
+ROUNDS = ((1, 1024), (8, 1024), (1, 32768), (8, 32768), (1, 131072), (8, 131072))
 PREFILL = (  # sequences, tokens before, tokens of each
     (1, 0, 256),
     (1, 0, 1024),
@@ -69,6 +72,31 @@ def decode(
     gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool = False, tile: int = 1
 ) -> None:
     """One line: every tactic's time beside the floor."""
+    op, floor, times = tactics(gpu, model, rows, context, kv, fused, tile)
+    line = (
+        f"{op.name} {model} {kv.value} B={rows} T={tile} ctx={context} floor {floor * 1e6:.1f} us:"
+    )
+    for name, seconds in times.items():
+        line += f"  {name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
+    print(line, flush=True)
+
+
+def rounds(gpu: Gpu, model: str, rows: int, context: int) -> None:
+    """One line: the best tactic of one to four tokens, and its time beside one token's."""
+    line, one = f"rounds {model} f8e4m3 B={rows} ctx={context}", 0.0
+    for tile in (1, 2, 3, 4):
+        _, floor, times = tactics(gpu, model, rows, context, DType.F8E4M3, True, tile)
+        name, seconds = min(times.items(), key=lambda pair: pair[1])
+        if tile == 1:
+            line, one = f"{line} floor {floor * 1e6:.1f} us:", seconds
+        line += f"  T={tile} {seconds * 1e6:.1f} ({seconds / one:.2f}x, {name})"
+    print(line, flush=True)
+
+
+def tactics(
+    gpu: Gpu, model: str, rows: int, context: int, kv: DType, fused: bool, tile: int
+) -> tuple[Op, float, dict[str, float]]:
+    """The op, the floor of its bytes, and seconds by tactic."""
     _, kv_heads = MODELS[model]
     token = 2 * kv_heads * DIM * (1 if kv is DType.F8E4M3 else 2)  # bytes, keys and values
     launches = int(np.clip(POOL // (rows * context * token), *LAUNCHES))
@@ -82,18 +110,15 @@ def decode(
         op, arrays = attention_decode.OP, (*arrays, np.full(1, 0.01, np.float32))
         sizes = {name: attrs[name] for name in attention_decode.SIZES}
         attrs = {**sizes, "tile": tile, "keep": 0, "quant": "fp8", "n": 1}
-    floor = rows * context * token / H200.bandwidth
-    line = (
-        f"{op.name} {model} {kv.value} B={rows} T={tile} ctx={context} floor {floor * 1e6:.1f} us:"
-    )
+    times = {}
     for tactic in op.cuda.tactics:
-        if tactic.refuse(attrs, specs_of(op, arrays), H200):
+        alone = tile > 1 and context >= LONG and tactic.name.endswith("_by_1")
+        if alone or tactic.refuse(attrs, specs_of(op, arrays), H200):
             continue
         node = Prepared(gpu, op, tactic, attrs, arrays)
-        seconds = timed(gpu, list(rotating(node, order, launches)))
-        line += f"  {tactic.name} {seconds * 1e6:.1f} ({floor / seconds:.0%})"
+        times[tactic.name] = timed(gpu, list(rotating(node, order, launches)))
         node.free()
-    print(line, flush=True)
+    return op, rows * context * token / H200.bandwidth, times
 
 
 def rotating(node: Prepared, order: Array, launches: int) -> Iterator[Callable[[], None]]:
@@ -151,6 +176,10 @@ def main(what: str, *tokens: str) -> None:
         for model in MODELS:
             for rows, context in FUSED:
                 decode(gpu, model, rows, context, DType.F8E4M3, fused=True)
+    elif what == "rounds":
+        for model in MODELS:
+            for rows, context in ROUNDS:
+                rounds(gpu, model, rows, context)
     elif what == "round":
         for model in MODELS:
             for rows, context in ROUND:

@@ -34,11 +34,13 @@ COLUMNS = 8  # heads of a group, padded
 FAN = 8  # parts that are merged at once
 # (tokens that a chunk has about, warps of a block over e4m3 pages, chunks of a row at most), a
 # tactic each: where rows times kv heads times chunks are as many as blocks are resident, nothing
-# waits for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones.
+# waits for a second round. A few long rows fill the GPU by 64 chunks, several by longer ones; three
+# warps are as many as a round's teams of four.
 ALONE = FAN * FAN
 SHAPES = (
     (128, 8, ALONE),
     (256, 8, ALONE),
+    (256, 3, ALONE),
     (128, 8, FAN),
     (256, 8, FAN),
     (512, 12, FAN),

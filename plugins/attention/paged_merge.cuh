@@ -31,7 +31,9 @@ constexpr int MINE = (GQA_GROUP + 2 + WARPS - 1) / WARPS;
 static_assert(GQA_GROUP <= COLUMNS && PAGE >= 16 && (PAGE & (PAGE - 1)) == 0, "unsupported sizes");
 constexpr int MERGE = COLUMNS * WIDE * 4;
 constexpr int SUMS = AT_ONCE * MERGE;
-constexpr int ARENA = RING > SUMS ? RING : SUMS;  // of a walker: its ring, then its sums
+constexpr int WEIGHTS = QUERIES > 1 ? 512 * QUERIES * (STAGES > 2 ? 2 : 1) : 0;  // of a team
+constexpr int WAY = RING + WEIGHTS;
+constexpr int ARENA = WAY > SUMS ? WAY : SUMS;  // of a walker: its ring, then its sums
 
 struct Row {
   int before, slot, length, chunk;  // chunks of the rows before it; tokens of its chunks

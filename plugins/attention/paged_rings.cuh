@@ -26,7 +26,8 @@ struct Source {
   int head, begin, end, tiles;
 
   DEVICE int page(int tile) const { return tile < tiles ? pages[(begin + tile * KEYS) / PAGE] : 0; }
-  DEVICE int left(int tile) const { return end - begin - tile * KEYS; }
+  // Tokens from a tile's first on; none behind the last tile, whose end may be within the sequence.
+  DEVICE int left(int tile) const { return tile < tiles ? end - begin - tile * KEYS : 0; }
 };
 
 // One half of a tile into shared memory. `which`: 0 keys, 1 values.
@@ -139,7 +140,7 @@ DEVICE void produce_codes(const Producer& p) {
     for (int part = 0; part < KEYS / PART; part++) {
       const bool last = part + 1 == KEYS / PART;
       from = kept(last ? p.half(which, page, i + 1) + column : from + PART * ROW);
-      const int left = p.s.left(i) - (part + 1) * PART;
+      const int left = last ? p.s.left(i + 1) : p.s.left(i) - (part + 1) * PART;
       const u32 down = part * PART * 128;
       convert_part(codes, first + down, second + down, from, left - row);
     }

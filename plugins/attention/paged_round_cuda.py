@@ -2,7 +2,8 @@
 
 One launch, as for one token (`paged_decode_cuda.py`), and for each order of one token's sums a
 tactic with the same: a key of `reduction` is the name of the tactic of tile 1 that gives a token
-the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and paged_round.cu.
+the same bits. Sizes here mirror `struct Block` of paged_merge.cuh and what a team has behind its
+ring (paged_team.cuh).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from spark_engine.plugins.attention.paged_decode_cuda import (
     walkers_of,
 )
 
-LISTED = 12 << 10  # bytes that a block keeps free for its list of runs
-SHARING = (1, 2, 3, 4)  # queries that read one copy of a row's tiles, a warp each
-OWN = (
-    (256, 3, ALONE),
-    (512, 3, ALONE),
-)  # chunks that only rounds have: more work items for rings that are shared
+LISTED = 11 << 10  # bytes that a block keeps free for its list of runs
+SHARING = (1, 2, 4)  # queries that read one copy of a row's tiles, by a team of as many warps
+DEEP = {1: (), 2: (4, 3), 4: (6, 4, 3)}  # tiles of a team's ring, where there is room
+LEAST = 128  # dimensions of a head that a team takes
+WEIGHTS = 512  # bytes of a team for each query, twice where values lag
+OWN = ((512, 3, ALONE),)  # chunks that only rounds have: more work items for rings that are shared
 
 
 def runs_of(tile: int, queries: int) -> int:
@@ -55,8 +56,10 @@ def refuse(
     s = sizes(attrs, specs)
     if not 2 <= s.tile <= ROUND:
         return f"rows are of {s.tile} tokens, not of 2 to {ROUND}"
-    if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries - 1)):
-        return f"{s.tile} queries by {queries} read no less than by {queries - 1}"
+    if queries > 1 and -(-s.tile // queries) == -(-s.tile // (queries // 2)):
+        return f"{s.tile} queries by {queries} read no less than by {queries // 2}"
+    if queries > 1 and s.dim < LEAST:
+        return f"heads of {s.dim} are too small to share out; from {LEAST} on"
     if (chunk, most, ALONE) in OWN and queries == 1:
         return "single queries have enough work items in other tactics"
     warps = walkers_of(s, most) * queries
@@ -85,20 +88,22 @@ class Shape:
 
 
 def _shape(s: Sizes, target: Target, most: int, queries: int) -> Shape:
-    """A ring that is shared is deeper, and all sums of a block lie side by side, where there is
-    room."""
+    """A team's ring is deeper, and all sums of a block lie side by side, where there is room beside
+    the other blocks of a multiprocessor."""
     token, walkers = token_bytes(s), walkers_of(s, most)
 
     def made(stages: int, at_once: int) -> Shape:
-        arena = max(stages * 2 * 16 * token, at_once * COLUMNS * (s.dim + 4) * 4)
+        weights = WEIGHTS * queries * (1 + (stages > 2)) if queries > 1 else 0
+        arena = max(stages * 2 * 16 * token + weights, at_once * COLUMNS * (s.dim + 4) * 4)
         heads = queries * COLUMNS * (s.dim + 8) * 2
         rest = heads + 2 * s.tile * token + at_once * walkers * COLUMNS * 8
         return Shape(walkers, stages, at_once, walkers * arena + rest + 80)
 
     alone = stages_alone(s)
-    room = target.shared_bytes - LISTED
-    forms = [made(4, queries)] if queries > 1 and target.large_shared else []
-    forms += [made(alone, queries)]
+    blocks = max(1, RESIDENT // (walkers * queries))
+    room = (target.shared_bytes + 1024) // blocks - 1024 - LISTED
+    deep = DEEP[queries] if target.large_shared else ()
+    forms = [made(stages, queries) for stages in (*deep, alone)]
     return next((f for f in forms if f.shared <= room), made(alone, 1))
 
 

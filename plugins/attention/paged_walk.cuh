@@ -38,13 +38,13 @@ struct Queries<false> {
   }
 };
 
-template <class Query>
-DEVICE void scores(float (&s)[2][4], u32 keys, const Query& q, int lane) {
-  int row = lane & 15, half = lane >> 4;
+// `at(c)`: where this lane's row of the keys has its 32 bytes `c`, its half of them.
+template <class Query, class At>
+DEVICE void scores(float (&s)[2][4], const Query& q, const At& at) {
 #pragma unroll
   for (int c = 0; c < ROW / 32; c++) {
     u32 r[4];
-    load_matrix(r, keys + swizzled<ROW>(row, 2 * c + half));
+    load_matrix(r, at(c));
     if constexpr (KV_FP8) {
       u32 a[4], b[4];
       widen(r[0], a[0], a[2]), widen(r[1], a[1], a[3]);
@@ -57,6 +57,16 @@ DEVICE void scores(float (&s)[2][4], u32 keys, const Query& q, int lane) {
   }
 }
 
+// Four registers of a transposing load of codes as two left operands; bf16 is one as it is.
+DEVICE void widen_values(u32 (*a)[4], const u32 (&r)[4]) {
+  if constexpr (KV_FP8) {
+    widen_trans(r[0], a[0][0], a[0][1]), widen_trans(r[2], a[0][2], a[0][3]);
+    widen_trans(r[1], a[1][0], a[1][1]), widen_trans(r[3], a[1][2], a[1][3]);
+  } else {
+    a[0][0] = r[0], a[0][1] = r[1], a[0][2] = r[2], a[0][3] = r[3];
+  }
+}
+
 DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
   int row = (lane & 7) + ((lane >> 4) << 3), half = (lane >> 3) & 1;
 #pragma unroll
@@ -64,21 +74,22 @@ DEVICE void weigh(float (&o)[D / 16][4], u32 values, u32 p0, u32 p1, int lane) {
     u32 r[4];
     load_matrix_transposed(r, values + swizzled<ROW>(row, 2 * c + half));
     if constexpr (KV_FP8) {
-      u32 a[4], b[4];
-      widen_trans(r[0], a[0], a[1]), widen_trans(r[2], a[2], a[3]);
-      widen_trans(r[1], b[0], b[1]), widen_trans(r[3], b[2], b[3]);
-      mma16(o[2 * c], a, p0, p1);
-      mma16(o[2 * c + 1], b, p0, p1);
+      u32 a[2][4];
+      widen_values(a, r);
+      mma16(o[2 * c], a[0], p0, p1);
+      mma16(o[2 * c + 1], a[1], p0, p1);
     } else {
       mma16(o[c], r, p0, p1);
     }
   }
 }
 
-template <class Query>
-DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_scale, int lane) {
-  float s[2][4] = {};
-  scores(s, tile, q, lane);
+// Scores of a tile as weights relative to the greatest score so far: P^T as the next product's
+// right operand. Where a maximum rises, `shrink` is called by the whole warp with what the sums so
+// far are to be multiplied by.
+template <class Shrink>
+DEVICE void soften(u32 (&p)[2], float (&top)[2], float (&sum)[2], float (&s)[2][4], int seen,
+                   float log2_scale, int lane, const Shrink& shrink) {
   int g = lane >> 2;
   float v[4], higher[2];
 #pragma unroll
@@ -90,23 +101,38 @@ DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_sc
     float m = fmaxf(v[j], v[j + 2]);
 #pragma unroll
     for (int d = 4; d < 32; d <<= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
-    higher[j] = fmaxf(x.top[j], m);
+    higher[j] = fmaxf(top[j], m);
   }
-  if (__any_sync(~0u, higher[0] > x.top[0] || higher[1] > x.top[1])) {
-    float shrink[2] = {exp2_fast(x.top[0] - higher[0]), exp2_fast(x.top[1] - higher[1])};
+  if (__any_sync(~0u, higher[0] > top[0] || higher[1] > top[1])) {
+    float by[2] = {exp2_fast(top[0] - higher[0]), exp2_fast(top[1] - higher[1])};
 #pragma unroll
-    for (int j = 0; j < 2; j++) x.sum[j] *= shrink[j], x.top[j] = higher[j];
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) x.o[n][i] *= shrink[i & 1];
-    }
+    for (int j = 0; j < 2; j++) sum[j] *= by[j], top[j] = higher[j];
+    shrink(by);
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = exp2_fast(v[i] - x.top[i & 1]);
-  x.sum[0] += v[0] + v[2], x.sum[1] += v[1] + v[3];
-  u32 p0 = transpose_matrix(pack16(v[0], v[1])), p1 = transpose_matrix(pack16(v[2], v[3]));
-  weigh(x.o, tile + TILE, p0, p1, lane);
+  for (int i = 0; i < 4; i++) v[i] = exp2_fast(v[i] - top[i & 1]);
+  sum[0] += v[0] + v[2], sum[1] += v[1] + v[3];
+  p[0] = transpose_matrix(pack16(v[0], v[1])), p[1] = transpose_matrix(pack16(v[2], v[3]));
+}
+
+template <int N>
+DEVICE void multiply(float (&o)[N][4], const float (&by)[2]) {
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) o[n][i] *= by[i & 1];
+  }
+}
+
+template <class Query>
+DEVICE void attend(Softmax& x, u32 tile, const Query& q, int seen, float log2_scale, int lane) {
+  float s[2][4] = {};
+  int row = lane & 15, half = lane >> 4;
+  scores(s, q, [=](int c) { return tile + swizzled<ROW>(row, 2 * c + half); });
+  u32 p[2];
+  soften(p, x.top, x.sum, s, seen, log2_scale, lane,
+         [&](const float (&by)[2]) { multiply(x.o, by); });
+  weigh(x.o, tile + TILE, p[0], p[1], lane);
 }
 
 DEVICE void load_queries(Queries<true>& x, const u16 (*heads)[PITCH], int lane) {
@@ -126,22 +152,28 @@ DEVICE void load_queries(Queries<false>& x, const u16 (*heads)[PITCH], int lane)
   x.from = &heads[g < GQA_GROUP ? g : 0][2 * t];
 }
 
-// A warp's sums into place `slot` of a walker's arena, and its maxima and totals.
-DEVICE void spill(Block& b, Softmax& x, int walker, int slot, int lane) {
+// A warp's maxima and totals, and its sums as rows of WIDE floats, a head's each.
+template <int N>
+DEVICE void put_sums(float2* tally, float* rows, const float (&o)[N][4], const float (&top)[2],
+                     float (&sum)[2], bool own, int lane) {
   int g = lane >> 2, t = lane & 3;
 #pragma unroll
-  for (int j = 0; j < 2; j++) {
+  for (int j = 0; j < 2 && own; j++) {
 #pragma unroll
-    for (int d = 4; d < 32; d <<= 1) x.sum[j] += __shfl_xor_sync(~0u, x.sum[j], d);
-    if (g == 0) b.tally[slot * WALKERS + walker][2 * t + j] = make_float2(x.top[j], x.sum[j]);
+    for (int d = 4; d < 32; d <<= 1) sum[j] += __shfl_xor_sync(~0u, sum[j], d);
+    if (g == 0) tally[2 * t + j] = make_float2(top[j], sum[j]);
   }
-  float* rows = reinterpret_cast<float*>(b.arena[walker] + slot * MERGE);
 #pragma unroll
-  for (int n = 0; n < D / 16; n++) {
+  for (int n = 0; n < N; n++) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int d = 16 * n + (KV_FP8 ? 2 * g + (i >> 1) : g + 8 * (i >> 1));
-      rows[(2 * t + (i & 1)) * WIDE + d] = x.o[n][i];
+      rows[(2 * t + (i & 1)) * WIDE + d] = o[n][i];
     }
   }
+}
+// All of a warp into place `slot` of a walker's arena.
+DEVICE void spill(Block& b, Softmax& x, int walker, int slot, int lane) {
+  float* rows = reinterpret_cast<float*>(b.arena[walker] + slot * MERGE);
+  put_sums(b.tally[slot * WALKERS + walker], rows, x.o, x.top, x.sum, true, lane);
 }

@@ -101,6 +101,7 @@ DEVICE bool nucleus(RowMemory& w, const Row& r, const Scale& scale, double targe
   });
   __syncthreads();
   const int held = w.count;
+  __syncthreads();  // whoever searches next counts anew
   if (held > ROOM) return false;
   const u64 above = sum_of_cells(w);
   const Bins bins = Bins::between(ordered_key(bottom), ordered_key(top));

@@ -25,20 +25,22 @@ COMPILER = shutil.which("g++")
 OPTIONS = "-std=c++20 -O1 -w -fPIC -shared -ffp-contract=off -fno-gnu-unique".split()
 GUARD = 256  # bytes before and after each buffer
 ALIGNMENT = 256
-# A function of numeric.cuh that is an instruction: ptx.cuh of this folder has it.
+# A function that is an instruction: ptx.cuh of this folder has it.
 _INSTRUCTION = re.compile(r"^DEVICE \w+ \w+\([^)]*\) \{\n(?:  .*\n)*?  asm(?:.*\n)*?\}\n", re.M)
-_DYNAMIC = re.compile(r"extern __shared__ \S+ u8 memory\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ \S+ u8 (\w+)\[\];")
 U8 = NDArray[np.uint8]
 
 
 def _texts() -> dict[str, str]:
     """The sources by path, as the host's compiler takes them."""
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    found["common/ptx.cuh"] = (HERE / "ptx.cuh").read_text()
+    for name in ("ptx.cuh", "matrices.cuh"):
+        found[f"common/{name}"] = (HERE / name).read_text()
     found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
     found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
-    found["common/numeric.cuh"] = _INSTRUCTION.sub("", found["common/numeric.cuh"])
-    return {path: _DYNAMIC.sub("u8* const memory = dynamic;", t) for path, t in found.items()}
+    for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):
+        found[path] = _INSTRUCTION.sub("", found[path])
+    return {path: _DYNAMIC.sub(r"u8* const \1 = dynamic;", t) for path, t in found.items()}
 
 
 def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> ctypes.CDLL:
@@ -82,17 +84,28 @@ def run(
     outputs: Sequence[TensorSpec],
     cache: Path,
     late: bool,
+    aliases: Mapping[int, int] | None = None,
 ) -> list[NDArray[np.generic]]:
-    """The outputs of a plan over packed inputs. `late`: copies arrive when they are waited for."""
+    """The outputs of a plan over packed inputs. `late`: copies arrive when they are waited for;
+    `aliases`: outputs that are inputs, changed in place."""
+    given = [Buffer(a.nbytes, np.ascontiguousarray(a)) for a in inputs]
+    same = {} if aliases is None else aliases
     places = {
-        "input": [Buffer(a.nbytes, np.ascontiguousarray(a)) for a in inputs],
-        "output": [Buffer(s.nbytes) for s in outputs],
-        "scratch": [Buffer(s.nbytes) for s in plan.scratch],
+        "input": given,
+        "output": [
+            given[same[i]] if i in same else Buffer(s.nbytes) for i, s in enumerate(outputs)
+        ],
+        "scratch": [
+            Buffer(s.nbytes, np.zeros(s.nbytes, np.uint8) if s.zeroed else None)
+            for s in plan.scratch
+        ],
     }
     for launch in plan.launches:
         _run(launch, source, places, cache, late)
     for buffer in (b for some in places.values() for b in some):
         buffer.check()
+    for buffer, scratch in zip(places["scratch"], plan.scratch, strict=True):
+        assert not (scratch.zeroed and buffer.bytes.any()), "scratch is not left zero"
     held = zip(outputs, places["output"], strict=True)
     return [b.bytes.view(s.dtype.numpy).reshape(s.dims) for s, b in held]
 

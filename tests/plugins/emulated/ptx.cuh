@@ -44,6 +44,9 @@ struct int4 {
 struct float2 {
   float x, y;
 };
+struct ulonglong2 {
+  u64 x, y;
+};
 struct float4 {
   float x, y, z, w;
 };
@@ -51,6 +54,8 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline ulonglong2 make_ulonglong2(u64 x, u64 y) { return {x, y}; }
 struct Dim {
   int x, y, z;
 };
@@ -79,7 +84,7 @@ inline ucontext_t scheduler;
 inline std::vector<Thread> threads;
 inline std::vector<Meeting> warps;
 inline std::vector<Exchange> exchanges;
-inline Meeting block;
+inline Meeting block, named[16];
 inline bool late;
 alignas(1024) inline u8 dynamic[1 << 18];
 
@@ -95,6 +100,11 @@ inline void meet_at(Meeting& m) {
 inline u32 lane_id() { return threadIdx.x & 31; }
 inline void __syncthreads() { meet_at(block); }
 inline void __syncwarp() { meet_at(warps[threadIdx.x / 32]); }
+inline void meet(u32 name, u32 threads) {
+  check(name < 16 && (!named[name].arrived || named[name].threads == threads), "who meets differs");
+  named[name].threads = threads;
+  meet_at(named[name]);
+}
 inline Exchange& exchange() { return exchanges[threadIdx.x / 32]; }
 
 template <class T>
@@ -177,6 +187,9 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float exponential(float x) { return std::exp(x); }
 #define __expf exponential
+#define __cosf std::cos
+#define __sinf std::sin
+using std::fma, std::rint;
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
@@ -196,6 +209,7 @@ inline u32 atomicOr(u32* p, u32 bits) { return atomic_join(p, *p | bits); }
 inline u64 atomicAdd(u64* p, u64 by) { return atomic_join(p, *p + by); }
 inline u32 atomicAdd(u32* p, u32 by) { return (*p += by) - by; }
 inline int atomicAdd(int* p, int by) { return (*p += by) - by; }
+inline int count_up(int* counter) { return atomicAdd(counter, 1); }
 template <class T>
 T __ldcg(const T* p) {
   return *p;
@@ -245,9 +259,15 @@ inline u16 to_e4m3x2(float low, float high) {
   return e4m3_of_value(low) | e4m3_of_value(high) << 8;
 }
 inline float from_f16(u16 bits) { return (float)bits_of<_Float16>(bits); }
+inline u32 pack_f16(float low, float high) {
+  return bits_of<u16>((_Float16)low) | (u32)bits_of<u16>((_Float16)high) << 16;
+}
 inline u32 e4m3x2_to_f16x2(u16 pair) {
   return bits_of<u16>((_Float16)value_of_e4m3(pair & 0xff)) |
          (u32)bits_of<u16>((_Float16)value_of_e4m3(pair >> 8)) << 16;
+}
+inline void widen(u32 codes, u32& low, u32& high) {
+  low = e4m3x2_to_f16x2(codes), high = e4m3x2_to_f16x2(codes >> 16);
 }
 
 // ---- shared memory and copies ------------------------------------------------------------------
@@ -308,50 +328,7 @@ void wait_copies() {
 inline void cluster_meet() { check(false, "there are no clusters"); }
 inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
 
-// ---- matrices ----------------------------------------------------------------------------------
-template <class Address>
-void store_matrix_transposed(Address row, const u32 (&r)[4]) {
-  const auto all = gathered({r[0], r[1], r[2], r[3], shared_address(row)});
-  for (int matrix = 0; lane_id() == 0 && matrix < 4; ++matrix)
-    for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 2; ++i) {
-        const u16 value = all[lane][matrix] >> 16 * i;
-        u8* const to = shared(all[matrix * 8 + lane % 4 * 2 + i][4], 16);
-        memcpy(to + lane / 4 * 2, &value, 2);
-      }
-  __syncwarp();
-}
-// d += Σ product(all, row, column, k) of an m16n8 instruction.
-template <class Product>
-void add_products(float (&d)[4], const u32 (*all)[8], int depth, const Product& product) {
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane_id() / 4 + i / 2 * 8, column = lane_id() % 4 * 2 + i % 2;
-    double sum = d[i];
-    for (int k = 0; k < depth; ++k) sum += product(all, row, column, k);
-    d[i] = (float)sum;
-  }
-  __syncwarp();
-}
-inline void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1});
-  add_products(d, all, 16, [](const u32(*of)[8], int row, int column, int k) {
-    const int lane = k % 8 / 2, shift = k % 2 * 16;
-    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 8 * 2] >> shift & 0xffff;
-    const u32 y = of[column * 4 + lane][4 + k / 8] >> shift & 0xffff;
-    return (double)value_of_bf16(x) * value_of_bf16(y);
-  });
-}
-inline void mma_nvfp4(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, u32 scale_a, u32 scale_b) {
-  const auto all = gathered({a[0], a[1], a[2], a[3], b0, b1, scale_a, scale_b});
-  add_products(d, all, 64, [](const u32(*of)[8], int row, int column, int k) {
-    const int lane = k % 32 / 8, shift = k % 8 * 4;
-    const u32 x = of[row % 8 * 4 + lane][row / 8 + k / 32 * 2] >> shift & 15;
-    const u32 y = of[column * 4 + lane][4 + k / 32] >> shift & 15;
-    const u32 by = of[row % 8 * 4 + row / 8][6] >> k / 16 * 8 & 0xff;
-    const u32 also = of[column * 4][7] >> k / 16 * 8 & 0xff;
-    return (double)value_of_e2m1(x) * value_of_e4m3(by) * value_of_e2m1(y) * value_of_e4m3(also);
-  });
-}
+#include "common/matrices.cuh"
 
 // ---- launches ----------------------------------------------------------------------------------
 constexpr int STACK = 1 << 18, MOST_ARGUMENTS = 32;
@@ -370,6 +347,7 @@ inline void enter() {
 inline void run_block(int count, std::vector<u8>& stacks) {
   threads.assign(count, {}), exchanges.resize(count / 32);
   warps.assign(count / 32, Meeting{32}), block = Meeting{count};
+  std::fill(named, named + 16, Meeting{});
   std::vector<int> order;
   for (int i = 0; i < count; ++i) {
     ucontext_t& place = threads[i].place;
