@@ -34,8 +34,9 @@ def infer(attrs: Attrs, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]
     try:
         (y,) = all_reduce.infer(attrs, specs[:1])
         return norm_quant.infer(norm_attrs(attrs), (y, *specs[1:]))
-    except GraphError as error:
-        raise GraphError(f"{NAME}: {error}") from error
+    except GraphError as error:  # of a part, which names itself
+        words = str(error).removeprefix("norm_quant ").removeprefix("all_reduce ")
+        raise GraphError(f"{NAME} {words}") from error
 
 
 def reference(attrs: Attrs, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
