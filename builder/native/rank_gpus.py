@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from spark_engine.builder.native import nvrtc
-from spark_engine.cuda_driver import driver, queueing, value
+from spark_engine.cuda_driver import MAX_SHARED, driver, queueing, value
 from spark_engine.errors import ExecutorError
 from spark_engine.kernel import Plan, Pointer, Rank, Tactic, Target
 from spark_engine.tensors import Array
@@ -82,6 +82,8 @@ class RankGpus:
         address = int(value(driver.cuMemAlloc(max(array.nbytes, 1))))
         data = np.ascontiguousarray(array)
         value(driver.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
+        # of pageable memory a part may still be on its way, which the ranks' streams do not wait for
+        value(driver.cuCtxSynchronize())
         return address
 
     def free(self, rank: int, address: int) -> None:
@@ -116,6 +118,8 @@ class RankGpus:
                 self._later(rank, driver.cuModuleUnload, module)
                 entry = value(driver.cuModuleGetFunction(module, launch.symbol.encode()))
                 value(driver.cuFuncLoad(entry))
+                if launch.shared:
+                    value(driver.cuFuncSetAttribute(entry, MAX_SHARED, launch.shared))
                 self._functions[key] = entry
             function = self._functions[key]
             found.append(queueing(self.streams[rank], function, launch.shape, values))

@@ -87,13 +87,9 @@ def check(bench: cuda_node.Bench, case: Case, seed: int) -> tuple[int, int]:
     return len(same), len(off)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("name", "rows", "tile"),
-    [
-        pytest.param("sm_90a", 1, 0, marks=pytest.mark.kernels),
-        ("sm_121a", 128, 0),
-        ("sm_90a", 128, 4),
-    ],
+    ("name", "rows", "tile"), [("sm_90a", 1, 0), ("sm_121a", 128, 0), ("sm_90a", 128, 4)]
 )
 def test_served_width_compiles_without_spills(name: str, rows: int, tile: int, cache: Path) -> None:
     """`rows` of logits; with a tile they are of so many tokens each."""
