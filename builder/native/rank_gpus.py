@@ -82,7 +82,7 @@ class RankGpus:
         address = int(value(driver.cuMemAlloc(max(array.nbytes, 1))))
         data = np.ascontiguousarray(array)
         value(driver.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
-        # of pageable memory a part may still be on its way, which the ranks' streams do not wait for
+        # pageable memory may still be on its way here, which the ranks' streams do not wait for
         value(driver.cuCtxSynchronize())
         return address
 
