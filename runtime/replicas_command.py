@@ -109,7 +109,7 @@ def run(
     port, TLS and connections are the front's, the others each replica's.
     """
     with command(NAME):
-        from spark_engine.runtime.replicas.plan import Plan, counts, sizes
+        from spark_engine.runtime.replicas.plan import Plan, counts, sizes, stamp_of
 
         serving, placing = _front(), _ray()
         options = _server_options(values)
@@ -119,13 +119,20 @@ def run(
         least, most = counts(replicas)
         own = replace(options, host=LOCAL if ray is None else "", page=options.page)
         plan = Plan(
-            str(folder), own, least, most, cpus=cpus, **sizes(manifest, gpus=gpus, target=target)
+            str(folder),
+            own,
+            least,
+            most,
+            cpus=cpus,
+            stamp=stamp_of(manifest),
+            known=ray is None,
+            **sizes(manifest, gpus=gpus, target=target),
         )
         listener = serving.listen(options)  # before minutes of placing
         with contextlib.closing(listener), placing.cluster(ray):
             placing.check_free()
             try:
-                placing.place(plan, known=ray is None)
+                placing.place(plan)
                 code = _serve(serving, listener, _members(placing), route_by, options)
             finally:
                 placing.remove()

@@ -92,7 +92,11 @@ chmod a+r "$ROOT$OWNER/spark.bundle"
 
 failed=0
 said 'sudo apt-get update && sudo apt-get install -y git python3-venv' || failed=1
-[ -d "$ROOT$OWNER/spark" ] || said 'git clone -q spark.bundle spark' || failed=1
+if [ -d "$ROOT$OWNER/spark" ]; then # an earlier run's
+    said 'git fetch -q ../spark.bundle HEAD && git checkout -q --force FETCH_HEAD' || failed=1
+else
+    said 'git clone -q spark.bundle spark' || failed=1
+fi
 said 'python3 -m venv .venv' || failed=1
 said "pip install -e '.[cuda,hub,check,bench]'" || failed=1
 said 'spark-run doctor' # 1 without an engine that can be served, as here

@@ -78,6 +78,10 @@ class Refusal:
     body: bytes
 
 
+class Unsure(Exception):
+    """Some replica that may keep the answer did not say whether it does."""
+
+
 class Failed(Lost):
     """A replica whose engine failed, while its server did not."""
 
@@ -93,7 +97,11 @@ class Carrier:
     async def carry(self, asked: Asked) -> None:
         """Answers the request, by whichever replica."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
-        owner = await self._owner(asked)
+        try:
+            owner = await self._owner(asked)
+        except Unsure as problem:  # another replica would say that there is no such answer
+            await self._refuse(asked, str(problem))
+            return
         refused: Refusal | None = None
         lost: list[Lost] = []
         again = ""  # why it goes to another
@@ -197,6 +205,9 @@ class Carrier:
             words = f"the replica broke before its first token: {lost}; nothing was said, ask again"
         else:
             words = "no replica takes requests now; retry"
+        await self._refuse(asked, words)
+
+    async def _refuse(self, asked: Asked, words: str) -> None:
         self._metrics.failed()
         status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
         await self._send(asked, status, headers, body, more=False)
@@ -213,7 +224,8 @@ class Carrier:
                 self._kept.popitem(last=False)
 
     async def _owner(self, asked: Asked) -> str | None:
-        """The replica that keeps the answer which the request is about; None: any will do."""
+        """The replica that keeps the answer which the request is about; None: any will do. Raises
+        Unsure."""
         ident = ""
         if asked.path == RESPONSES and (found := _PREVIOUS.search(asked.body.data)):
             ident = found[1].decode("utf-8", "replace")
@@ -232,10 +244,12 @@ class Carrier:
         return replica.name if replica else None
 
     async def _ask_all(self, path: str, headers: Headers) -> Replica | None:
-        """The first replica found that has this, asked a few at a time within ASK_S seconds."""
-        left = deque(self._fleet.up)
+        """The first replica found that has this, asked a few at a time within ASK_S seconds. Raises
+        Unsure where none is found and not all have said so."""
+        left, silent = deque(self._fleet.up), 0
 
         async def ask() -> Replica | None:
+            nonlocal silent
             while left:
                 async with self._asking:
                     if not left:
@@ -246,9 +260,11 @@ class Carrier:
                             replica.address.url + path, ASK_S, headers
                         )
                     except Lost:
+                        silent += 1
                         continue
                 if status == 200:
                     return replica
+                silent += status == REFUSED
                 if status in (401, 403):  # no other will tell either
                     left.clear()
             return None
@@ -260,11 +276,13 @@ class Carrier:
                     if (found := await task) is not None:
                         return found
         except TimeoutError:
-            pass
+            silent += 1
         finally:
             for one in tasks:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if silent:
+            raise Unsure("some replica did not say whether it keeps this answer; retry")
         return None
 
 

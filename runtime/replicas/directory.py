@@ -8,6 +8,8 @@ no library that places.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,10 +67,48 @@ class Members:
 
     async def __call__(self) -> Sequence[Address]:
         """Those that live. A young directory does not know all of them yet: those that the one
-        before it named stay. Raises what `ask` does, and TimeoutError."""
-        if self._asked is None or self._asked.done():
+        before it named stay. An answer that comes late is that of the next call. Raises what `ask`
+        does, and TimeoutError."""
+        if self._asked is None:
             self._asked = asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
-        rows, young = await asyncio.wait_for(asyncio.shield(self._asked), ASK_S)
+            self._asked.add_done_callback(_seen)
+        asked = self._asked
+        if not (await asyncio.wait([asked], timeout=ASK_S))[0]:
+            raise TimeoutError(f"no answer within {ASK_S:g} s")
+        self._asked = None
+        rows, young = asked.result()
         found = {name: Address(name, url) for name, url in rows}
         self._last = self._last | found if young else found
         return list(self._last.values())
+
+
+def _seen(asked: asyncio.Future[tuple[Rows, bool]]) -> None:
+    """Nobody may come for a failure any more, and asyncio would log it."""
+    if not asked.cancelled():
+        asked.exception()
+
+
+class Telling:
+    """A thread that tells a directory again and again that a replica lives.
+
+    `tell` blocks; it gets the newest plan that was heard of, and returns the directory's. What it
+    raises is passed over: a directory that is away makes nobody ill.
+    """
+
+    def __init__(self, tell: Callable[[Noted], Noted], every_s: float) -> None:
+        self._tell, self._every_s = tell, every_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
+        self._thread.start()
+
+    def stop(self, limit_s: float) -> None:
+        """Nothing is told any more, unless that takes longer than `limit_s`."""
+        self._end.set()
+        self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        plan = NOTHING
+        while not self._end.is_set():
+            with contextlib.suppress(Exception):
+                plan = self._tell(plan)
+            self._end.wait(self._every_s)

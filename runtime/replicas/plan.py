@@ -5,10 +5,13 @@ Knows numbers and refuses those that cannot be; knows no library that places.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from spark_engine.errors import CapacityError, OptionError
 from spark_engine.manifest import NATIVE, Manifest
@@ -29,6 +32,8 @@ class Plan:
         follows: those of `gpus` and `target` that nobody named: they are the engine's.
         target: requests, running or waiting, that one replica is to have; beyond that there are to
             be more of them.
+        stamp: of the engine's content, by `stamp_of`.
+        known: the machines will not become more.
     """
 
     folder: str
@@ -39,11 +44,21 @@ class Plan:
     cpus: float
     target: float
     follows: tuple[str, ...] = ()
+    stamp: str = ""
+    known: bool = False
 
     @property
     def scales(self) -> bool:
         """Does the number follow the requests?"""
         return self.most > self.least
+
+    @property
+    def version(self) -> str:
+        """Equal where the replicas of one plan may be those of the other: how many does not
+        count, nor does what each takes of a machine."""
+        server = msgspec.json.encode(self.server)
+        found = hashlib.sha256(msgspec.json.encode([self.folder, self.stamp, server]))
+        return found.hexdigest()[:32]
 
 
 def counts(given: str) -> tuple[int, int]:
@@ -68,11 +83,16 @@ def sizes(manifest: Manifest, **named: float | None) -> dict[str, Any]:
     return {**own, **given, "follows": tuple(name for name in own if name not in given)}
 
 
+def stamp_of(manifest: Manifest) -> str:
+    """A digest of the engine: the manifest holds those of all its files."""
+    return hashlib.sha256(manifest.encode()).hexdigest()
+
+
 def moved(plan: Plan, folder: str, manifest: Manifest, **named: float | None) -> Plan:
     """The plan for another engine: what followed the engine follows this one."""
     kept = {name: getattr(plan, name) for name in ("gpus", "target") if name not in plan.follows}
     given = kept | {name: value for name, value in named.items() if value is not None}
-    return replace(plan, folder=folder, **sizes(manifest, **given))
+    return replace(plan, folder=folder, stamp=stamp_of(manifest), **sizes(manifest, **given))
 
 
 def wanted(requests: float, plan: Plan) -> int:

@@ -8,6 +8,7 @@ directory that dies again; until it is there the fronts go on with what they kno
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from spark_engine.errors import CapacityError, OptionError
-from spark_engine.runtime.replicas.child import Child
-from spark_engine.runtime.replicas.directory import LEASE_S, NOTHING, Directory, Rows
+from spark_engine.runtime.replicas.child import ANSWER_S, Child
+from spark_engine.runtime.replicas.directory import LEASE_S, Directory, Noted, Rows, Telling
 from spark_engine.runtime.replicas.plan import START_S, Plan, check_room, wanted
 from spark_engine.runtime.server.server import ServerOptions
 
@@ -29,10 +30,13 @@ NAMESPACE, DIRECTORY, APPLICATION, DEPLOYMENT = "spark", "spark-directory", "spa
 HEALTH_S = 2.0  # between two looks of Ray's at a replica
 STARTS = 3  # of a replica that fails, after which the placing has failed
 DRAIN_MORE_S = 15.0  # beyond the server's own drain
-TELL_S = 2.0  # for the directory's answer
+REMOVE_MORE_S = 30.0  # beyond it, until the replicas are gone or are ended
+TELL_S = 2.0  # for the directory's answer, and between two times that a replica tells it
 FRONTS_S = 2.5  # in which the fronts have heard that a replica leaves
 SCALE_UP_S, SCALE_DOWN_S, LOOK_BACK_S = 10.0, 300.0, 30.0
 STORE = 128 << 20  # bytes of Ray's object store, of which nothing is used
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -41,11 +45,18 @@ class Engine:
     def __init__(self, folder: str, server: bytes) -> None:
         options = msgspec.json.decode(server, type=ServerOptions)
         self._drain_s = options.drain_timeout_s
-        self._plan = NOTHING
-        self._child = Child(folder, replace(options, host=options.host or address_here()))
-        self._child.wait(START_S)
-        self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self.check_health()
+        self._child = child = Child(folder, replace(options, host=options.host or address_here()))
+        child.wait(START_S)
+        self._name = name = str(serve.get_replica_context().replica_id.unique_id)
+
+        def tell(plan: Noted) -> Noted:
+            if not child.health():
+                return plan
+            telling = _made().hear.remote(name, child.url, plan)
+            newest: Noted = ray.get(telling, timeout=TELL_S)
+            return newest
+
+        self._telling = Telling(tell, TELL_S)  # by itself: Ray's controller may be away
 
     def check_health(self) -> None:
         """Raises where the server is gone or silent. It starts its engine again by itself."""
@@ -53,9 +64,6 @@ class Engine:
             raise RuntimeError(words)
         if not self._child.health():
             raise RuntimeError(f"{self._child.url} does not answer")
-        with contextlib.suppress(Exception):  # a directory that is away makes nobody ill
-            telling = _directory().hear.remote(self._name, self._child.url, self._plan)
-            self._plan = ray.get(telling, timeout=TELL_S)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Requests that run or wait."""
@@ -67,9 +75,11 @@ class Engine:
         child = getattr(self, "_child", None)
         if child is None:
             return
-        with contextlib.suppress(Exception):
-            ray.get(_directory().drop.remote(self._name), timeout=TELL_S)
-            time.sleep(FRONTS_S)
+        if telling := getattr(self, "_telling", None):
+            telling.stop(ANSWER_S + TELL_S)
+            with contextlib.suppress(Exception):
+                ray.get(_found().drop.remote(self._name), timeout=TELL_S)
+                time.sleep(FRONTS_S)
         child.stop(self._drain_s + DRAIN_MORE_S / 2)
 
     async def __call__(self) -> str:
@@ -119,14 +129,34 @@ def check_free() -> None:
         raise OptionError(f"replicas are placed in this cluster already: {words} them")
 
 
-def place(plan: Plan, known: bool) -> None:
-    """Starts the replicas, or changes what was placed: one after the other where the engine or the
-    options differ. Returns when they take requests. `known`: the machines will not become more.
+def place(plan: Plan) -> None:
+    """Starts the replicas. Returns when they take requests. Raises CapacityError."""
+    _check_room(plan)
+    _put(plan)
+    _note(plan)
+
+
+def _check_room(plan: Plan) -> None:
+    """Raises CapacityError where the replicas can never be placed; where they may wait for a
+    machine, says so."""
+    try:
+        check_room(plan, ray.cluster_resources())
+    except CapacityError as error:
+        if plan.known:
+            raise
+        log.warning("%s; waiting until the cluster has more", error)
+
+
+def _note(plan: Plan) -> None:
+    ray.get(_made().note.remote(msgspec.json.encode(plan)))
+
+
+def _put(plan: Plan) -> None:
+    """Has Ray place it, or change what was placed: one replica after the other where the engine or
+    the options differ, and none where only numbers do.
 
     Raises CapacityError; then what was there before is there still, in part.
     """
-    if known:
-        check_room(plan, ray.cluster_resources())
     data = msgspec.json.encode(plan)
     serve.start(proxy_location="Disabled")
     how: dict[str, Any] = {"num_replicas": plan.least}
@@ -152,23 +182,29 @@ def place(plan: Plan, known: bool) -> None:
         max_constructor_retry_count=STARTS,
         **how,
     )
+    # without a version Ray makes one up each time, and replaces every replica
+    deployment = deployment.options(version=plan.version, _internal=True)
     try:
-        # what differs here has every replica replaced; numbers do not
         bound = deployment.bind(plan.folder, msgspec.json.encode(plan.server))
         serve.run(bound, name=APPLICATION, route_prefix=None)
     except RuntimeError as error:
         raise CapacityError(f"the replicas do not start: {error}") from None
-    ray.get(_directory().note.remote(data))
 
 
 def change(edit: Callable[[Plan], Plan]) -> None:
-    """Places what `edit` makes of what is placed; where that fails, what was placed again. Raises
-    OptionError, CapacityError."""
+    """Places what `edit` makes of what is placed; where that fails, what was placed again. What is
+    asked of Ray is noted first: Ray goes on with it where this process ends. Raises OptionError,
+    CapacityError.
+    """
     old = placed()
+    new = edit(old)
+    _check_room(new)
+    _note(new)
     try:
-        place(edit(old), known=False)
+        _put(new)
     except CapacityError as error:
-        place(old, known=False)
+        _note(old)
+        _put(old)
         raise CapacityError(f"{error}\n{old.folder} is placed as before") from None
 
 
@@ -176,8 +212,8 @@ def placed() -> Plan:
     """What is placed in this cluster. Raises OptionError where nothing is."""
     end = time.monotonic() + LEASE_S  # a new directory has heard of it by then
     while APPLICATION in serve.status().applications:
-        if data := ray.get(_directory().plan.remote()):
-            return msgspec.json.decode(data, type=Plan)
+        if found := _noted():
+            return found
         if time.monotonic() > end:
             raise OptionError("the replicas are being placed for the first time; ask again later")
         time.sleep(HEALTH_S / 4)
@@ -195,17 +231,40 @@ def states() -> dict[str, int]:
 
 def remove() -> None:
     """Ends all replicas; they drain. Nothing of ours stays in the cluster."""
-    ray.get(_directory().note.remote(b""))
-    if APPLICATION in serve.status().applications:
-        serve.delete(APPLICATION)
-    if not serve.status().applications:
+    drain_s = (plan.server if (plan := _noted()) else ServerOptions()).drain_timeout_s
+    with contextlib.ExitStack() as last:  # whatever happens; the directory at the very end
+        last.callback(_kill_directory)
+        last.callback(_end_serve)
+        with contextlib.suppress(Exception):
+            ray.get(_found().note.remote(b""), timeout=TELL_S)
+        if APPLICATION not in serve.status().applications:
+            return
+        serve.delete(APPLICATION, _blocking=False)
+        end = time.monotonic() + drain_s + REMOVE_MORE_S
+        while APPLICATION in serve.status().applications:
+            if time.monotonic() > end:
+                log.warning("some replicas did not end within %.0f s", drain_s + REMOVE_MORE_S)
+                return
+            time.sleep(HEALTH_S / 4)
+
+
+def _end_serve() -> None:
+    if not serve.status().applications.keys() - {APPLICATION}:  # others have theirs
         serve.shutdown()
-    ray.kill(_directory())
+
+
+def _kill_directory() -> None:
+    with contextlib.suppress(ValueError):
+        ray.kill(_found())
 
 
 def named() -> tuple[Rows, bool]:
     """What the directory answers, for a front's `Members`. Blocks."""
-    rows: tuple[Rows, bool] = ray.get(_directory().names.remote(), timeout=TELL_S)
+    try:
+        directory = _found()
+    except ValueError:  # no replica was there yet
+        return (), True
+    rows: tuple[Rows, bool] = ray.get(directory.names.remote(), timeout=TELL_S)
     return rows
 
 
@@ -214,7 +273,22 @@ def address_here() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _directory() -> Any:
+def _noted() -> Plan | None:
+    """The plan that the directory knows, if it is there and knows one."""
+    try:
+        data = ray.get(_found().plan.remote(), timeout=TELL_S)
+    except (ValueError, TimeoutError, ray.exceptions.RayError):
+        return None
+    return msgspec.json.decode(data, type=Plan) if data else None
+
+
+def _found() -> Any:
+    """The directory. Raises ValueError where none is: who only reads makes none."""
+    return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+
+
+def _made() -> Any:
+    """The directory, which is made where none is."""
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Directory)
     return actor.options(
         name=DIRECTORY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True

@@ -17,7 +17,7 @@ from spark_engine.runtime.server.problems import TooLarge, UnknownEncoding
 
 MAX_BODY = 32 << 20  # bytes
 SMALL_BODY = 256 << 10  # bytes of each body that are always taken
-LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all bodies together may hold
+LARGE_BODIES = 4 * MAX_BODY  # bytes beyond those that all may hold; one of the most allowed always
 
 
 class Body:
@@ -32,7 +32,7 @@ class Body:
         """So many bytes of it are there. Raises Busy where all together are too many."""
         more = max(0, size - SMALL_BODY) - self._large
         self._large, self._bodies.large = self._large + more, self._bodies.large + more
-        if more and self._bodies.large > LARGE_BODIES:
+        if more and self._bodies.large > max(LARGE_BODIES, self._bodies.most):
             raise Busy("too many long prompts are being read; retry")
 
     def drop(self) -> None:

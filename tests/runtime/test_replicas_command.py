@@ -20,7 +20,8 @@ from spark_engine.runtime.server.server import ServerOptions
 
 def _manifest(ranks: int = 1, seqs: int = 32, executor: str = NATIVE) -> Any:
     limits = SimpleNamespace(max_seqs=seqs)
-    return SimpleNamespace(ranks=ranks, executor=executor, limits=limits)
+    data = f"{ranks} {seqs}".encode()
+    return SimpleNamespace(ranks=ranks, executor=executor, limits=limits, encode=lambda: data)
 
 
 class Placing:
@@ -41,7 +42,7 @@ class Placing:
         if self.taken:
             raise OptionError("replicas are placed in this cluster already")
 
-    def place(self, plan: Plan, known: bool) -> None:
+    def place(self, plan: Plan) -> None:
         self.done.append(plan)
         if self.fault:
             raise self.fault
@@ -83,7 +84,9 @@ def test_replicas_are_placed_served_and_removed(placing: Placing) -> None:
     ]
     plan = placing.done[1]
     assert (plan.least, plan.gpus, plan.target) == (3, 2.0, 64.0)
-    assert plan.follows == ("gpus", "target")
+    assert plan.follows == ("gpus", "target") and plan.known
+    _run("--ray", "auto")
+    assert not placing.done[5].known, "a cluster may have more machines later"
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_placed(placing: Placing) -> None:
@@ -131,6 +134,9 @@ def test_what_the_user_names_does_not_follow_the_engine() -> None:
     assert (named["target"], named["follows"]) == (3.0, ("gpus",))
     plan = moved(Plan("/e", ServerOptions(), 1, 1, cpus=1.0, **named), "/f", _manifest(ranks=4))
     assert (plan.folder, plan.gpus, plan.target, plan.cpus) == ("/f", 4.0, 3.0, 1.0)
+    again = moved(plan, "/f", _manifest(ranks=4))
+    assert again.version == plan.version, "the same engine"
+    assert moved(plan, "/f", _manifest(ranks=4, seqs=8)).version != plan.version, "built anew"
 
 
 def test_nothing_listens_before_the_replicas_are_there() -> None:

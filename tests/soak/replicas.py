@@ -5,8 +5,9 @@
 
 Conversations of streams and whole answers go through the front of `spark-replicas run`. A second
 `run` is refused; the directory of the replicas is killed; a server is killed with its engine;
-another is stopped (SIGSTOP); an update to an engine that does not load fails; then `spark-replicas
-update` replaces all by a copy of the engine folder. Each request must end whole, or in an error
+another is stopped (SIGSTOP); `spark-replicas scale` makes them one less and as many again, and the
+others stay; an update to an engine that does not load fails, and replaces not all; then `update`
+replaces all by a copy of the engine folder. Each request must end whole, or in an error
 that says why, and such errors only after a server was killed or stopped: neither the directory nor
 an update excuses any. Nothing may be left running.
 """
@@ -136,14 +137,29 @@ class Soak:
         await asyncio.sleep(QUIET_S)
         print("another directory:", dict(self.told), flush=True)
 
+    async def scaled(self) -> None:
+        """One less, and as many again: those that stay are the ones that were there."""
+        before = {row["name"] for row in self.rows()}
+        for count in (self.replicas - 1, self.replicas):
+            code, text = await self.command("scale", str(count))
+            if code:
+                self.wrong.append(f"spark-replicas scale {count} failed: {text[-300:]}")
+            await self.until(count, START_S, set())
+            if len(before & {row["name"] for row in self.rows()}) != self.replicas - 1:
+                self.wrong.append(f"spark-replicas scale {count} replaced replicas")
+        print("another number:", dict(self.told), flush=True)
+
     async def updates(self, engine: Path) -> None:
         """One that fails, and one that does not."""
+        before = {row["name"] for row in self.rows()}
         broken = Path(shutil.copytree(engine, self.folder / "broken"))
         (broken / WEIGHTS).unlink()
         code, text = await self.command("update", str(broken))
         if code != 2 or "is placed as before" not in text:
             self.wrong.append(f"a broken update ended with {code}: {text[-300:]}")
         await self.until(self.replicas, START_S, set())
+        if self.replicas > 1 and not before & {row["name"] for row in self.rows()}:
+            self.wrong.append("an update that failed replaced all replicas")
         print("not replaced:", dict(self.told), flush=True)
         before, begun = {row["name"] for row in self.rows()}, time.monotonic()
         copy = str(shutil.copytree(engine, self.folder / "tiny"))
@@ -176,6 +192,7 @@ class Soak:
             if Path(f"/proc/{stopped}").exists():
                 os.kill(stopped, signal.SIGCONT)
             await asyncio.sleep(max(QUIET_S, self.excused_until - time.monotonic()))
+            await self.scaled()
         await self.updates(engine)
 
     async def load(self, engine: Path) -> None:

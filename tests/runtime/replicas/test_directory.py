@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from spark_engine.runtime.replicas import directory as module
-from spark_engine.runtime.replicas.directory import LEASE_S, NOTHING, Directory, Members, Rows
+from spark_engine.runtime.replicas.directory import (
+    LEASE_S,
+    NOTHING,
+    Directory,
+    Members,
+    Rows,
+    Telling,
+)
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
 from tests.runtime.replicas.front_world import World, run
@@ -101,6 +110,62 @@ def test_a_directory_that_hangs_holds_up_neither_loop_nor_threads(
         assert [a.name for a in await members()] == ["a"]
 
     asyncio.run(test())
+
+
+def test_a_directory_that_is_slow_is_heard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.04)
+    fails = False
+
+    def ask() -> tuple[Rows, bool]:
+        time.sleep(0.06)
+        if fails:
+            raise ConnectionError("the directory died")
+        return [("a", "http://a")], False
+
+    async def test() -> None:
+        nonlocal fails
+        members = Members(ask)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await members()
+            await asyncio.sleep(0.05)
+            assert [a.name for a in await members()] == ["a"], "it came late, not never"
+        fails = True
+        with pytest.raises(TimeoutError):
+            await members()
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionError):
+            await members()
+        with pytest.raises(TimeoutError):  # and nobody comes for the next failure
+            await members()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(test())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_replica_tells_until_it_stops() -> None:
+    told: list[Any] = []
+    often = threading.Event()
+
+    def tell(plan: Any) -> Any:
+        told.append(plan)
+        if len(told) == 2:
+            raise ConnectionError("the directory died")
+        if len(told) > 3:
+            often.set()
+        return (len(told), b"")
+
+    telling = Telling(tell, 0.001)
+    assert often.wait(5)
+    telling.stop(5)
+    count = len(told)
+    assert told[:4] == [NOTHING, (1, b""), (1, b""), (3, b"")], "what it heard last"
+    time.sleep(0.02)
+    assert len(told) == count
 
 
 def test_requests_go_on_while_nobody_says_who_is_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from spark_engine.runtime.replicas import carry, prefix
 from spark_engine.runtime.replicas import fleet as fleet_module
-from spark_engine.runtime.replicas.carry import Asked, Carrier, passed
+from spark_engine.runtime.replicas.carry import Asked, Carrier, Unsure, passed
 from spark_engine.runtime.replicas.fleet import MISSES, Address, Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.routing import Router
@@ -58,6 +58,7 @@ def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(w: World) -> None:
         gate = asyncio.Event()
+        w.front._bodies.most = 1000
 
         async def slow() -> AsyncIterator[bytes]:
             yield b" " * 900
@@ -72,6 +73,17 @@ def test_bodies_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         gate.set()
         assert (await first).status == 200
         assert w.front._bodies.large == 0 and (await w.ask("x" * 400))[0] == 200
+
+    run(test, "a")
+
+
+def test_one_body_of_the_most_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BODY", 100)
+    monkeypatch.setattr(bodies, "LARGE_BODIES", 1000)
+
+    async def test(w: World) -> None:
+        assert (await w.ask("x" * 5000))[0] == 200
+        assert w.front._bodies.large == 0
 
     run(test, "a")
 
@@ -131,7 +143,7 @@ class _Slow:
     def __init__(self, status: int) -> None:
         self.asked: list[str] = []
         self.inside = self.most = 0
-        self.status, self.holder = status, ""
+        self.status, self.holder, self.lost = status, "", 0
 
     async def get(self, url: str, limit_s: float, headers: Headers) -> tuple[int, bytes, Any]:
         self.asked.append(url)
@@ -141,7 +153,7 @@ class _Slow:
             await asyncio.sleep(0.01)
         finally:
             self.inside -= 1
-        if len(self.asked) == 3:
+        if len(self.asked) == self.lost:
             raise Lost("away")
         return (200 if self.holder and self.holder in url else self.status), b"", {}
 
@@ -176,7 +188,7 @@ def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
             None,
         ]
         assert len(slow.asked) == 150 and slow.most == carry.ASKING
-        slow.holder = "r20:"
+        slow.holder, slow.lost = "r20:", 3
         slow.asked.clear()
         assert await carrier._owner(_asked("resp_a")) == "r20"
         assert len(slow.asked) < 50 and slow.inside == 0
@@ -194,8 +206,29 @@ def test_all_are_asked_within_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test() -> None:
         slow = _Slow(404)
-        assert await _carrier(slow, 2000)._owner(_asked("resp_a")) is None
+        with pytest.raises(Unsure):
+            await _carrier(slow, 2000)._owner(_asked("resp_a"))
         assert len(slow.asked) < 500 and slow.inside == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("status", "lost"), [(404, 2), (503, 0)])
+def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: int) -> None:
+    said: list[tuple[int, Any]] = []
+
+    async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
+        said.append((status, dict(headers)))
+
+    async def test() -> None:
+        slow = _Slow(status)
+        slow.lost = lost
+        asked = _asked("resp_a")
+        asked.send = send
+        await _carrier(slow, 3).carry(asked)
+        assert slow.asked and said == [
+            (503, {"content-type": "application/json", "retry-after": "1"})
+        ]
 
     asyncio.run(test())
 

@@ -6,6 +6,7 @@ import builtins
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,18 @@ PLAN = Plan("/e", ServerOptions(names=("a",), log_format=LogFormat.JSON), 2, 8, 
 
 
 def test_a_plan_survives_its_way() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(PLAN), type=Plan) == PLAN
+    found = msgspec.json.decode(msgspec.json.encode(PLAN), type=Plan)
+    assert found == PLAN and found.version == PLAN.version
+
+
+def test_what_is_another_replica() -> None:
+    assert replace(PLAN, least=3, most=3, gpus=2.0, target=1.0).version == PLAN.version
+    other = (
+        replace(PLAN, folder="/f"),
+        replace(PLAN, stamp="built anew"),
+        replace(PLAN, server=replace(PLAN.server, names=("b",))),
+    )
+    assert len({plan.version for plan in (PLAN, *other)}) == 4
 
 
 @pytest.mark.parametrize(("given", "found"), [("4", (4, 4)), ("2-8", (2, 8)), ("3-3", (3, 3))])

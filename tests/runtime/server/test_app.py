@@ -89,6 +89,7 @@ def test_large_bodies_share_their_memory_and_small_ones_always_fit(
 ) -> None:
     monkeypatch.setattr(module, "SMALL_BODY", 100)
     monkeypatch.setattr(module, "LARGE_BODIES", 1000)
+    monkeypatch.setattr(module, "MAX_BODY", 1000)
 
     async def ask() -> list[int]:
         gate = asyncio.Event()
