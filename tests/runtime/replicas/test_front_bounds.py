@@ -147,13 +147,14 @@ class _Slow:
 
     async def get(self, url: str, limit_s: float, headers: Headers) -> tuple[int, bytes, Any]:
         self.asked.append(url)
+        number = len(self.asked)
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
             await asyncio.sleep(0.01)
         finally:
             self.inside -= 1
-        if len(self.asked) == self.lost:
+        if number == self.lost:
             raise Lost("away")
         return (200 if self.holder and self.holder in url else self.status), b"", {}
 
@@ -218,6 +219,7 @@ def test_an_answer_that_may_be_somewhere_is_asked_for_again(status: int, lost: i
     said: list[tuple[int, Any]] = []
 
     async def send(status: int, headers: Headers, part: bytes, more: bool) -> None:
+        assert b"keeps this answer" in part
         said.append((status, dict(headers)))
 
     async def test() -> None:
