@@ -72,3 +72,19 @@ def test_only_root_may(tmp_path: Path) -> None:
         done = _run(str(tmp_path / "system"))
     assert done.returncode == 2 and "need root" in done.stderr
     assert not (tmp_path / "system").exists()
+
+
+def test_an_earlier_clone_becomes_what_head_is(tmp_path: Path) -> None:
+    fetch = re.findall(r"said '(git fetch .*?)'", SCRIPT.read_text())
+    assert len(fetch) == 1
+    source, who = tmp_path / "source", "-c user.name=a -c user.email=a@b"
+    bundle = f"git -C {source} bundle create -q {tmp_path}/spark.bundle HEAD"
+    commit = f"git -C {source} add f && git -C {source} {who} commit -qm x && {bundle}"
+    for command in (
+        f"git init -q {source} && echo 1 > {source}/f && {commit}",
+        f"git clone -q spark.bundle spark && echo changed > spark/f && echo 2 > {source}/f",
+        commit,
+        f"cd spark && {fetch[0]}",
+    ):
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=30)
+    assert (tmp_path / "spark" / "f").read_text() == "2\n"

@@ -195,7 +195,7 @@ def test_who_keeps_an_answer_is_asked_of_a_few_at_a_time() -> None:
         assert len(slow.asked) < 50 and slow.inside == 0
         assert await carrier._owner(_asked("resp_a")) == "r20", "it is remembered"
         slow.asked.clear()
-        slow.status, slow.holder = 401, ""
+        slow.status, slow.holder, slow.lost = 401, "", 0
         assert await carrier._owner(_asked("resp_b")) is None
         assert len(slow.asked) <= carry.ASKING, "a stranger asks no thousand replicas"
 
