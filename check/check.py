@@ -156,11 +156,17 @@ def _runs(candidate: Loaded, levels: Sequence[str]) -> list[tuple[str, Loaded]]:
     return runs + ([("layer", marked(candidate))] if "layer" in levels else [])
 
 
-def _refuse_two_devices(candidate: Loaded, against: Path) -> None:
+def _refuse(candidate: Loaded, against: Path) -> None:
     if not has_graph(candidate) and read_manifest(against).executor != GRAPH:
         raise OptionError(
             f"{folder_of(candidate).path} and {against} are both native engines, and a process "
             "opens one at a time: give the checkpoint, or a CPU engine of it"
+        )
+    manifest = read_manifest(against)
+    if manifest.executor != GRAPH and manifest.ranks > 1:
+        raise OptionError(
+            f"{against} is an engine of {manifest.ranks} GPUs and shows one's logits: check it "
+            f"the other way round (spark-check {against} --against {folder_of(candidate).path})"
         )
 
 
@@ -175,7 +181,7 @@ def _other(candidate: Loaded, against: Path | None, say: Say) -> Iterator[Other]
         exact = by_reference(candidate)
         yield Other("float64 references", exact, exact)
     elif is_engine(against):
-        _refuse_two_devices(candidate, against)
+        _refuse(candidate, against)
         alone = by_reference(candidate) if has_graph(candidate) else None
         yield Other(str(against), marked(open_engine(against)), alone)
     elif not has_graph(candidate):

@@ -62,7 +62,7 @@ CUDA = (
     ),
     *("spark_engine/device_resources.py", "runtime/doctor/probe.py"),
 )
-RAY = "runtime/replicas/ray_serve.py"
+EXTRAS = {"ray": "runtime/replicas/ray_serve.py", "nccl": "runtime/executors/nccl.py"}
 
 
 def _installed(path: Path) -> str:
@@ -71,12 +71,12 @@ def _installed(path: Path) -> str:
 
 
 def _modules() -> list[str]:
-    """Every module that must import without torch or, where they are absent, `cuda` and `ray`."""
+    """Every module that must import without torch or, where they are absent, `cuda` and extras."""
     sources = [p for p in TRACKED if p.suffix == ".py" and "tiny" not in p.parts]
     if importlib.util.find_spec("cuda") is None:
         sources = [p for p in sources if p.as_posix() not in CUDA]
-    if importlib.util.find_spec("ray") is None:
-        sources = [p for p in sources if p.as_posix() != RAY]
+    absent = {path for name, path in EXTRAS.items() if importlib.util.find_spec(name) is None}
+    sources = [p for p in sources if p.as_posix() not in absent]
     names = (_installed(path)[:-3].replace("/", ".") for path in sources)
     return [name.removesuffix(".__init__") for name in names]
 

@@ -19,6 +19,9 @@
 #define PUSHED_BYTES 8388608  // of what is pushed
 #define DATA (PUSHED + PUSHED_BYTES)
 #define LIMIT_NS 60000000000ull  // after which a rank that does not come counts as lost
+// Another rank is in this launch or the next, so that its flag is this far ahead at most. A flag
+// that no launch has used for long is not, whatever the numbers since (they come again after 2^32).
+#define MOST_AHEAD 65536u
 
 // The ways of a sum: the macro WAY of who adds.
 #define ONE_SHOT 0
@@ -44,7 +47,7 @@ DEVICE void meet(const u64* peers, int rank, u32 launch, u32 place = blockIdx.x)
     store_release((u32*)(peers[threadIdx.x] + FLAGS) + flag + rank, launch + 1);
     const u32* mine = (const u32*)(peers[rank] + FLAGS) + flag + threadIdx.x;
     const u64 start = nanoseconds();
-    while ((int)(load_acquire(mine) - (launch + 1)) < 0)
+    while (load_acquire(mine) - (launch + 1) >= MOST_AHEAD)
       if (nanoseconds() - start > LIMIT_NS) __trap();
   }
   __syncthreads();

@@ -104,12 +104,13 @@ class Loaded:
     def close(self) -> None:
         """Closes every executor, the last of which takes the device's memory with it, and ends the
         other ranks. These are told first: each frees what others read when they have let it go."""
-        if self.group is not None:
-            self.group.leave()
-        for executor in self.executors.values():
-            executor.close()
-        if self.group is not None:
-            self.group.close()
+        with ExitStack() as last:  # all of it, even where one fails
+            if self.group is not None:
+                last.callback(self.group.close)
+            for executor in reversed([*self.executors.values()]):
+                last.callback(executor.close)
+            if self.group is not None:
+                self.group.leave()
 
 
 @dataclass(frozen=True)

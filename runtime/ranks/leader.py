@@ -101,6 +101,7 @@ class Orders:
         try:
             with self.explained():
                 yield
+                self._told.check()  # what a device gave after a rank had fallen is nobody's
         finally:
             self._told.waiting(False)
 

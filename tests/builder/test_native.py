@@ -87,10 +87,11 @@ def check_launches(folder: Path, target: str, format: str, **kwargs: Any) -> Non
         }
         for launch in body["launches"]:
             assert launch["kernel"] < len(body["kernels"])
-            for kind, value, *size in launch["args"]:
-                assert kind not in named or value in named[kind], (launch["node"], kind, value)
+            for kind, *rest in launch["args"]:
+                assert kind not in named or rest[0] in named[kind], (launch["node"], kind, rest)
                 if kind in ("arena", "zeroed"):
-                    assert 0 <= value < value + size[0] <= body[f"{kind}_bytes"]
+                    start, size = rest
+                    assert 0 <= start < start + size <= body[f"{kind}_bytes"]
         program = Program.read(file.payload)
         assert (bucket.arena_bytes, bucket.zeroed_bytes) == (
             program.arena_bytes,

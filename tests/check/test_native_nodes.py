@@ -211,6 +211,7 @@ def test_of_ranks_on_gpus_rank_0s_nodes_are_run_but_for_what_ranks_do_together(
 ) -> None:
     """Nobody else is here: a node that waited for another rank would hang."""
     changes = {**SHALLOW, "linear_num_value_heads": 32, "linear_num_key_heads": 8}
+    changes["vocab_size"] = 512  # ids that ranks show each other come by 256
     write_checkpoint(tmp_path / "c", changes, format="nvfp4", seed=4)
     with pytest.MonkeyPatch.context() as patch:
         fake = build_fake(tmp_path / "c", tmp_path / "e", replace(OPTIONS, tp=2), patch)

@@ -62,6 +62,7 @@ def test_a_row_alone_equals_the_row_among_others(op: Op, case: Case) -> None:
 def test_ops_over_sequences_are_tested_elsewhere() -> None:
     apart = {op.name for op in registry.OPS if not row_wise(op)}
     reading = {"embed", "last_rows", "round_rows", "shift_ids", "gather_logits", "sample_part"}
+    reading.add("draft_best")
     assert apart == {op.name for op in registry.OPS if op.stateful} | reading
 
 

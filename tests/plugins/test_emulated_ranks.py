@@ -34,9 +34,12 @@ TACTICS = {t.name: t for t in reduce_norm_quant.OP.cuda.tactics}
 class Ranks:
     """Regions of a few ranks, and what runs a plan on all of them at once."""
 
-    def __init__(self, cache: Path, folder: Path, most: int) -> None:
+    def __init__(self, cache: Path, folder: Path, most: int, launches: int = 0) -> None:
+        """`launches`: how many there were, none of which used a flag."""
         self._cache, self._folder = cache, folder
         self._regions = [Buffer(symmetric_bytes(most), np.zeros(1, np.uint8)) for _ in range(RANKS)]
+        for region in self._regions:
+            region.bytes[:4] = np.array([launches], np.uint32).view(np.uint8)
         self._table = np.array([r.bytes.ctypes.data for r in self._regions], np.uint64)
         self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
@@ -138,6 +141,19 @@ def test_every_way_gives_the_references_bits(cache: Path, tmp_path: Path) -> Non
         want = all_reduce.summed(tuple(part for (part,) in given))
         for (y,) in results:
             assert same(y, want), (tactic.name, len(want))
+
+
+def test_a_flag_that_was_not_used_for_long_is_waited_for(cache: Path, tmp_path: Path) -> None:
+    """After hours of pushed sums: as numbers with signs an old flag would be ahead."""
+    rng = np.random.default_rng(3)
+    for trial, launches in enumerate((1 << 31, (1 << 31) + 9, 3 << 30) * 3):
+        given = parts(rng, 7, 136)
+        (folder := tmp_path / str(trial)).mkdir()  # a library that is loaded is not written over
+        ranks = Ranks(cache, folder, 7 * 136 * 2, launches)
+        step = (all_reduce.OP.cuda.tactics[0], [(part,) for part in given])
+        (results,) = ranks.run(all_reduce.OP, {"ranks": RANKS}, [step])
+        for (y,) in results:
+            assert same(y, all_reduce.summed(tuple(given)))
 
 
 def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(cache: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_traces_of_shared_beginnings_equal_cold_solo_runs(
         cache_bytes=budget,
     )
     engine = Engine(replace(loaded, limits=limits, invariant=exact), options)
-    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
     requests = shared(rng, 8)
     compare(play(engine, requests, rng), run_solo(loaded, requests), exact)
     engine.clear_cache()
@@ -98,7 +98,7 @@ def test_traces_of_shared_beginnings_equal_cold_solo_runs(
 def test_conversations_go_on_from_what_was_generated(loaded: Loaded) -> None:
     """Three turns of four at once: each prompt is the one before, its answer, and a few more."""
     rng, engine = random.Random(17), Engine(loaded, EngineOptions(depth=1))
-    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
     prompts = [tuple(rng.randrange(VOCAB) for _ in range(20 + 30 * i)) for i in range(4)]
     for turn in range(3):
         greedy = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True, logprobs=1)

@@ -311,7 +311,7 @@ def test_traces_of_rounds_of_drafts_equal_solo_runs_without(
         swap_bytes=1 << 30 if exact else 0,
     )
     engine = Engine(replace(drafting, limits=limits), options)
-    engine.scheduler.depth.choose = lambda seqs: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: rng.randint(0, DRAFTS)  # type: ignore[method-assign]
     requests = [
         replace(r, params=replace(r.params, drafts=rng.choice((None, None, 0, 1, 2))))
         for r in (random_request(rng, 70, 40) for _ in range(6))
@@ -331,7 +331,7 @@ def test_drafts_that_are_right_are_kept(drafting: Loaded) -> None:
     requests = [random_request(rng, 100, 60) for _ in range(8)]
     solo = run_solo(drafting, requests, UNDRAFTED)
     engine = Engine(drafting, EngineOptions(depth=1))
-    engine.scheduler.depth.choose = lambda seqs: DRAFTS  # type: ignore[method-assign]
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: DRAFTS  # type: ignore[method-assign]
     events = [heard(e) for e in play(engine, requests, rng, Foresight(engine, solo, rng))]
     assert events == solo
     stats = engine.stats()

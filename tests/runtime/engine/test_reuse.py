@@ -253,7 +253,7 @@ def test_a_round_that_went_beyond_an_end_leaves_nothing_wrong(depth: int) -> Non
     limits = replace(LIMITS, drafts=5)
     engine, cold = make(limits, depth=depth), make(LIMITS, cache_bytes=0)
     most = len(engine.scheduler.sizes.verify)
-    engine.scheduler.depth.choose = lambda seqs: most  # type: ignore[method-assign]
+    engine.scheduler.depth.choose = lambda seqs, brisk=False: most  # type: ignore[method-assign]
     hits = 0
     for n in range(25):
         prompt = own(n, 30)

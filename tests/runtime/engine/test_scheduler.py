@@ -32,7 +32,7 @@ def drafting(*ks: int, **changes: object) -> Clients:
     """Clients of an engine whose rounds have these k, one after another, the last for ever."""
     clients, left = Clients(make(verify=((1, 2, 4),) * MOST, **changes)), list(ks)
     depth = clients.scheduler.depth
-    depth.choose = lambda seqs: left.pop(0) if left[1:] else left[0]  # type: ignore[method-assign]
+    depth.choose = lambda seqs, brisk=False: left.pop(0) if left[1:] else left[0]  # type: ignore[method-assign]
     return clients
 
 

@@ -262,7 +262,7 @@ def replay(trace: Trace) -> tuple[Watch, dict[int, Arrival]]:
     if trace.depths is not None:
         rng, most = random.Random(trace.depths), watch.engine.drafts
         depth = watch.engine.scheduler.depth
-        depth.choose = lambda seqs: rng.randint(0, most)  # type: ignore[method-assign]
+        depth.choose = lambda seqs, brisk=False: rng.randint(0, most)  # type: ignore[method-assign]
     arrived: dict[int, Arrival] = {}
     cancels: dict[int, int] = {}
     queue = sorted(trace.arrivals, key=lambda a: a.step)

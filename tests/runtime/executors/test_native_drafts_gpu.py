@@ -99,7 +99,7 @@ def play(engine: Engine, given: list[Request]) -> list[list[tuple[int, float | N
 
 def test_64_ragged_requests_with_drafts_are_their_solo_runs_without(folder: Path) -> None:
     with_drafts = Engine.open(folder, EngineOptions(depth=1, swap_bytes=0))
-    with_drafts.scheduler.depth.choose = lambda seqs: random.choice((0, 1, 3))  # type: ignore
+    with_drafts.scheduler.depth.choose = lambda seqs, brisk=False: random.choice((0, 1, 3))  # type: ignore
     together = play(with_drafts, requests())
     stats = with_drafts.stats()
     with_drafts.close()

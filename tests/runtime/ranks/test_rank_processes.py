@@ -79,7 +79,9 @@ def test_processes_are_one_rank(format: str, moe: bool, ranks: int, tmp_path: Pa
         assert several.group is not None
         pids = several.group.pids
         assert sorted(pids) == [*range(1, ranks)]
-    assert np.abs(found - truth).max() <= TOLERANCE * np.ptp(truth)
+    share = found.shape[1]  # rank 0 has the logits of its own ids
+    assert share == truth.shape[1] // ranks
+    assert np.abs(found - truth[:, :share]).max() <= TOLERANCE * np.ptp(truth)
     assert gone(pids.values())
 
 
@@ -158,7 +160,7 @@ def test_rounds_of_drafts_say_what_steps_say(tmp_path: Path) -> None:
     for drafts in (0, 2):
         with closing(Engine.open(path, EngineOptions(drafts=drafts))) as engine:
             if drafts:
-                engine.scheduler.depth.choose = lambda seqs: 2  # type: ignore[method-assign]
+                engine.scheduler.depth.choose = lambda seqs, brisk=False: 2  # type: ignore[method-assign]
             said[drafts] = drain(engine, asked)
             rounds = engine.stats()["rounds_by_k"]
             engine.check_idle()
