@@ -128,6 +128,7 @@ def test_what_a_model_writes_stays_text_everywhere(page: Any) -> None:
         delta("tool_calls", tool_calls=[call]),
     )
     ask(page, evil)
+    page.wait_for_selector(f"{LAST} .call pre")  # the answer is whole, and its thought folded
     page.click(f"{LAST} summary")
     assert evil in page.inner_text(f"{LAST} .thought-text")
     assert evil in page.inner_text(f"{LAST} .content p")
