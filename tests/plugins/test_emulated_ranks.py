@@ -6,8 +6,6 @@ read is NaN.
 
 from __future__ import annotations
 
-import ctypes
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spark_engine.kernel import H200, Launch, Plan, Specs, Tactic
+from spark_engine.kernel import H200, Plan, Specs, Tactic
 from spark_engine.op import Attrs, Op
 from spark_engine.plugins.ranks import all_reduce, reduce_norm_quant
 from spark_engine.plugins.ranks.collectives_cuda import SUMS, symmetric_bytes
@@ -34,14 +32,13 @@ TACTICS = {t.name: t for t in reduce_norm_quant.OP.cuda.tactics}
 class Ranks:
     """Regions of a few ranks, and what runs a plan on all of them at once."""
 
-    def __init__(self, cache: Path, folder: Path, most: int, launches: int = 0) -> None:
+    def __init__(self, cache: Path, most: int, launches: int = 0) -> None:
         """`launches`: how many there were, none of which used a flag."""
-        self._cache, self._folder = cache, folder
+        self._libraries = emulated.RankLibraries(cache)
         self._regions = [Buffer(symmetric_bytes(most), np.zeros(1, np.uint8)) for _ in range(RANKS)]
         for region in self._regions:
             region.bytes[:4] = np.array([launches], np.uint32).view(np.uint8)
         self._table = np.array([r.bytes.ctypes.data for r in self._regions], np.uint64)
-        self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
     def run(
         self, op: Op, attrs: Attrs, steps: Sequence[tuple[Tactic, Sequence[tuple[Array, ...]]]]
@@ -58,7 +55,7 @@ class Ranks:
         for (plan, _), (tactic, _) in zip(made, steps, strict=True):
             for launch in plan.launches:
                 for rank in range(RANKS):
-                    self._library(launch, tactic, rank)
+                    self._libraries.of(launch, tactic, rank)
 
         def work(rank: int) -> None:
             for (plan, places), (tactic, _) in zip(made, steps, strict=True):
@@ -98,20 +95,11 @@ class Ranks:
             for arrays in operands
         ]
 
-    def _library(self, launch: Launch, tactic: Tactic, rank: int) -> ctypes.CDLL:
-        """Of this rank alone: what a block shares must not be shared with another's."""
-        made = emulated.library(launch.source or tactic.source, launch.defines, self._cache)
-        key = (str(made._name), rank)
-        if key not in self._loaded:
-            own = self._folder / f"{Path(key[0]).stem}.{rank}.so"
-            shutil.copy(key[0], own)
-            self._loaded[key] = ctypes.CDLL(str(own))
-        return self._loaded[key]
-
     def _one(self, plan: Plan, tactic: Tactic, places: dict[str, list[Buffer]], rank: int) -> None:
         at = {**emulated.addresses(places), "peers": [self._table.ctypes.data]}
         for launch in plan.launches:
-            emulated.call(self._library(launch, tactic, rank), launch, at, False, rank, 1 + rank)
+            own = self._libraries.of(launch, tactic, rank)
+            emulated.call(own, launch, at, False, rank, 1 + rank)
 
 
 def parts(rng: np.random.Generator, rows: int, columns: int) -> list[Array]:
@@ -127,10 +115,10 @@ def same(a: Array, b: Array) -> bool:
     return (unread[0] == unread[1]).all() and a[~unread[0]].tobytes() == b[~unread[0]].tobytes()
 
 
-def test_every_way_gives_the_references_bits(cache: Path, tmp_path: Path) -> None:
+def test_every_way_gives_the_references_bits(cache: Path) -> None:
     """One after the other, of many sizes: launches of other ways use the same regions."""
     rng = np.random.default_rng(1)
-    ranks = Ranks(cache, tmp_path, 7 * 136 * 2)
+    ranks = Ranks(cache, 7 * 136 * 2)
     steps = []
     for rows in (1, 7, 2):
         for tactic in (*SUMS, SUMS[-1], SUMS[-1]):  # pushed ones behind one another too
@@ -143,23 +131,22 @@ def test_every_way_gives_the_references_bits(cache: Path, tmp_path: Path) -> Non
             assert same(y, want), (tactic.name, len(want))
 
 
-def test_a_flag_that_was_not_used_for_long_is_waited_for(cache: Path, tmp_path: Path) -> None:
+def test_a_flag_that_was_not_used_for_long_is_waited_for(cache: Path) -> None:
     """After hours of pushed sums: as numbers with signs an old flag would be ahead."""
     rng = np.random.default_rng(3)
-    for trial, launches in enumerate((1 << 31, (1 << 31) + 9, 3 << 30) * 3):
+    for launches in (1 << 31, (1 << 31) + 9, 3 << 30) * 3:
         given = parts(rng, 7, 136)
-        (folder := tmp_path / str(trial)).mkdir()  # a library that is loaded is not written over
-        ranks = Ranks(cache, folder, 7 * 136 * 2, launches)
+        ranks = Ranks(cache, 7 * 136 * 2, launches)
         step = (all_reduce.OP.cuda.tactics[0], [(part,) for part in given])
         (results,) = ranks.run(all_reduce.OP, {"ranks": RANKS}, [step])
         for (y,) in results:
             assert same(y, all_reduce.summed(tuple(given)))
 
 
-def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(cache: Path, tmp_path: Path) -> None:
+def test_the_norm_in_the_launch_has_the_bits_of_the_norm_apart(cache: Path) -> None:
     attrs: Attrs = {"ranks": RANKS, "eps": 1e-6, "keep": 1, "quant": "fp8", "n": 2}
     rng = np.random.default_rng(2)
-    ranks = Ranks(cache, tmp_path, 5 * 264 * 2)
+    ranks = Ranks(cache, 5 * 264 * 2)
     steps = []
     for rows in (1, 5, 2):
         weight = rng.uniform(0.5, 2, 264).astype(np.float32)

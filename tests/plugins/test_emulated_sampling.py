@@ -5,9 +5,7 @@ The same source without other ranks is the truth: tokens, log-probabilities, top
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 
 from spark_engine.kernel import H200, Plan
-from spark_engine.kernel import Launch as Kernel
 from spark_engine.op import Attrs
 from spark_engine.plugins.sampling import sample
 from spark_engine.plugins.sampling.sample_cases import Launch, broken, ties
@@ -35,10 +32,9 @@ RUN_EVERY = "SPARK_EVERY_FORMAT"  # in the environment: `make ranks`
 class Ranks:
     """What the ranks of an engine have: regions, which stay from launch to launch."""
 
-    def __init__(self, cache: Path, folder: Path, ranks: int) -> None:
-        self._cache, self._folder, self.ranks = cache, folder, ranks
+    def __init__(self, cache: Path, ranks: int) -> None:
+        self._libraries, self.ranks = emulated.RankLibraries(cache), ranks
         self._regions: list[Buffer] = []
-        self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
 
     def run(self, attrs: Attrs, operands: Sequence[Arrays]) -> list[list[Array]]:
         """The results of each rank, which is launched when it likes."""
@@ -52,7 +48,7 @@ class Ranks:
         outs = sample.OP.infer(attrs, specs)
         for launch in plan.launches:
             for rank in range(self.ranks):
-                self._library(launch, rank)
+                self._libraries.of(launch, TACTIC, rank)
         with ThreadPoolExecutor(self.ranks) as pool:
             work = (pool.submit(self._one, plan, r, operands[r], outs) for r in range(self.ranks))
             return [w.result() for w in list(work)]
@@ -71,23 +67,13 @@ class Ranks:
         }
         at = {**emulated.addresses(places), "peers": [table.ctypes.data]}
         for launch in plan.launches:
-            emulated.call(self._library(launch, rank), launch, at, False, rank, 1 + rank)
+            own = self._libraries.of(launch, TACTIC, rank)
+            emulated.call(own, launch, at, False, rank, 1 + rank)
         for buffer in (b for some in places.values() for b in some):
             buffer.check()
         return [
             b.bytes.view(s.dtype.numpy).reshape(s.dims) for s, b in zip(outs, made, strict=True)
         ]
-
-    def _library(self, launch: Kernel, rank: int) -> ctypes.CDLL:
-        """Of this rank alone: what a block shares must not be shared with another's."""
-        source = launch.source or TACTIC.source
-        made = emulated.library(source, launch.defines, self._cache)
-        key = (str(made._name), rank)
-        if key not in self._loaded:
-            own = self._folder / f"{Path(key[0]).stem}.{self.ranks}.{rank}.so"
-            shutil.copy(key[0], own)
-            self._loaded[key] = ctypes.CDLL(str(own))
-        return self._loaded[key]
 
 
 def shares(arrays: Arrays, ranks: int) -> list[Arrays]:
@@ -129,10 +115,10 @@ EVERY = (
     ("launches", "ranks"), [(QUICK, 2), (EVERY, 2), (EVERY, 4)], ids=["quick", "2", "4"]
 )
 def test_ranks_sample_what_one_rank_samples(
-    launches: Sequence[Launch], ranks: int, cache: Path, tmp_path: Path
+    launches: Sequence[Launch], ranks: int, cache: Path
 ) -> None:
     if launches is EVERY and RUN_EVERY not in os.environ:
         pytest.skip("make ranks runs it")
-    several, one = Ranks(cache, tmp_path, ranks), Ranks(cache, tmp_path, 1)
+    several, one = Ranks(cache, ranks), Ranks(cache, 1)
     for i, launch in enumerate(launches):
         same(launch, launch.inputs(np.random.default_rng(i)), several, one)

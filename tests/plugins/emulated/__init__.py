@@ -6,17 +6,19 @@ Slow: for a few tokens of small layers. Needs g++; knows the contract of a launc
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spark_engine.kernel import Launch, Plan, Pointer, Rank
+from spark_engine.kernel import Launch, Plan, Pointer, Rank, Tactic
 from spark_engine.tensors import TensorSpec
 from tests.house import ROOT
 
@@ -31,6 +33,7 @@ _DYNAMIC = re.compile(r"extern __shared__ \S+ u8 (\w+)\[\];")
 U8 = NDArray[np.uint8]
 
 
+@functools.cache
 def _texts() -> dict[str, str]:
     """The sources by path, as the host's compiler takes them."""
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
@@ -60,6 +63,25 @@ def library(source: str, defines: Sequence[tuple[str, str]], cache: Path) -> cty
         shutil.rmtree(folder)
         fresh.rename(made)
     return ctypes.CDLL(str(made))
+
+
+class RankLibraries:
+    """Of each rank a copy of a library: what a block shares must not be shared with another's."""
+
+    def __init__(self, cache: Path) -> None:
+        # of its own: a library that is loaded must not be written over
+        self._cache, self._folder = cache, tempfile.TemporaryDirectory()
+        self._loaded: dict[tuple[str, int], ctypes.CDLL] = {}
+
+    def of(self, launch: Launch, tactic: Tactic, rank: int) -> ctypes.CDLL:
+        """That of a launch."""
+        made = library(launch.source or tactic.source, launch.defines, self._cache)
+        key = (str(made._name), rank)
+        if key not in self._loaded:
+            own = Path(self._folder.name) / f"{Path(key[0]).stem}.{rank}.so"
+            shutil.copy(key[0], own)
+            self._loaded[key] = ctypes.CDLL(str(own))
+        return self._loaded[key]
 
 
 class Buffer:
