@@ -4,7 +4,8 @@
 (so that all it opens is a part of 48 multiprocessors, with that GPU's kernels): `ops`, every tactic
 over its op's cases; `tests`, the other tests that need a GPU; `check`, the embedded model's engine
 by spark-check and the trial of batches; `layers`, both published models' shapes with drawn weights,
-launch by launch; `steps`, 100,000 steps beside another process. `--part ops,check` runs some.
+launch by launch; `steps`, 100,000 steps beside another process; `memcheck` and `racecheck`, the
+cases of `ops` again under compute-sanitizer. `--part ops,check` runs some.
 What is found is printed and written as it comes, to `rehearsal_PART.json` under `--out`; docs/
 performance.md is made from these. A part that dies or says nothing for a while is started again
 behind what it died of, which is a row of its own: wrong, or hung. Exit code 1 where a row is not
@@ -39,7 +40,10 @@ PARTS: Mapping[str, float] = {  # by the seconds for which each may say nothing
     "check": 240.0,
     "layers": 240.0,
     "steps": 180.0,
+    "memcheck": 400.0,
+    "racecheck": 400.0,
 }
+SANITIZERS = ("memcheck", "racecheck")
 TRIES = 6
 KEEP = 1.0  # seconds between two writings of a file
 Row = dict[str, Any]
@@ -94,7 +98,8 @@ class Found:
 
 def module_of(part: str, words: Sequence[str]) -> Sequence[str]:
     """The command that runs a part."""
-    return [sys.executable, "-u", "-m", f"benchmarks.rehearsals.{part}", *words]
+    module = "sanitized" if part in SANITIZERS else part
+    return [sys.executable, "-u", "-m", f"benchmarks.rehearsals.{module}", *words]
 
 
 def run_part(
@@ -159,7 +164,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", default=",".join(PARTS), help="some of them, a list")
     parser.add_argument("--target", default="sm_121a", help="the target that is rehearsed")
     parser.add_argument("--occupy", action="store_true", help="occupy the other multiprocessors")
-    parser.add_argument("--models", help="of `layers`, a list; default both")
+    parser.add_argument("--models", help="of `layers` and `steps`, a list; default all")
     parser.add_argument("--steps", type=int, default=100_000, help="of `steps`")
     parser.add_argument("--work", type=Path, default=Path("/tmp/rehearsal"), help="for engines")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
@@ -180,6 +185,7 @@ def main() -> int:
     options |= {"models": args.models.split(",")} if args.models else {}
     right = True
     for part in args.part.split(","):
+        options["part"] = part
         found = Found(args.out / f"rehearsal_{part}.json")
         if found.path.is_file() and not args.again:
             kept = json.loads(found.path.read_text())

@@ -18,6 +18,8 @@ PARTS = {
     "check": "whole engines: spark-check and the trial of batches",
     "layers": "the published shapes, node by node",
     "steps": "steps beside another process",
+    "memcheck": "the ops' cases under compute-sanitizer's memcheck, a share a row",
+    "racecheck": "the same under racecheck",
 }
 SLOWEST = 8  # kinds of launches of a bucket that are named
 Row = Mapping[str, Any]

@@ -18,7 +18,7 @@ sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks import rehearsal  # noqa: E402
 from benchmarks import rehearsal_tables as tables  # noqa: E402
-from benchmarks.rehearsals import check, layers, ops, shapes, steps  # noqa: E402
+from benchmarks.rehearsals import check, layers, ops, sanitized, shapes, steps  # noqa: E402
 from benchmarks.rehearsals import tests as gpu_tests  # noqa: E402
 from benchmarks.rehearsals.told import Told  # noqa: E402
 from spark_engine.errors import ExecutorError  # noqa: E402
@@ -122,7 +122,8 @@ def test_words_of_the_command_line(tmp_path: Path) -> None:
     assert (args.part, args.steps, args.target) == ("ops,steps", 12, "sm_121a")
     with pytest.raises(SystemExit):
         rehearsal.arguments(["--part", "op"])
-    assert all((ROOT / "benchmarks" / "rehearsals" / f"{p}.py").is_file() for p in rehearsal.PARTS)
+    modules = [rehearsal.module_of(part, ())[3].replace(".", "/") for part in rehearsal.PARTS]
+    assert all((ROOT / f"{module}.py").is_file() for module in modules)
 
 
 def test_every_case_has_a_tactic_there_as_on_the_other_gpu() -> None:
@@ -291,3 +292,38 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
         "| m | 40,000 | 0.5 | 9.0 | yes |",
     ):
         assert line in lines, (line, lines)
+
+
+def test_each_plan_is_in_one_share_of_the_sanitizer() -> None:
+    found = [*ops.works(GB10, {"embed", "rms_norm"})]
+    labels = sorted(ops.label_of(work) for _, _, plans in found for work in plans)
+    cut = sanitized.shares(found, set(), 3)
+    assert sorted(label for share in cut.values() for label in share) == labels
+    assert max(map(len, cut.values())) == 3 and {n.split("/")[0] for n in cut} == {
+        "embed",
+        "rms_norm",
+    }
+    done = {next(iter(cut))}
+    assert sanitized.shares(found, done, 3).keys() == cut.keys() - done
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "right", "says"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", 0, True, ""),
+        ("===== Error: Race reported\n===== RACECHECK SUMMARY: 2 hazards displayed (2 errors)", 0,
+         False, "2 found: ===== Error: Race reported"),
+        ("========= COMPUTE-SANITIZER", 0, False, "no summary in the sanitizer's log"),
+        ("========= ERROR SUMMARY: 0 errors", 1, False, "code 1: a lost GPU"),
+    ],
+)  # fmt: skip
+def test_a_share_is_right_by_the_sanitizers_own_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int, right: bool, says: str
+) -> None:
+    script = tmp_path / "compute-sanitizer"
+    words = f'printf %s "{log}" > "$4"; [ {code} = 0 ] || echo "a lost GPU" >&2; exit {code}'
+    script.write_text(f"#!/bin/sh\n{words}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found, note = sanitized.sanitize("racecheck", ["embed/rows/one"])
+    assert found is right and note.startswith(says)

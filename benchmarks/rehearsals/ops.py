@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +32,9 @@ SETS, ROUNDS = 4, 5  # of launches in a graph, and of its replays
 Work = tuple[Op, Case, list[cuda_node.Planned]]
 
 
-def works(bench_target: cuda_node.Target) -> Iterator[Work]:
-    """The cases that some tactic takes."""
-    for op in registry.OPS:
+def works(bench_target: cuda_node.Target, names: Collection[str] = ()) -> Iterator[Work]:
+    """The cases that some tactic takes, of the ops named; of all without names."""
+    for op in (op for op in registry.OPS if not names or op.name in names):
         for case in cuda_node.cases_of(op) if op.cuda.tactics else ():
             found = list(cuda_node.planned(op, case, bench_target))
             if found:

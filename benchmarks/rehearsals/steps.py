@@ -1,9 +1,9 @@
 """Very many steps as on the rehearsed GPU while another process computes on all of it: no hang.
 
-A part of `benchmarks.rehearsal`. Three engines take turns, one open at a time: the embedded model
-with its drafts, and both published models cut to a layer of each kind, whose linears have blocks
-that wait for one another. Requests come and go; one that is asked alone at the beginning must be
-answered with the same tokens at the end.
+A part of `benchmarks.rehearsal`. Three engines take turns, one open at a time (`--models`: some of
+them): the embedded model with its drafts, and both published models cut to a layer of each kind,
+whose linears have blocks that wait for one another. Requests come and go; one that is asked alone
+at the beginning must be answered with the same tokens at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
     try:
         names = (EMBEDDED, *MODELS)
-        for name in names:
+        for name in told.options.get("models", names):
             if name in told.done:
                 continue
             with told.trial(name):

@@ -20,6 +20,7 @@ WHERE = ("tests/plugins", "tests/runtime/executors", "tests/check", "tests/test_
          "tests/test_draft_rounds.py")  # fmt: skip
 LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
 MOST = 400  # characters of what is said of a failure
+WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; one below two
 
 
 class Teller:
@@ -48,11 +49,13 @@ class Teller:
 
 
 def main() -> None:
-    """Runs them in this process; the output of pytest goes to standard error."""
+    """Runs them, in some processes where there are cores; pytest writes to standard error."""
     told = Told(stream=os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     ignored = [f"--ignore={path}" for path in LEFT_OUT]
     words = ["-m", "gpu", "--timeout", "600", *ignored, *WHERE]
+    if WORKERS > 1 and not told.done:  # a worker does not know what an earlier try has told
+        words += ["-n", str(WORKERS), "--dist", "loadfile"]
     code = pytest.main(["--rootdir", str(ROOT), *words], plugins=[Teller(told)])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit(int(code))

@@ -1,0 +1,119 @@
+"""Every tactic's cases under compute-sanitizer, as on the rehearsed GPU: memcheck or racecheck.
+
+The parts `memcheck` and `racecheck` of `benchmarks.rehearsal`. The cases are shared out, a tactic
+or a piece of one to a process, some processes at a time; kernels are compiled before, outside the
+sanitizer. Whether results are right is asked by the part `ops`; here counts what the tool says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.graphs import target_here
+from benchmarks.rehearsals.ops import CUBINS, Work, label_of, works
+from benchmarks.rehearsals.told import Told
+from benchmarks.rehearsals.where import seen
+from spark_engine import device
+from spark_engine.builder.native import nvrtc
+from spark_engine.device import Gpu
+from tests.plugins import cuda_node
+
+SHARE = 40  # plans of one process
+LEAST = 2  # processes at once; a third of the cores where that is more
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
+
+
+def shares(found: Sequence[Work], done: set[str], size: int = SHARE) -> Mapping[str, list[str]]:
+    """The labels of the plans (`op/tactic/case`) by the label of their share (`op/tactic/number`);
+    shares in `done` are left out."""
+    kinds: dict[str, list[str]] = {}
+    for _, _, plans in found:
+        for work in plans:
+            kinds.setdefault(f"{work.op.name}/{work.tactic.name}", []).append(label_of(work))
+    cut = {
+        f"{kind}/{i // size}": labels[i : i + size]
+        for kind, labels in kinds.items()
+        for i in range(0, len(labels), size)
+    }
+    return {label: labels for label, labels in cut.items() if label not in done}
+
+
+def errors_in(log: str) -> int:
+    """The errors or hazards that a log of compute-sanitizer sums up. Raises ValueError where it has
+    no sum: the tool did not come to its end."""
+    found = _SUMMARY.findall(log)
+    if not found:
+        raise ValueError(f"no summary in the sanitizer's log: {log.strip()[-300:] or 'empty'}")
+    return sum(map(int, found))
+
+
+def sanitize(tool: str, labels: Sequence[str]) -> tuple[bool, str]:
+    """Runs the labels' plans in a process under the tool: whether nothing was found, and a note."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, log = Path(folder) / "labels.json", Path(folder) / "log"
+        asked.write_text(json.dumps(list(labels)))
+        command = ["compute-sanitizer", "--tool", tool, "--log-file", str(log)]
+        command += [sys.executable, "-m", "benchmarks.rehearsals.sanitized"]
+        process = subprocess.run([*command, str(asked)], capture_output=True, text=True)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        if process.returncode:
+            return False, f"code {process.returncode}: {process.stderr.strip()[-300:]}"
+        try:
+            count = errors_in(text)
+        except ValueError as error:
+            return False, str(error)
+        lines = [line for line in text.splitlines() if "rror:" in line or "azard" in line]
+        return not count, f"{count} found: {'; '.join(lines)[:300]}" if count else ""
+
+
+def run_labels(asked: Path) -> None:
+    """The sanitized process: runs each plan twice over poisoned, guarded memory."""
+    labels = set(json.loads(asked.read_text()))
+    target = target_here()
+    with closing(Gpu()) as gpu:
+        bench = cuda_node.Bench(gpu, target, CUBINS)
+        for op, case, plans in works(target, {label.split("/")[0] for label in labels}):
+            chosen = [work for work in plans if label_of(work) in labels]
+            if chosen:
+                seed = zlib.crc32(f"{op.name}/{case.label}".encode())
+                arrays = case.inputs(np.random.default_rng(seed))
+                for work in chosen:
+                    cuda_node.run(bench, work, arrays)
+
+
+def main() -> None:
+    """Compiles all kernels, then tells a row for each share as it ends."""
+    told, target = Told(), target_here()
+    tool = told.options["part"]
+    found = list(works(target))
+    jobs = nvrtc.jobs_of([(work.tactic.source, work.plan) for _, _, p in found for work in p])
+    told.note(f"{len(jobs)} compilations")
+    nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)
+    with closing(Gpu()) as gpu:
+        told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
+    parts = shares(found, told.done)
+    with ThreadPoolExecutor(max(LEAST, (os.cpu_count() or 1) // 3)) as pool:
+        going = {pool.submit(sanitize, tool, labels): name for name, labels in parts.items()}
+        for job in as_completed(going):
+            right, note = job.result()
+            name = going[job]
+            told.row(name, right=right, cases=len(parts[name]), note=note)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        run_labels(Path(sys.argv[1]))
+    else:
+        main()
