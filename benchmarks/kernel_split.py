@@ -9,14 +9,16 @@ step takes. States move on by one garbage step each time: for use at the end of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from spark_engine.device import Gpu
     from spark_engine.runtime.executors.native import NativeExecutor
+    from spark_engine.runtime.executors.queued import QueuedLaunch
 
 FILL_BYTES, FILLS = 1 << 30, 64  # about 20 ms of the device's time
 PARTS = {  # by the beginning of the kernel's name, the first that fits
@@ -75,7 +77,13 @@ def part_of(symbol: str, node: str = "") -> str:
 
 def time_launches(executor: NativeExecutor, payload: bytes, passes: int = 5) -> list[Timed]:
     """Every launch of an open executor, whose payload it is."""
-    gpu, queue = executor.gpu, executor.launches(payload)
+    queue = executor.launches(payload)
+    medians = time_queue(executor.gpu, queue, passes)
+    return [Timed(x.node, x.symbol, us) for x, us in zip(queue, medians, strict=True)]
+
+
+def time_queue(gpu: Gpu, queue: Sequence[QueuedLaunch], passes: int = 5) -> list[float]:
+    """Median microseconds of each launch, one after the other."""
     filler = gpu.allocate(FILL_BYTES)
     events = [gpu.event(timed=True) for _ in range(len(queue) + 1)]
     times = []
@@ -90,8 +98,8 @@ def time_launches(executor: NativeExecutor, payload: bytes, passes: int = 5) -> 
         pairs = zip(events, events[1:], strict=False)
         times.append([gpu.milliseconds(a, b) * 1e3 for a, b in pairs])
     gpu.free(filler)
-    medians = np.median(np.array(times[1:]), axis=0).tolist()
-    return [Timed(x.node, x.symbol, us) for x, us in zip(queue, medians, strict=True)]
+    medians: list[float] = np.median(np.array(times[1:]), axis=0).tolist()
+    return medians
 
 
 def by_part(timed: list[Timed], gap: float = 0.0) -> Mapping[str, float]:

@@ -14,8 +14,10 @@ For a GB10 the engine is a rehearsal (`spark-build CONFIG -o ENGINE --target sm_
 benchmarks.launch_times ENGINE CONFIG --drafts 3 --prefill 4096,8192 --out FILE`. Several calls may
 add to one FILE, each with some of the rows or prompts, where a command may only take so long.
 
-CONFIG names the folder of configs that the engine was built from. Each bucket is written as soon as
-it is measured; runs of other models or multiprocessors in FILE are kept.
+With `--drawn` contexts are not computed: steps are of drawn tokens, for dense models, whose time
+does not depend on what they hold. CONFIG names the folder of configs that the engine was built
+from. Each bucket is written as soon as it is measured; runs of other models or multiprocessors in
+FILE are kept.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_decode import Bench, card, checked
+from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds, target_here
 from benchmarks.hollow_plan import label_of
 from benchmarks.kernel_split import time_launches
@@ -39,7 +42,7 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.launches import launches
 from spark_engine.device import Gpu
 from spark_engine.device_resources import DeviceResources
-from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, verify_family
+from spark_engine.interface import DECODE, PREFILL, PREFILL_TILE, drafts_of, verify_family
 from spark_engine.kernel import Shape
 from spark_engine.manifest import Manifest
 from spark_engine.runtime.doctor.probe import probe
@@ -47,7 +50,8 @@ from spark_engine.runtime.engine.request import capacity
 
 ROOM = 320  # positions behind the prompt: steps, and launches that go on while they are timed
 ROUNDS = 3  # of drafts before their launches are timed
-REPLAYS, READS = 10, 8
+REPLAYS, PASSES, READS = 10, 5, 8
+LONG = 0.2  # seconds of a bucket that is not repeated as often
 READ_BYTES = 1 << 30  # larger than any L2 cache
 READ_BLOCKS, READ_THREADS = 4, 512  # blocks for each multiprocessor; threads of a block
 READ = """
@@ -113,27 +117,43 @@ class Timer:
         self._bench, self._folder = bench, bench.folder
         self._files = {(b.family, b.rows): b for b in self._folder.manifest.buckets}
 
+    @contextmanager
+    def standing(self, npl: int, ctx: int, steps: int) -> Iterator[Row]:
+        """So many sequences in the middle of their decode, and what a step took meanwhile."""
+        self._hold(0)
+        yield {"npl": npl, "step_ms": self._bench.run(npl, ctx, steps)["step_ms"]}
+        self._hold(0)
+        self._bench.finish()
+
     def decode(self, npl: int, drafts: Sequence[int], ctx: int, steps: int) -> Iterator[Row]:
         """A step of so many sequences, then a round of each number of drafts that has a bucket."""
         bench = self._bench
-        self._hold(0)
-        step_ms = bench.run(npl, ctx, steps)["step_ms"]
-        found = [(DECODE, bench.bucket(DECODE, npl), {"npl": npl, "step_ms": step_ms})]
+        with self.standing(npl, ctx, steps) as known:
+            found = [(DECODE, bench.bucket(DECODE, npl), known)]
+            for family, rows in self._rounds(npl, drafts):
+                self._hold(drafts_of(family))
+                for _ in range(ROUNDS):
+                    checked(bench.engine.step())
+                found.append((family, rows, {"npl": npl}))
+            bench.pave()
+            for family, rows, known in found:
+                yield self._timed(family, rows) | known | {"context": ctx}
+
+    def drawn(self, npl: int, drafts: Sequence[int], ctx: int) -> Iterator[Row]:
+        """The same over contexts that were never computed."""
+        for family, rows in [(DECODE, npl), *self._rounds(npl, drafts)]:
+            drawn(self._bench, family, rows, npl, ctx)
+            yield self._timed(family, rows) | {"npl": npl, "context": ctx, "drawn": True}
+
+    def _rounds(self, npl: int, drafts: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Families and rows of the buckets that verify drafts of so many sequences."""
         for k in drafts:
             family = verify_family(k)
-            rows = [r for r in bench.engine.loaded.buckets(family) if r >= npl]
-            if not rows:
+            rows = [r for r in self._bench.engine.loaded.buckets(family) if r >= npl]
+            if rows:
+                yield family, min(rows)
+            else:
                 print(f"  no bucket verifies {k} drafts of {npl} sequences", flush=True)
-                continue
-            self._hold(k)
-            for _ in range(ROUNDS):
-                checked(bench.engine.step())
-            found.append((family, min(rows), {"npl": npl}))
-        bench.pave()
-        for family, rows, known in found:
-            yield self._timed(family, rows) | known | {"context": ctx}
-        self._hold(0)
-        bench.finish()
 
     def prefill(self, tokens: int) -> Row:
         """One sequence of so many tokens from its beginning."""
@@ -156,8 +176,10 @@ class Timer:
             for launch in queue:
                 launch.queue()
 
-        graph = statistics.median(each_seconds(executor.gpu, queued, REPLAYS))
-        timed = time_launches(executor, payload)
+        [first] = each_seconds(executor.gpu, queued, 1)
+        replays, passes = (REPLAYS, PASSES) if first < LONG else (2, 1)
+        graph = statistics.median(each_seconds(executor.gpu, queued, replays))
+        timed = time_launches(executor, payload, passes)
         told = [(label_of(n.node), n.op, n.tactic, n.symbol) for n in launches(payload)]
         kinds = {kind: i for i, kind in enumerate(dict.fromkeys(told))}
         pairs = [[kinds[k], round(t.microseconds, 2)] for k, t in zip(told, timed, strict=True)]
@@ -214,6 +236,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefill", type=numbers, default=(), help="tokens of buckets, a list")
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of each sequence")
     parser.add_argument("--steps", type=int, default=16, help="decode steps of each width")
+    parser.add_argument("--drawn", action="store_true", help="contexts need not be computed")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of runs to add to")
     args = parser.parse_args(words)
@@ -239,7 +262,8 @@ def main(words: Sequence[str] | None = None) -> None:
         save(args.out, run)
 
     for npl in args.rows:
-        for row in timer.decode(npl, args.drafts, args.ctx, args.steps):
+        given = (npl, args.drafts, args.ctx)
+        for row in timer.drawn(*given) if args.drawn else timer.decode(*given, args.steps):
             keep(row)
     for tokens in args.prefill:
         if tokens > capacity(limits) or (PREFILL, tokens // PREFILL_TILE) not in bench.executors:

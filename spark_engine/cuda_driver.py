@@ -75,6 +75,12 @@ def resident_blocks(stream: Any, multiprocessors: int, function: Any, shape: Sha
     return int(value(of_one)) * multiprocessors
 
 
+def static_shared(function: Any) -> int:
+    """Bytes of shared memory that the kernel declares itself."""
+    name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    return int(value(driver.cuFuncGetAttribute(name, function)))
+
+
 def free_bytes(device: Any) -> int:
     """Memory that may be taken on the device, which is current.
 

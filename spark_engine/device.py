@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spark_engine.crowding import Crowding
 from spark_engine.cuda_driver import (
     MAX_SHARED,
     attribute,
@@ -23,6 +25,7 @@ from spark_engine.cuda_driver import (
     free_bytes,
     queueing,
     resident_blocks,
+    static_shared,
     value,
     values,
 )
@@ -93,7 +96,8 @@ class Gpu:
     """The first GPU's primary context and one stream, made current in this thread.
 
     Another thread calls `use` before anything else. In a rehearsal (`SPARK_REHEARSE`) it is a part
-    of the GPU's multiprocessors. `kind` says which: "whole", "green context" or "occupied".
+    of the GPU's multiprocessors. `kind` says which: "whole", "green context" or "occupied"; there
+    `crowding` gives blocks as much more shared memory as a multiprocessor has more of it.
     """
 
     def __init__(self) -> None:
@@ -110,6 +114,7 @@ class Gpu:
                 mine = part(self._device, context, wish.target.sms, wish.occupy, undo)
             self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind
+            self.crowding = _crowding(self._device, wish.target) if wish else None
             undo.callback(self._unload_all)
             self._undo = undo.pop_all()
 
@@ -231,12 +236,15 @@ class Gpu:
 
     def allow_shared(self, function: Function, nbytes: int) -> None:
         """Lets launches ask for so much dynamic shared memory; 48 KiB less static needs nothing."""
+        if self.crowding is not None:
+            nbytes = self.crowding.most - static_shared(function)
         if nbytes:
             value(driver.cuFuncSetAttribute(function, MAX_SHARED, nbytes))
 
     def resident_blocks(self, function: Function, shape: Shape) -> int:
         """Blocks of such a launch that run at once when nothing else does."""
-        return resident_blocks(self.stream, self.multiprocessors, function, shape)
+        own = self._crowded(function, shape)
+        return resident_blocks(self.stream, self.multiprocessors, function, own)
 
     def launch(self, function: Function, launch: Launch, args: Sequence[int | float]) -> None:
         """Queues a kernel; `args` are addresses and numbers in the order of `launch.args`."""
@@ -246,7 +254,15 @@ class Gpu:
         self, function: Function, shape: Shape, args: Sequence[int | float]
     ) -> Callable[[], None]:
         """What queues this kernel whenever it is called, for launches that are repeated."""
-        return queueing(self.stream, function, shape, args)
+        return queueing(self.stream, function, self._crowded(function, shape), args)
+
+    def _crowded(self, function: Function, shape: Shape) -> Shape:
+        """The launch whose blocks crowd a multiprocessor as those of the rehearsed GPU would."""
+        if self.crowding is None:
+            return shape
+        shared = self.crowding.dynamic(shape.shared, static_shared(function))
+        self.allow_shared(function, shared)
+        return replace(shape, shared=shared)
 
     def begin_capture(self) -> None:
         """From here on the stream records instead of running."""
@@ -307,6 +323,13 @@ class Gpu:
     def close(self) -> None:
         """Unloads cubins and lets the context go. May be called twice."""
         self._undo.close()
+
+
+def _crowding(device: Any, of: Target) -> Crowding:
+    """With which the device's multiprocessors hold as many blocks as those of `of`."""
+    here = attribute(device, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR")
+    most = attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    return Crowding(of.architecture.sm_shared_bytes, here, most)
 
 
 def _first() -> Any:

@@ -25,6 +25,7 @@ class Architecture:
         name: as NVRTC and `--target` are given it ("sm_90a").
         capability: major and minor compute capability, as the driver has it.
         shared_bytes: shared memory that one block may use.
+        sm_shared_bytes: shared memory of a multiprocessor, for all its blocks.
         large_shared: kernels take the forms laid out for Hopper's 227 KiB of it, deeper and wider.
         wgmma: warpgroup matrix instructions.
         clusters: blocks of a cluster read each other's shared memory, up to eight of them. Only
@@ -39,6 +40,7 @@ class Architecture:
     name: str
     capability: tuple[int, int]
     shared_bytes: int
+    sm_shared_bytes: int
     large_shared: bool = False
     wgmma: bool = False
     clusters: bool = False
@@ -120,8 +122,10 @@ class Target:
         return self.card.bf16_flops
 
 
-_HOPPER = Architecture("sm_90a", (9, 0), 232_448, large_shared=True, wgmma=True, clusters=True)
-_SM_121 = Architecture("sm_121a", (12, 1), 101_376, fp4_mma=True)
+_HOPPER = Architecture(
+    "sm_90a", (9, 0), 232_448, 233_472, large_shared=True, wgmma=True, clusters=True
+)
+_SM_121 = Architecture("sm_121a", (12, 1), 101_376, 102_400, fp4_mma=True)
 # A row for each card; of the cards of an architecture the first is what is built for unasked.
 KNOWN = (
     Target(_HOPPER, Card("h200", "NVIDIA H200", 132, 4.3e12, 790e12, 139 << 30)),

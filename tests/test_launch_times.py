@@ -14,7 +14,8 @@ from tests.house import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import calibration, launch_times, predict_gb10  # noqa: E402
+from benchmarks import calibration, launch_overlap, launch_times, predict_gb10  # noqa: E402
+from spark_engine.kernel import Shape  # noqa: E402
 
 TINY = ROOT / "models" / "tiny" / "checkpoint"
 
@@ -101,6 +102,37 @@ def test_steps_and_rounds_are_timed_over_their_last_inputs(
     labels = {kind[0] for kind in first["kinds"]}
     assert "layers.*.mlp.expert_ids" in labels and not any("layers.0." in x for x in labels)
     assert "1.001 ms as a graph, 7.000 ms a step" in launch_times.line(first)
+
+
+def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+    from spark_engine.engine_file import open_folder
+    from tests.builder.hollow import built
+
+    folder = open_folder(built(tmp_path), "sm_90a")
+    (bucket,) = [b for b in folder.manifest.buckets if (b.family, b.rows) == ("decode", 32)]
+    executor: Any = Ticking(folder.engine(bucket).payload)
+    seen: list[tuple[bool, bool]] = []
+    executor.crowding, executor.prepare = "crowded", lambda f, shape, a: shape.pdl
+    inner = executor.launches
+
+    def launches(payload: bytes) -> list[Any]:
+        shape = Shape((1, 1, 1), (1, 1, 1), (), pdl=True)
+        seen.append((executor.prepare(None, shape, ()), executor.crowding is None))
+        return list(inner(payload))
+
+    executor.launches = launches
+    overlap = launch_overlap.Overlap(executor, executor.payload)
+    assert seen == [(True, True), (True, False), (False, True), (False, False)]
+    assert executor.crowding == "crowded"
+    whole = overlap.whole()
+    assert whole["pdl"] == whole["plain_loose"] == 1.001 and whole["alone_pdl"] > 0
+    common = overlap.common()
+    assert common[-1] == "logits nvfp4_linear" and len(common) == launch_overlap.KINDS + 1
+    row = overlap.of_kind(common[0])
+    assert row["launches"] == overlap.kinds.count(common[0]) and row["step_late"] == 1.001
+    assert row["warm"] == pytest.approx(1.001 / launch_overlap.WARM * row["launches"], abs=1e-4)
+    assert common[0] in launch_overlap.line(row)
 
 
 def test_what_reads_memory_compiles(tmp_path: Path) -> None:

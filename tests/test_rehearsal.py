@@ -21,6 +21,7 @@ from spark_engine.builder.fingerprint import timed_on  # noqa: E402
 from spark_engine.builder.native import nvrtc, program  # noqa: E402
 from spark_engine.builder.native.backend import NativeBackend  # noqa: E402
 from spark_engine.builder.plan.options import Options, gpu_of  # noqa: E402
+from spark_engine.crowding import Crowding  # noqa: E402
 from spark_engine.device_resources import DeviceResources  # noqa: E402
 from spark_engine.engine_file import open_folder  # noqa: E402
 from spark_engine.errors import ExecutorError, OptionError  # noqa: E402
@@ -83,7 +84,8 @@ class Divided(FakeDriver):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(COMPUTE_CAPABILITY_MAJOR=9, COMPUTE_CAPABILITY_MINOR=0,
-                         MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=232_448, **more)  # fmt: skip
+                         MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=232_448,
+                         MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=233_472, **more)  # fmt: skip
         self.words = (ctypes.c_uint32 * 256)()
         self.occupied: list[str] = []
 
@@ -98,6 +100,8 @@ class Divided(FakeDriver):
             return (ctypes.addressof(self.words),)
         if name == "cuOccupancyMaxActiveBlocksPerMultiprocessor":
             return (2,)
+        if name == "cuFuncGetAttribute":
+            return (96,)
         if name == "cuLaunchKernelEx":
             (words, leave), _ = args[2]
             assert leave - words == 4 * args[0].gridDimX and args[0].sharedMemBytes == 232_448
@@ -267,3 +271,35 @@ def test_its_launches_are_those_of_the_other_target(
     assert launches[0] == launches[1] and jobs[0] == jobs[1]
     assert cards == ["gb10", "gb10 rehearsed on h200"]
     assert json.loads((tmp_path / "sm_90a" / "manifest.json").read_text())["target"] == "sm_90a"
+
+
+def test_blocks_crowd_a_multiprocessor_as_those_of_the_rehearsed_gpu_would() -> None:
+    """As many fit Hopper's 228 KiB as fit a GB10's 100, whatever they ask for."""
+    there, here = GB10.architecture, H200.architecture
+    crowding = Crowding(there.sm_shared_bytes, here.sm_shared_bytes, here.shared_bytes)
+    for static in (0, 256, 1000, 9000):
+        for dynamic in range(0, there.shared_bytes - static + 1, 512):
+            more = crowding.dynamic(dynamic, static)
+            assert dynamic <= more <= here.shared_bytes - static
+            fit = [
+                min(whole // (-(-(bytes_ + static + 1024) // 128) * 128), 24)  # blocks at most
+                for whole, bytes_ in ((102_400, dynamic), (233_472, more))
+            ]
+            assert fit[0] == fit[1] or (dynamic + static) % 128, (dynamic, static)
+
+
+def test_a_part_gives_launches_the_shared_memory_of_their_share(
+    driver: Divided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = device.Gpu()
+    assert gpu.resident_blocks("kernel", Shape((9, 1, 1), (32, 1, 1), (), 67_584)) == 96
+    (asked,) = of(driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor")
+    whole = (67_584 + 96 + 1024) * 233_472 // 102_400 // 128 * 128
+    assert asked == ("kernel", 32, whole - 1024 - 96)
+    assert of(driver, "cuFuncSetAttribute")[-1][2] == 232_448 - 96, "all that a block may have"
+    gpu.close()
+    monkeypatch.delenv(rehearsal.VARIABLE)
+    gpu = device.Gpu()
+    gpu.resident_blocks("kernel", Shape((9, 1, 1), (32, 1, 1), (), 67_584))
+    assert of(driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor")[-1][2] == 67_584
+    gpu.close()
