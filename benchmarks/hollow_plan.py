@@ -22,7 +22,8 @@ from spark_engine.builder.native.tactics import CONTEXT, Chooser, Work
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Options, gpu_of, resolve
 from spark_engine.interface import PREFILL
-from spark_engine.models.open_model import open_model
+from spark_engine.models.open_model import open_model, with_ranks
+from spark_engine.models.weights.shards import TILE
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 
@@ -73,9 +74,10 @@ def plan_of(
 ) -> dict[tuple[str, int], Bucket]:
     """The buckets of a build with these options, by family and rows.
 
-    In decode `context` tokens are behind each row. Raises what a build raises.
+    In decode `context` tokens are behind each row; of several ranks, one. Raises what a build
+    raises.
     """
-    model = open_model(config)
+    model = with_ranks(open_model(config), options.tp, TILE, options.across_hosts)
     plan = resolve(replace(options, gpu=gpu_of(options)), facts_of(model))
     assert plan.gpu is not None, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)

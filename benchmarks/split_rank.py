@@ -1,0 +1,58 @@
+"""A rank's process that times its launches when rank 0 does: `rank_split`.
+
+    python -m benchmarks.split_rank SEAT        in the place of spark_engine.runtime.rank_process
+
+Rank 0 tells family and rows of the bucket among the tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.kernel_split import time_launches
+from spark_engine.engine_file import read_engine, read_manifest
+from spark_engine.runtime import rank_process
+from spark_engine.runtime.executors.executor import Executor
+from spark_engine.runtime.executors.memory import BucketKey
+from spark_engine.runtime.ranks.follower import Follower
+from spark_engine.runtime.ranks.messages import Tables
+from spark_engine.runtime.ranks.seats import Seat
+
+MODULE = "benchmarks.split_rank"
+SPLIT = "split.bucket"  # what a rank is told, among its tables
+
+
+class SplitFollower(Follower):
+    """A rank's replay, which also queues a bucket's launches one by one."""
+
+    def __init__(self, executors: Mapping[BucketKey, Executor], *rest: Any) -> None:
+        super().__init__(executors, *rest)
+        self._native: Mapping[BucketKey, Any] = executors
+        self._engine = Path(msgspec.json.decode(sys.argv[1], type=Seat).engine)
+
+    def _write(self, order: Tables) -> None:
+        super()._write(Tables([row for row in order.tables if row.name != SPLIT]))
+        for row in order.tables:
+            if row.name == SPLIT:
+                self.memory.flush()
+                self._split(row.data.decode(), row.slots[0])
+
+    def _split(self, family: str, rows: int) -> None:
+        buckets = read_manifest(self._engine).buckets
+        file = next(b.file for b in buckets if (b.family, b.rows) == (family, rows))
+        time_launches(self._native[family, rows], read_engine(self._engine / file).payload)
+
+
+def main() -> int:
+    """Runs the rank."""
+    rank_process.Follower = SplitFollower  # type: ignore[misc]
+    return rank_process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
