@@ -104,13 +104,15 @@ class Gpu:
         self._device = _first()
         self._modules: list[Module] = []
         with ExitStack() as undo:
+            before = value(driver.cuCtxGetCurrent())
             context = value(driver.cuDevicePrimaryCtxRetain(self._device))
             undo.callback(lambda: value(driver.cuDevicePrimaryCtxRelease(self._device)))
             value(driver.cuCtxSetCurrent(context))
             wish = wished()
             if wish is None:
                 mine = whole(self._device, context, undo)
-            else:
+            else:  # the end of a green context leaves the thread with one that is destroyed
+                undo.callback(lambda: value(driver.cuCtxSetCurrent(before)))
                 mine = part(self._device, context, wish.target.sms, wish.occupy, undo)
             self._context, self.stream, self._alone = mine.context, mine.stream, mine.alone
             self.multiprocessors, self.kind = mine.multiprocessors, mine.kind

@@ -88,8 +88,14 @@ class Divided(FakeDriver):
                          MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=233_472, **more)  # fmt: skip
         self.words = (ctypes.c_uint32 * 256)()
         self.occupied: list[str] = []
+        self.current: object = None
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == "cuCtxSetCurrent":
+            self.current = args[0]
+            return ()
+        if name == "cuCtxGetCurrent":
+            return (self.current,)
         if name == "cuDeviceGetDevResource":
             assert args[1] == real.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
             return ("all",)
@@ -145,6 +151,17 @@ def test_everything_is_queued_in_a_green_context(driver: Divided) -> None:
     gpu.close()
     last = [c for c in calls(driver) if c.endswith(("Destroy", "Release"))]
     assert last == ["cuStreamDestroy", "cuGreenCtxDestroy", "cuDevicePrimaryCtxRelease"]
+
+
+def test_a_second_one_that_closes_leaves_the_first_current(driver: Divided) -> None:
+    first = device.Gpu()
+    mine = driver.current
+    second = device.Gpu()
+    assert driver.current != mine
+    second.close()
+    assert driver.current == mine
+    first.close()
+    assert driver.current is None
 
 
 def test_without_the_word_it_is_the_whole_gpu(

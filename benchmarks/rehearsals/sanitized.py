@@ -2,7 +2,8 @@
 
 The parts `memcheck` and `racecheck` of `benchmarks.rehearsal`. The cases are shared out, a tactic
 or a piece of one to a process, some processes at a time; kernels are compiled before, outside the
-sanitizer. Whether results are right is asked by the part `ops`; here counts what the tool says.
+sanitizer, with FOLLOWED (plugins/common/ptx.cuh): the same barriers in a form that racecheck can
+follow. Whether results are right is asked by the part `ops`; here counts what the tool says.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from spark_engine.builder.native import nvrtc
 from spark_engine.device import Gpu
 from tests.plugins import cuda_node
 
+FOLLOWED = (("FOLLOWED", "1"),)
 SHARE = 40  # plans of one process
 LEAST = 2  # processes at once; a third of the cores where that is more
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
@@ -48,6 +51,12 @@ def shares(found: Sequence[Work], done: set[str], size: int = SHARE) -> Mapping[
         for i in range(0, len(labels), size)
     }
     return {label: labels for label, labels in cut.items() if label not in done}
+
+
+def followed(work: cuda_node.Planned) -> cuda_node.Planned:
+    """The plan with kernels whose barriers racecheck follows."""
+    launches = [replace(n, defines=(*n.defines, *FOLLOWED)) for n in work.plan.launches]
+    return replace(work, plan=replace(work.plan, launches=tuple(launches)))
 
 
 def errors_in(log: str) -> int:
@@ -90,7 +99,7 @@ def run_labels(asked: Path) -> None:
                 seed = zlib.crc32(f"{op.name}/{case.label}".encode())
                 arrays = case.inputs(np.random.default_rng(seed))
                 for work in chosen:
-                    cuda_node.run(bench, work, arrays)
+                    cuda_node.run(bench, followed(work), arrays)
 
 
 def main() -> None:
@@ -98,7 +107,8 @@ def main() -> None:
     told, target = Told(), target_here()
     tool = told.options["part"]
     found = list(works(target))
-    jobs = nvrtc.jobs_of([(work.tactic.source, work.plan) for _, _, p in found for work in p])
+    plans = [(work.tactic.source, followed(work).plan) for _, _, p in found for work in p]
+    jobs = nvrtc.jobs_of(plans)
     told.note(f"{len(jobs)} compilations")
     nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)
     with closing(Gpu()) as gpu:

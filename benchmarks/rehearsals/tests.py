@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.rehearsals import leave_out
 from benchmarks.rehearsals.told import Told
 
 ROOT = Path(__file__).parents[2]
 WHERE = ("tests/plugins", "tests/runtime/executors", "tests/check", "tests/test_device.py",
          "tests/test_draft_rounds.py")  # fmt: skip
+# Compare free memory, and so have the card for themselves.
+ALONE = ("tests/runtime/executors/test_native_gpu.py",)
 LEFT_OUT = ("tests/plugins/test_cuda_ops.py", "tests/runtime/executors/test_trt.py")
 MOST = 400  # characters of what is said of a failure
 WORKERS = min(8, (os.cpu_count() or 1) // 4)  # processes that share the GPU; one below two
@@ -28,10 +31,6 @@ class Teller:
 
     def __init__(self, told: Told) -> None:
         self.told, self.skipped = told, 0
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leaves out what an earlier try has told."""
-        items[:] = [item for item in items if item.nodeid not in self.told.done]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
@@ -52,13 +51,14 @@ def main() -> None:
     """Runs them, in some processes where there are cores; pytest writes to standard error."""
     told = Told(stream=os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
-    ignored = [f"--ignore={path}" for path in LEFT_OUT]
-    words = ["-m", "gpu", "--timeout", "600", *ignored, *WHERE]
-    if WORKERS > 1 and not told.done:  # a worker does not know what an earlier try has told
-        words += ["-n", str(WORKERS), "--dist", "loadfile"]
-    code = pytest.main(["--rootdir", str(ROOT), *words], plugins=[Teller(told)])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        sys.exit(int(code))
+    os.environ[leave_out.DONE] = sys.argv[1]
+    common = ["-m", "gpu", "--timeout", "600", "--rootdir", str(ROOT), "-p", leave_out.__name__]
+    most = [*WHERE, *(f"--ignore={path}" for path in (*LEFT_OUT, *ALONE))]
+    if WORKERS > 1:
+        most += ["-n", str(WORKERS), "--dist", "worksteal"]
+    codes = [pytest.main([*common, *words], plugins=[Teller(told)]) for words in (most, ALONE)]
+    well = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    sys.exit(next((int(code) for code in codes if code not in well), 0))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,17 @@ template <class Address>
 DEVICE void barrier_arrive(Address bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
+// FOLLOWED: for compute-sanitizer's racecheck (benchmarks/rehearsals/sanitized.py), which does not
+// follow what __syncwarp() orders to an arrival of another lane, nor barriers named at run time.
+#ifndef FOLLOWED
+#define FOLLOWED 0
+#endif
+constexpr u32 WARP_ARRIVALS = FOLLOWED ? 32 : 1;
+// A warp's arrival, by one lane, or with FOLLOWED by each: WARP_ARRIVALS of a barrier's count.
+template <class Address>
+DEVICE void barrier_arrive_warp(Address bar, int lane) {
+  if (FOLLOWED || lane == 0) barrier_arrive(bar);
+}
 // This thread's arrival once its copies (copy_async) so far are done.
 template <class Address>
 DEVICE void barrier_arrive_after_copies(Address bar) {
@@ -207,8 +218,14 @@ DEVICE void bulk_load(To to, const void* from, u32 bytes, Address bar, u64 polic
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- between warps: `threads` of the block meet; name 0 is __syncthreads' ----------------------
+template <int NAME>
+DEVICE void meet_named(u32 name, u32 threads) {
+  if (name == NAME) asm volatile("bar.sync %0, %1;" ::"n"(NAME), "r"(threads) : "memory");
+  else if constexpr (NAME < 15) meet_named<NAME + 1>(name, threads);
+}
 DEVICE void meet(u32 name, u32 threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+  if constexpr (FOLLOWED) meet_named<0>(name, threads);
+  else asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 // More or fewer registers for a warpgroup; the kernel needs a cap of them at entry, and the block's
 // sum may not exceed what it had there.

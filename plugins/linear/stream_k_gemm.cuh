@@ -61,7 +61,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     wgmma_commit();
     wgmma_wait<0>();
   }
-  if ((threadIdx.x & 31) == 0) barrier_arrive(r.empty + i * 8);
+  barrier_arrive_warp(r.empty + i * 8, threadIdx.x & 31);
 }
 #else
 #include "linear/stream_k_mma.cuh"
@@ -134,7 +134,7 @@ DEVICE void stream_k_gemm(Problem p, void* out, const Finish& finish) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(ring.full + i * 8, 1 + COPIERS);  // weights announced, activations there
-      barrier_init(ring.empty + i * 8, WARPS);
+      barrier_init(ring.empty + i * 8, WARPS * WARP_ARRIVALS);
     }
     barrier_init_fence();
   }

@@ -71,7 +71,7 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(r.empty + i * 8);
+  barrier_arrive_warp(r.empty + i * 8, lane);
 }
 #else
 // One stage; raw weights are fetched a k-slab ahead.
@@ -128,6 +128,6 @@ DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
 #endif
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(r.empty + i * 8);
+  barrier_arrive_warp(r.empty + i * 8, lane);
 }
 #endif
