@@ -7,6 +7,7 @@ and is said to be so.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,21 @@ def _layers(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _steps(rows: Sequence[Row]) -> str:
-    cells = [(r["label"], f"{r['steps']:,}", r["median_ms"], r["most_ms"],
-              "yes" if r["right"] else "no") for r in rows if "steps" in r]  # fmt: skip
+    """A line for each engine, of its shares."""
+    engines: dict[str, list[Row]] = {}
+    for row in rows:
+        if "steps" in row:
+            engines.setdefault(row["label"].partition("/")[0], []).append(row)
+    cells = [
+        (
+            name,
+            f"{sum(r['steps'] for r in found):,}",
+            statistics.median(r["median_ms"] for r in found),
+            max(r["most_ms"] for r in found),
+            "yes" if all(r["right"] for r in found) else "no",
+        )
+        for name, found in engines.items()
+    ]
     columns = ("engine", "steps", "ms, median", "ms, longest", "the first answer again at the end")
     return _table(columns, cells)
 

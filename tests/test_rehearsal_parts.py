@@ -258,8 +258,8 @@ def test_steps_are_counted_and_the_first_answer_is_asked_again(
 ) -> None:
     engine = FakeEngine(rots)
     monkeypatch.setattr(steps.Engine, "open", lambda folder, options: engine)
-    row = steps.run(Told([]), Path("x"), 40)
-    assert row["steps"] == 40 and row["same"] is not rots
+    rows = [*steps.run(Path("x"), 2, 40)]
+    assert [(row["steps"], row["same"]) for row in rows] == [(40, not rots)] * 2
     assert 9 <= engine.most <= 16
 
 
@@ -277,7 +277,10 @@ def test_the_tables_say_what_was_found_and_what_was_not_run(tmp_path: Path) -> N
             {"label": "m/decode 8", "right": True, "graph_ms": 2.5,
              "kinds": [["mlp.down", "linear", "m16", 2, 700.0]]},
         ],
-        "steps": [{"label": "m", "right": True, "steps": 40000, "median_ms": 0.5, "most_ms": 9.0}],
+        "steps": [
+            {"label": f"m/{i}", "right": True, "steps": 20000, "median_ms": 0.5, "most_ms": 9.0 - i}
+            for i in range(2)
+        ],
     }  # fmt: skip
     for part, found in rows.items():
         kept = json.dumps({**(head if part == "ops" else {}), "rows": found})

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,26 +28,27 @@ from spark_engine.runtime.engine.request import FinishReason, Request, SamplingP
 
 SIZES: dict[str, Any] = {"decode": (1, 8, 16), "prefill": (128, 512), "max_seqs": 16}
 CONTEXT, PROMPT, TOKENS = 1024, 200, 300  # positions; most of a request's prompt and answer
-SHARE = 5_000  # steps between two notes
+SHARE = 5_000  # steps of a row: what was run is kept where the part is cut off
 EMBEDDED = "embedded"
 
 
 def main() -> None:
-    """Builds the engines, then runs a third of the steps on each."""
+    """Builds the engines, then runs a third of the steps on each, in shares."""
     told = Told()
     base, steps = Path(told.options["work"]) / "steps", int(told.options["steps"])
     other = subprocess.Popen([sys.executable, "-m", "benchmarks.rehearsals.beside"])
     try:
         names = (EMBEDDED, *MODELS)
         for name in told.options.get("models", names):
-            if name in told.done:
+            labels = [f"{name}/{i}" for i in range(-(-steps // len(names) // SHARE))]
+            asked = [label for label in labels if label not in told.done]
+            if not asked:
                 continue
-            with told.trial(name):
+            with told.trial(asked[0]):
                 told.note(f"building {name}")
-                engine = built(base, name)
-                row = run(told, engine, -(-steps // len(names)))
-                beside = other.poll() is None
-                told.row(name, right=row.pop("same") and beside, beside=beside, **row)
+                for label, row in zip(asked, run(built(base, name), len(asked)), strict=True):
+                    beside = other.poll() is None
+                    told.row(label, right=row.pop("same") and beside, beside=beside, **row)
     finally:
         other.kill()
         other.wait()
@@ -70,42 +72,39 @@ def request(rng: random.Random, vocab: int) -> Request:
     return Request(prompt, params)
 
 
-def run(told: Told, folder: Path, steps: int) -> dict[str, Any]:
-    """`steps` steps, of which at most all sequences but a few are taken."""
-    rng, walls = random.Random(1), list[float]()
+def run(folder: Path, shares: int, size: int = SHARE) -> Iterator[dict[str, Any]]:
+    """So many shares of `size` steps of one open engine, of which at most all sequences but a few
+    are taken. At the end of each it is empty, and the first request is asked again."""
+    rng = random.Random(1)
     with closing(Engine.open(folder, EngineOptions(depth=1))) as engine:
         vocab = engine.loaded.limits.vocab
         asked = request(random.Random(2), vocab)
         first = alone(engine, asked)
-        going: set[int] = set()
-        for number in range(steps):
-            while len(going) < rng.choice((2, 9, 16)) and len(going) < SIZES["max_seqs"]:
-                going.add(engine.submit(request(rng, vocab)))
-            start = time.perf_counter()
-            for event in engine.step():
-                if event.finish is FinishReason.ERROR:
-                    raise RuntimeError(f"request {event.request_id}: {event.message}")
-                if event.finish is not None:
-                    going.discard(event.request_id)
-            walls.append(time.perf_counter() - start)
-            if number % SHARE == SHARE - 1:
-                told.note(f"{folder.name}: {number + 1} steps, {sum(walls):.0f} s")
-        for id_ in going:
-            engine.cancel(id_)
-        while not engine.idle:
-            engine.step()
-        same = alone(engine, asked) == first
-        engine.check_idle()
-    found = {
-        "steps": steps,
-        "median_ms": statistics.median(walls) * 1e3,
-        "most_ms": max(walls) * 1e3,
-    }
-    return {
-        "same": same,
-        **{k: round(v, 3) for k, v in found.items()},
-        "seconds": round(sum(walls), 1),
-    }
+        for _ in range(shares):
+            walls, going = list[float](), set[int]()
+            while len(walls) < size:
+                while len(going) < rng.choice((2, 9, 16)) and len(going) < SIZES["max_seqs"]:
+                    going.add(engine.submit(request(rng, vocab)))
+                start = time.perf_counter()
+                for event in engine.step():
+                    if event.finish is FinishReason.ERROR:
+                        raise RuntimeError(f"request {event.request_id}: {event.message}")
+                    if event.finish is not None:
+                        going.discard(event.request_id)
+                walls.append(time.perf_counter() - start)
+            for id_ in going:
+                engine.cancel(id_)
+            while not engine.idle:
+                engine.step()
+            same = alone(engine, asked) == first
+            engine.check_idle()
+            times = {"median_ms": statistics.median(walls) * 1e3, "most_ms": max(walls) * 1e3}
+            yield {
+                "same": same,
+                "steps": size,
+                **{name: round(ms, 3) for name, ms in times.items()},
+                "seconds": round(sum(walls), 1),
+            }
 
 
 def alone(engine: Engine, asked: Request) -> list[int]:
