@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.house import ROOT
+
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks.rank_cards import RankCards  # noqa: E402
 from spark_engine import device  # noqa: E402
@@ -72,7 +76,11 @@ def cards(request: pytest.FixtureRequest, cache: Path) -> Iterator[tuple[RankCar
     if target is None:
         pytest.skip("needs a GPU of a target")
     few = replace(target, card=replace(target.card, sms=SMS))
-    yield RankCards([0] * request.param, few, cache, REGION), RankCards([0], few, cache, 256)
+    several = RankCards([0] * request.param, few, cache, REGION)
+    one = RankCards([0], few, cache, 256)
+    yield several, one
+    one.close()
+    several.close()
 
 
 def shares(arrays: Sequence[Array], ranks: int) -> list[tuple[Array, ...]]:
