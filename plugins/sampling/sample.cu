@@ -107,7 +107,7 @@ DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
 
 DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others& others) {
   const Place place = place_of(row, o.slots, o.starts, o.counts);
-  const int slot = place.slot;
+  int slot = place.slot;
   const u64 cells = (u64)row * CELLS;
   int* top_ids = o.top_ids + row * TOP;
   float* top_logprobs = o.top_logprobs + row * TOP;
@@ -126,8 +126,8 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   }
   const float* f = o.sampling_f + (u64)slot * 8;
   const int* i4 = o.sampling_i + (u64)slot * 4;
-  const u32 position = (u32)place.position, seed0 = i4[1], seed1 = i4[2];
-  const bool emits = !DRAFTED && o.emit[row] > 0;
+  u32 position = (u32)place.position, seed0 = i4[1], seed1 = i4[2];
+  bool emits = !DRAFTED && o.emit[row] > 0;
   Rule rule = {f[0], f[1], f[2], i4[0], 0.0};
   const bool plain = plain_heat(f, rule.top_k) > 0.0f;
   find_drafts(o.ids, row, place.drafts);
@@ -140,19 +140,23 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   const int k_list = min(k_top + 4, SMALL);
 #ifdef RANKS
   const bool differ = r.penalised || r.biases || r.mask >= 0 || VOCAB < WIDTH;
+  Told& told = others.told;
+  if (threadIdx.x == 0)
+    told.rule = rule, told.slot = slot, told.emits = emits, told.position = position,
+    told.seeds[0] = seed0, told.seeds[1] = seed1;
   others.exchange(w, r, k_list, differ ? few_of(rule) : 0, raw_most, most,
                   plain ? rule.temperature : 0.0f, sums, weights, bad);
+  rule = told.rule, position = told.position, seed0 = told.seeds[0], seed1 = told.seeds[1];
+  const int n_top = told.n_tops;
   find_most(w, raw_most, most);
 #endif
   const bool fine = !__syncthreads_or(bad);
-  const float peak = key_value(raw_most);
+  float peak = key_value(raw_most);
   float part = 0;
   for (int c = threadIdx.x; c < CELLS; c += THREADS)
     part += fabsf(sums[c]) * expf(key_value(w.raw[c]) - peak);
-  const float log_sum = logf(block_sum<THREADS>(part, w.room));
-#ifdef RANKS
-  const int n_top = others.n_raw;
-#else
+  float log_sum = logf(block_sum<THREADS>(part, w.room));
+#ifndef RANKS
   const int n_top = greatest<true>(w, r, k_list, raw_most);
 #endif
   if (threadIdx.x < TOP) {
@@ -161,7 +165,10 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
     top_ids[threadIdx.x] = there ? id_of(pair) : 0;
     top_logprobs[threadIdx.x] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
   }
-  const u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
+  u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
+#ifdef RANKS
+  if (threadIdx.x == 0) told.peak = peak, told.log_sum = log_sum;
+#endif
   __syncthreads();
 
   int token = 0;
@@ -169,6 +176,10 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
     rule.u = uniform(position, seed0, seed1);
     token = choose(w, r, rule, n_top, most, plain ? weights : nullptr, others);
   }
+#ifdef RANKS
+  candidate = (int)threadIdx.x < told.n_tops ? told.tops[threadIdx.x] : 0;
+  peak = told.peak, log_sum = told.log_sum, slot = told.slot, emits = told.emits;
+#endif
   // The token's raw logit: mostly one of the greatest, else it is read.
   const bool mine = candidate && id_of(candidate) == token;
   const bool known = __syncthreads_or(mine);
@@ -190,7 +201,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 float* top_logprobs, int* ok, const int* emit, int* last_tokens, int rows,
                 int meetings, float* room, const u64* peers, int rank) {
   extern __shared__ __align__(16) u8 memory[];
-  RowMemory& w = *(RowMemory*)memory;
   wait_for_previous();
   launch_dependents();
   const Operands o = {logits,     token_counts, sampling_f, sampling_i, bias_ids,   bias_values,
@@ -198,17 +208,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       raw_keys,   keys,         sums,       weights,    tokens,     logprobs,
                       top_ids,    top_logprobs, ok,         emit,       last_tokens};
 #ifdef RANKS
-  __shared__ u64 few_pairs[SMALL];
-  __shared__ float few_raws[SMALL];
-  Others others = {peers,     rank,    launches_so_far(peers, rank), room + (i64)blockIdx.x * WIDTH,
-                   few_pairs, few_raws};
+  __shared__ Told told;
+  Others others = {peers, rank, told, room, launches_so_far(peers, rank)};
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    sample_row(o, row, ids_of(rank), w, others);
+    sample_row(o, anew(row), ids_of(rank), *(RowMemory*)(memory + anew(0)), others);
     __syncthreads();
   }
   others.leave(meetings);
 #else
   Others others;
-  sample_row(o, blockIdx.x, ids_of(0), w, others);
+  sample_row(o, blockIdx.x, ids_of(0), *(RowMemory*)memory, others);
 #endif
 }

@@ -12,7 +12,7 @@
 // that nothing is read any more of the turn that the next launch writes first.
 #pragma once
 #include "ranks/peers.cuh"
-#include "sampling/sample_select.cuh"
+#include "sampling/sample_draw.cuh"
 #include "sampling/sample_summary.cuh"
 
 static_assert(SHARE % 4 == 0 && SHARE >= CELL, "sample_cuda.py: refuse");
@@ -32,32 +32,43 @@ DEVICE u32 word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// What a block knows of its row and does not need meanwhile, in shared memory: registers are few.
+struct Told {
+  u64 tops[SMALL];    // the greatest raw logits, descending
+  u64 few[SMALL];     // what decides, descending
+  float raws[SMALL];  // their raw logits
+  int n_tops, n_few;
+  float first;          // the row's first logit
+  float peak, log_sum;  // of the raw logits
+  Rule rule;
+  int slot;
+  u32 position, seeds[2];
+  bool emits;
+};
+
 struct Others {
   static constexpr bool MANY = true;
   const u64* peers;
   int rank;
-  u32 launch;
-  float* room;      // a row of logits, of this block
-  u64* few_pairs;   // [SMALL], what decides, descending
-  float* few_raws;  // [SMALL], their raw logits
-  u32 met;
-  int n_few, n_raw;
-  float first;  // the row's first logit
+  Told& told;
+  float* rooms;  // a row of logits for each block
+  u32 turn;      // of launches and meetings so far
   enum { FIRST_ID, OF_FEW, OF_ROOM } from;
 
+  DEVICE float* room() const { return rooms + (i64)blockIdx.x * WIDTH; }
   DEVICE uint4* mail(int r, int i) const {
-    return shown(peers[r], (i64)blockIdx.x * MAIL + i, launch + met);
+    return shown(peers[r], (i64)blockIdx.x * MAIL + i, turn);
   }
   DEVICE uint4 from_mail(int r, int i) const { return load_shown(mail(r, i)); }
-  DEVICE void meet_others() { meet<RANKS>(peers, rank, launch + met); }
+  DEVICE void meet_others() { meet<RANKS>(peers, rank, turn); }
 
   DEVICE void put_pair(int at, int i, u64 pair) const {
     ((u64*)mail(rank, at + i / 2))[i & 1] = pair;
   }
 
   // Shows what this rank has of the row, and takes in what the others have: w.raw, w.keys, the
-  // sums and weights of all cells; w.sorted, the greatest raw logits (n_raw, up to `k_list`); the
-  // few that decide (n_few, up to `k`; 0: none are asked for).
+  // sums and weights of all cells; in w.sorted and `told` the greatest raw logits, up to `k_list`;
+  // the few that decide, up to `k` (0: none are asked for).
   DEVICE void exchange(RowMemory& w, Row& r, int k_list, int k, u32 raw_most, u32 most, float heat,
                        float* sums, float* weights, bool& bad) {
     const int me = threadIdx.x, own_raws = greatest<true>(w, r, k_list, raw_most);
@@ -78,9 +89,13 @@ struct Others {
     if (me == 0)
       *mail(rank, 0) = make_uint4(__float_as_uint(clean(r.logits[r.ids.begin])), 0u, 0u, 0u);
     meet_others();
-    first = __uint_as_float(from_mail(0, 0).x);
-    n_few = k ? merge(w, FEWS, k, few_pairs, few_raws) : 0;
-    n_raw = merge(w, RAWS, k_list, w.sorted, nullptr);
+    const int n_few = k ? merge(w, FEWS, k, told.few, told.raws) : 0;
+    const int n_tops = merge(w, RAWS, k_list, told.tops, nullptr);
+    if (me == 0) {
+      told.n_few = n_few, told.n_tops = n_tops;
+      told.first = __uint_as_float(from_mail(0, 0).x);
+    }
+    for (int i = me; i < n_tops; i += THREADS) w.sorted[i] = told.tops[i];
     for (int other = 0; other < RANKS; ++other) {
       const Ids its = ids_of(other);
       for (int c = its.first_cell() + me; c < its.cells_end(); c += THREADS) {
@@ -92,7 +107,7 @@ struct Others {
       }
     }
     take_borders(w, r, heat, sums, weights, bad);
-    ++met, from = FIRST_ID;
+    ++turn, from = FIRST_ID;
     __syncthreads();
   }
 
@@ -110,8 +125,8 @@ struct Others {
       const int left = i / EDGE, border = (left + 1) * SHARE, cell = border / CELL;
       const int id = cell * CELL + i % EDGE * 4;
       if (on_border(cell))
-        *(uint4*)(room + id) = id < border ? from_mail(left, EDGES + EDGE + i % EDGE)
-                                           : from_mail(left + 1, EDGES + i % EDGE);
+        *(uint4*)(room() + id) = id < border ? from_mail(left, EDGES + EDGE + i % EDGE)
+                                             : from_mail(left + 1, EDGES + i % EDGE);
     }
     __syncthreads();
     const Row whole = whole_of(r);
@@ -139,6 +154,7 @@ struct Others {
       const u64 mine = w.held[i];
       if (!mine) continue;
       int place = 0;
+#pragma unroll 4
       for (int j = 0; j < RANKS * SMALL; ++j) place += w.held[j] > mine;
       atomicAdd(&w.count, 1);
       if (place >= k) continue;
@@ -155,7 +171,7 @@ struct Others {
 
   DEVICE Row whole_of(const Row& r) const {
     Row whole = r;
-    whole.logits = room, whole.ids = {0, WIDTH};
+    whole.logits = room(), whole.ids = {0, WIDTH};
     return whole;
   }
 
@@ -169,9 +185,9 @@ struct Others {
     for (int other = 0; other < RANKS; ++other) {
       const Ids its = part(other);
       for (int i = its.begin / 4 + threadIdx.x; i < its.end / 4; i += THREADS)
-        *(uint4*)(room + i * 4) = from_mail(other, i - its.begin / 4);
+        *(uint4*)(room() + i * 4) = from_mail(other, i - its.begin / 4);
     }
-    ++met, from = OF_ROOM;
+    ++turn, from = OF_ROOM;
     __syncthreads();
   }
   // What follows reads `r`, of which then one cell or all is there.
@@ -194,25 +210,23 @@ struct Others {
 
   // The k greatest that are chosen from, in w.sorted.
   DEVICE int few(RowMemory& w, const Row& r, int k, u32 most) {
-    for (int i = threadIdx.x; i < n_few; i += THREADS) w.sorted[i] = few_pairs[i];
+    for (int i = threadIdx.x; i < told.n_few; i += THREADS) w.sorted[i] = told.few[i];
     from = OF_FEW;
     __syncthreads();
-    return min(n_few, k);
+    return min(told.n_few, k);
   }
   DEVICE float logit(const Row& r, int token) const {
     if (from == OF_ROOM) return clean(r.logits[token]);
     if (from == OF_FEW)
-      for (int i = 0; i < n_few; ++i)
-        if (id_of(few_pairs[i]) == token) return few_raws[i];
-    return first;
+      for (int i = 0; i < told.n_few; ++i)
+        if (id_of(told.few[i]) == token) return told.raws[i];
+    return told.first;
   }
 
   // Ends the launch, which counts as so many.
   DEVICE void leave(int meetings) {
-    if (!(met & 1)) {
-      meet_others();
-      ++met;
-    }
+    const u32 launch = launches_so_far(peers, rank);  // this one is not counted yet
+    if (!(turn - launch & 1)) meet_others();
     __syncthreads();
     if (threadIdx.x) return;
     u32* counters = (u32*)peers[rank];

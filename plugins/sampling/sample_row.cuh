@@ -13,6 +13,15 @@ constexpr bool DRAFTED = true;
 constexpr bool DRAFTED = false;
 #endif
 
+// The same number, of which the compiler knows nothing. Where a block goes on from row to row, what
+// follows from it is not made ready before the first row and held in registers through all of them.
+DEVICE int anew(int x) {
+#ifdef RANKS
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 constexpr int CELL = 256;
 constexpr int CELLS = (WIDTH + CELL - 1) / CELL;
 constexpr int WORDS = (WIDTH + 31) / 32;  // of a row's mask
@@ -44,6 +53,16 @@ DEVICE const float* logits_of(const float* logits, int row, Ids ids) {
   return logits + (i64)row * SHARE - ids.begin;
 }
 
+struct Penalties {
+  float repetition, inverse, presence, frequency;
+};
+#ifdef MAIL  // with other ranks registers are few
+DEVICE Penalties& kept_penalties() {
+  __shared__ Penalties kept;
+  return kept;
+}
+#endif
+
 struct Row {
   const float* logits;
   Ids ids;
@@ -51,7 +70,9 @@ struct Row {
   const int* bias_ids;
   const float* bias_values;
   int biases;  // entries to look at
-  float repetition, inverse, presence, frequency;
+#ifndef MAIL
+  Penalties penalties;
+#endif
   bool penalised;
   const u32* allow;  // bits of the ids that may be chosen, from word `mask` on
   int mask;          // -1: all may
@@ -89,10 +110,15 @@ DEVICE float penalise(const Row& r, int id, float z, int token_count) {
   for (int i = 0; i < r.biases; ++i)
     if (r.bias_ids[i] == id) z = __fadd_rn(z, r.bias_values[i]);
   if (!r.penalised) return z;
-  if (token_count > 0) z = __fmul_rn(z, z > 0.0f ? r.inverse : r.repetition);
+#ifdef MAIL
+  const Penalties& p = kept_penalties();
+#else
+  const Penalties& p = r.penalties;
+#endif
+  if (token_count > 0) z = __fmul_rn(z, z > 0.0f ? p.inverse : p.repetition);
   const int generated = token_count >> 1;
-  z = __fsub_rn(z, __fmul_rn(r.frequency, (float)generated));
-  return generated > 0 ? __fsub_rn(z, r.presence) : z;
+  z = __fsub_rn(z, __fmul_rn(p.frequency, (float)generated));
+  return generated > 0 ? __fsub_rn(z, p.presence) : z;
 }
 
 DEVICE int mask_of(const int* sampling_i, int slot) {
@@ -105,9 +131,13 @@ DEVICE Row row_of(const float* logits, const int* token_counts, const float* sam
   Row r;
   r.logits = logits_of(logits, row, ids), r.ids = ids;
   r.token_counts = token_counts + (u64)slot * WIDTH;
-  r.repetition = f[3], r.presence = f[4], r.frequency = f[5];
-  r.inverse = __fdiv_rn(1.0f, r.repetition);
-  r.penalised = r.repetition != 1.0f || r.presence != 0.0f || r.frequency != 0.0f;
+  const Penalties p = {f[3], __fdiv_rn(1.0f, f[3]), f[4], f[5]};
+  r.penalised = p.repetition != 1.0f || p.presence != 0.0f || p.frequency != 0.0f;
+#ifdef MAIL
+  if (threadIdx.x == 0) kept_penalties() = p;  // the block synchronises before it uses them
+#else
+  r.penalties = p;
+#endif
   r.biases = 0;
   r.allow = allow;
   r.mask = mask_of(sampling_i, slot);

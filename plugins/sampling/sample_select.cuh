@@ -102,6 +102,9 @@ DEVICE Kept last_of_few(RowMemory& w, int count, u64 above, const Enough& enough
   u64 last = ~0ull;
   for (int i = threadIdx.x; i < count; i += THREADS) {
     u64 before = above;
+#ifdef RANKS
+#pragma unroll 4  // registers
+#endif
     for (int j = 0; j < count; ++j)
       if (w.few[j] > w.few[i]) before += w.measures[j];
     if (!enough(before)) last = min(last, w.few[i]);

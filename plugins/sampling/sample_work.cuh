@@ -72,7 +72,7 @@ DEVICE u64 sum_before(RowMemory& w, u64 own, u64& total) {
 template <int N, class Value, class Reached>
 DEVICE Found locate(RowMemory& w, u64 base, const Value& value, const Reached& reached) {
   constexpr int EACH = (N + THREADS - 1) / THREADS;
-  const int first = threadIdx.x * EACH;
+  const int first = anew(threadIdx.x * EACH);
   u64 own = 0, total;
 #pragma unroll
   for (int e = 0; e < EACH; ++e)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.house import ROOT
+
 pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
 from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
 from spark_engine import device  # noqa: E402

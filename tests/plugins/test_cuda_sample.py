@@ -87,24 +87,37 @@ def check(bench: cuda_node.Bench, case: Case, seed: int) -> tuple[int, int]:
     return len(same), len(off)
 
 
+SERVED = [
+    ("sm_90a", 1, 0, 1),
+    ("sm_121a", 128, 0, 1),
+    ("sm_90a", 128, 4, 1),
+    *((name, 128, tile, ranks) for name in TARGETS for tile, ranks in ((0, 2), (4, 2), (0, 4))),
+]
+
+
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("name", "rows", "tile"), [("sm_90a", 1, 0), ("sm_121a", 128, 0), ("sm_90a", 128, 4)]
-)
-def test_served_width_compiles_without_spills(name: str, rows: int, tile: int, cache: Path) -> None:
-    """`rows` of logits; with a tile they are of so many tokens each."""
+@pytest.mark.parametrize(("name", "rows", "tile", "ranks"), SERVED)
+def test_served_width_compiles_without_spills(
+    name: str, rows: int, tile: int, ranks: int, cache: Path
+) -> None:
+    """`rows` of logits; with a tile they are of so many tokens each. Also of ranks that share the
+    vocabulary, which no case of the op has: a case is what one rank alone can run."""
     target = TARGETS[name]
     case = case_of({}, 1, 248_320, 3.0, tile)
     arrays = case.inputs(np.random.default_rng(0))
-    arrays = (np.zeros((rows, 248_320), np.float32), *arrays[1:])
-    specs = cuda_node.specs_of(OP, case.attrs, arrays)
+    arrays = (np.zeros((rows, 248_320 // ranks), np.float32), *arrays[1:])
+    attrs = case.attrs
+    if ranks > 1:
+        attrs, arrays = {**attrs, "ranks": ranks}, (*arrays, np.zeros(1, np.int32))
+    specs = cuda_node.specs_of(OP, attrs, arrays)
     (tactic,) = OP.cuda.tactics
-    assert tactic.refuse(case.attrs, specs, target) is None
-    plan = tactic.plan(case.attrs, specs, target)
+    assert tactic.refuse(attrs, specs, target) is None
+    plan = tactic.plan(attrs, specs, target)
     for launch in plan.launches:
+        assert (("RANKS", str(ranks)) in launch.defines) == (ranks > 1)
         job = nvrtc.Job(launch.source or tactic.source, launch.defines, (launch.symbol,))
         usage = nvrtc.compile(job, target, cache).usage[launch.symbol]
-        assert usage.spills == 0, (launch.symbol, usage)
+        assert usage.spills == 0 and usage.stack == 0, (launch.symbol, usage)
         assert usage.shared + launch.shared <= target.shared_bytes, (launch.symbol, usage)
         assert launch.block[0] * usage.registers <= 65536, (launch.symbol, usage)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+from tests.house import ROOT
 
-from benchmarks.rank_cards import RankCards  # noqa: E402
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
+
+from benchmarks.rank_cards import RankCards, specs_of  # noqa: E402
 from spark_engine import device  # noqa: E402
+from spark_engine.builder.native import nvrtc  # noqa: E402
+from spark_engine.kernel import Target  # noqa: E402
 from spark_engine.plugins.sampling import sample  # noqa: E402
 from spark_engine.plugins.sampling.sample_cases import Launch, broken, flat, ties  # noqa: E402
 from spark_engine.tensors import Array  # noqa: E402
@@ -22,6 +30,8 @@ pytestmark = pytest.mark.gpu
 SMS = 16  # of a rank: all ranks' blocks are on one GPU, and go on from row to row
 REGION = 64 << 20
 ROWS = tuple(int(s) for s in np.random.default_rng(0).integers(-1, 8, 37))
+SLOTS = (ROWS, (5,), (-1, -1), ROWS[:20])
+RANKS = (2, 4)
 FULL = {"width": 248_320, "vocab": 248_320}
 LAUNCHES = {
     "greedy": Launch(0.0, **FULL),  # type: ignore[arg-type]
@@ -66,13 +76,53 @@ LAUNCHES = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def cards(request: pytest.FixtureRequest, cache: Path) -> Iterator[tuple[RankCards, RankCards]]:
+def few_sms() -> Target:
+    """The GPU's target with few multiprocessors, or a skipped test."""
     target = device.present()
     if target is None:
         pytest.skip("needs a GPU of a target")
-    few = replace(target, card=replace(target.card, sms=SMS))
-    yield RankCards([0] * request.param, few, cache, REGION), RankCards([0], few, cache, 256)
+    return replace(target, card=replace(target.card, sms=SMS))
+
+
+@pytest.fixture(scope="module")
+def compiled(cache: Path) -> Path:
+    """The cache with all kernels, made side by side: one takes half a minute."""
+    target = few_sms()
+    nvrtc.compile_all(jobs(target), target, cache, os.cpu_count() or 1)
+    return cache
+
+
+def jobs(target: Target) -> tuple[nvrtc.Job, ...]:
+    """What is compiled for the launches above, of one rank and of several."""
+    plans = []
+    for launch, slots in product(LAUNCHES.values(), SLOTS):
+        launch = slotted(launch, slots)
+        rows, tokens = len(launch.slots), max(1, launch.tile)
+        small = replace(launch, slots=(5,), width=512, vocab=512, edit=None)
+        arrays = small.inputs(np.random.default_rng(0))
+        for ranks in (1, *RANKS):
+            attrs = {**launch.attrs, **({"ranks": ranks} if ranks > 1 else {})}
+            made = (arrays[0][:0], *arrays[1:], *[np.zeros(1, np.int32)] * (ranks > 1))
+            first, *rest = specs_of(sample.OP, attrs, made)
+            shape = (rows * tokens, launch.width // ranks)
+            specs = (replace(first, shape=shape), *rest)
+            plans.append((TACTIC.source, TACTIC.plan(attrs, specs, target)))
+    return nvrtc.jobs_of(plans)
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def cards(request: pytest.FixtureRequest, compiled: Path) -> Iterator[tuple[RankCards, RankCards]]:
+    target = few_sms()
+    several = RankCards([0] * request.param, target, compiled, REGION)
+    one = RankCards([0], target, compiled, 256)
+    yield several, one
+    one.close()
+    several.close()
+
+
+def slotted(launch: Launch, slots: Sequence[int]) -> Launch:
+    """The launch over rows of these slots; fewer where each has several tokens."""
+    return replace(launch, slots=tuple(slots[:9] if launch.tile else slots))
 
 
 def shares(arrays: Sequence[Array], ranks: int) -> list[tuple[Array, ...]]:
@@ -86,8 +136,8 @@ def shares(arrays: Sequence[Array], ranks: int) -> list[tuple[Array, ...]]:
 def test_ranks_sample_what_one_rank_samples(label: str, cards: tuple[RankCards, RankCards]) -> None:
     """Tokens, log-probabilities and top ids, bit for bit; of 37 rows, of one, and of none."""
     several, one = cards
-    for seed, slots in enumerate((ROWS, (5,), (-1, -1), ROWS[:20])):
-        launch = replace(LAUNCHES[label], slots=slots if not LAUNCHES[label].tile else slots[:9])
+    for seed, slots in enumerate(SLOTS):
+        launch = slotted(LAUNCHES[label], slots)
         if launch.edit is broken and len(launch.slots) < 4:
             continue
         arrays = launch.inputs(np.random.default_rng(seed))
