@@ -82,10 +82,15 @@ DEVICE void add_shown(const u64* peers, i64 i, u32 launch, float (&sum)[8]) {
   for (int r = 0; r < N_RANKS; r++) add_part(parts[r], r == 0, sum);
 }
 
-// The last block to be done counts the launch.
-DEVICE void done(u64 region, u32 launch) {
-  __syncthreads();
+// The last block to come counts the launch; behind a barrier, so that every thread of a block has
+// read the number before. No later launch of this rank reads it before this one has ended.
+DEVICE void count_launch(u64 region, u32 launch) {
   if (threadIdx.x) return;
   u32* counters = (u32*)region;
-  if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[1] = 0, counters[0] = launch + 1;
+  if (gridDim.x == 1) counters[0] = launch + 1;
+  else if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[1] = 0, counters[0] = launch + 1;
+}
+DEVICE void done(u64 region, u32 launch) {
+  __syncthreads();
+  count_launch(region, launch);
 }

@@ -8,6 +8,7 @@
 // What fusing gains: benchmarks/log/collectives.md.
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, RANKS, WAY (ONE_SHOT or PUSH: see
 // all_reduce.cu).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 #include "ranks/peers.cuh"
 #include "ranks/pushed.cuh"
@@ -31,8 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if RANKS > 1 && WAY == PUSH
   const Pushes<RANKS> pushes(peers, rank);
 #endif
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
 #if RANKS > 1
   const u32 launch = launches_so_far(peers, rank);
   for (int row = blockIdx.x; row < rows; row += gridDim.x)
@@ -48,7 +48,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #if WAY == ONE_SHOT
   meet<RANKS>(peers, rank, launch);
+#else
+  __syncthreads();
 #endif
+  count_launch(peers[rank], launch);  // while parts are on their way: at the end it would delay
 #endif
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float y[VECS][8] = {}, squares = 0.0f;
@@ -84,7 +87,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();  // before the room holds the next row's sums
   }
-#if RANKS > 1
-  done(peers[rank], launch);
-#endif
 }
