@@ -1,7 +1,8 @@
 // The wait of a short kernel whose successor may prefetch its weights meanwhile.
 //
-// EARLY (a macro that the build gives, 0 where it does not): the launch behind this one reads before
-// its own wait only what no launch writes, so that it may begin ahead of this kernel's wait.
+// EARLY (a macro that the build gives, 0 where it does not): what the launch behind this one reads
+// before its own wait is old enough (`Early` of spark_engine/kernel.py), so that it may begin ahead
+// of this kernel's wait.
 #pragma once
 #include "common/ptx.cuh"
 
@@ -9,8 +10,8 @@
 #define EARLY 0
 #endif
 
-// A word, or zero, past this multiprocessor's own cache: of what was written a launch ago, where this
-// kernel has not waited yet.
+// A word, or zero, past this multiprocessor's own cache: of what was written a launch ago, where
+// this kernel has not waited yet.
 DEVICE u32 load_late_if(bool there, const u32* p) {
   u32 v;
   asm volatile(
