@@ -130,8 +130,8 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = kinds(found, timed, gap, floors_of(plans[DECODE, held]))
         bench.finish()
         print(f"{args.config.name}, {manifest.ranks} ranks, {npl} rows: {step_ms:.3f} ms a step "
-              f"(mean {ran['mean_ms']:.3f}, prefill {ran['prefill_tok_s']:.0f} tokens/s); one by one "
-              f"{alone:.3f}, so {gap:.2f} us a launch are taken off")  # fmt: skip
+              f"(mean {ran['mean_ms']:.3f}, prefill {ran['prefill_tok_s']:.0f} tokens/s); "
+              f"one by one {alone:.3f}, so {gap:.2f} us a launch are taken off")  # fmt: skip
         print(told(rows), flush=True)
         made.append(ran | {"gap_us": round(gap, 2), "kinds": rows})
         if args.out:
