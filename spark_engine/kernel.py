@@ -228,6 +228,30 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Early:
+    """How a launch may overlap more with those around it than `Launch.pdl` says.
+
+    Attributes:
+        begins: what it reads before its wait is older than the `MOST_OPEN` launches before it
+            (weights, states and rows of the step's beginning), so that it may begin while they run.
+        lets: its kernel has the macro EARLY (common/early.cuh): 1 lets the next begin before the
+            kernel's own wait.
+        late: its kernel has the macro LATE: 1 reads the first input before the wait, which comes
+            before the results are written, and lets the next begin at once.
+        stages: macros and bytes of shared memory with which the kernel has more weights on their
+            way before its wait, where it may begin early; the same bits.
+    """
+
+    begins: bool = False
+    lets: bool = False
+    late: bool = False
+    stages: tuple[tuple[tuple[str, str], ...], int] | None = None
+
+
+MOST_OPEN = 3  # launches before one that may still run when it begins
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch, resolved but for addresses.
 
@@ -248,6 +272,7 @@ class Launch:
         resident: blocks wait for other blocks of the launch outside their cluster, so all of
             them must run at once: a GPU without room for so many is refused. (Blocks that only
             count arrivals, and leave the rest to the last one, do not wait.)
+        early: what `begin_early` may make of it, where ranks wait for one another.
     """
 
     symbol: str
@@ -260,6 +285,7 @@ class Launch:
     pdl: bool = False
     source: str | None = None
     resident: bool = False
+    early: Early = Early()
 
     @property
     def shape(self) -> Shape:

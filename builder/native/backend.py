@@ -17,13 +17,14 @@ from spark_engine.builder.executors.header import header
 from spark_engine.builder.graph.family import FamilyGraph
 from spark_engine.builder.graph.nodes import Ops
 from spark_engine.builder.native import nvrtc, program
+from spark_engine.builder.native.early import begin_early, move_small_behind
 from spark_engine.builder.native.tactics import Chooser, report
 from spark_engine.builder.plan.bucket_choice import choose
 from spark_engine.builder.plan.buckets import Size
 from spark_engine.builder.plan.options import Plan, timed_unasked
 from spark_engine.device_buffers import Buffers
 from spark_engine.errors import OptionError
-from spark_engine.interface import PREFILL, tables
+from spark_engine.interface import DECODE, PREFILL, tables
 from spark_engine.manifest import NATIVE
 from spark_engine.progress import Advance
 from spark_engine.weights_file import WeightEntry
@@ -55,6 +56,10 @@ class NativeBackend(Backend):
 
     def choose(self, graphs: Sequence[FamilyGraph]) -> None:
         """Tactics by their times on this machine's GPU, or by their own predictions."""
+        meets = self._plan.ranks > 1 and not self._plan.across
+        for graph in graphs:
+            if meets and graph.family == DECODE:
+                move_small_behind(graph.graph)
         if self.timed:
             from spark_engine.builder.native.gpu_timer import GpuTimer
 
@@ -68,6 +73,9 @@ class NativeBackend(Backend):
         else:
             self._decided = self._decide(graphs, Chooser(self._ops, self._target))
         program.check(self._decided.values(), self._target)
+        for size, decided in self._decided.items():
+            if meets and size.family != PREFILL:
+                self._decided[size] = begin_early(decided)
         if self._plan.across:
             program.check_across(self._decided.values())
         self.tactics = tuple(

@@ -12,6 +12,7 @@
 // log/paged_decode.md).
 // Macros besides paged_kv.cuh's and paged_merge.cuh's: WARPS, STAGES, CHUNK (tokens that a chunk
 // has about), MOST_CHUNKS (of a row), BLOCKS (of a multiprocessor), SHARED (bytes).
+#include "common/early.cuh"
 #include "attention/paged_walk.cuh"
 
 DEVICE int length_of(int slot, int start, int count) {
@@ -195,8 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     u = item_at(index, b.rows, rows);
     walk = walk_of(b, u, keys, values, page_table + (i64)u.slot * most_pages, warp, lane);
   }
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
   while (index < items) {
     if (u.length > 0) {
       Constants constants = load_constants(q_norm, k_norm, inv_freq, u.length - 1, lane);

@@ -15,6 +15,7 @@ from spark_engine.kernel import (
     NULL,
     Arg,
     Attrs,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -192,6 +193,7 @@ def plan_decode(
             *epilogue(attrs),
         ),
         pdl=True,
+        early=Early(lets=True),
     )
     sums = items * s.group
     counters = rows * s.kv_heads * (FAN + 1)

@@ -12,6 +12,7 @@
 // its rows fold.
 // Winner: the builder times the variants by rows. 128 rows of the 27B, f32 state, H200: 209.5 us
 // (floor 187), ring of 8: 122.1 (floor 110.6). Measured variants: benchmarks/log/gdn_decode.md.
+#include "common/early.cuh"
 #include "gdn/gdn_decode_replay.cuh"
 #include "common/quad_quant.cuh"
 
@@ -139,8 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (live && i < LOCAL) load_taps(quads[t], old, fresh), load_weights(quads[t], conv_weight);
   }
 #endif
-  wait_for_previous();  // the states above were written a whole step ago
-  launch_dependents();
+  wait_and_let_next_begin();  // the states above were written a whole step ago
   x += (i64)token * x_width;
   if (live) {
 #if FUSED

@@ -16,6 +16,7 @@ from spark_engine.kernel import (
     Arg,
     Attrs,
     Cuda,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -178,6 +179,7 @@ def plan(shape: Shape, attrs: Attrs, specs: Specs, target: Target) -> Plan:
         defines=_defines(p, shape, attrs, target),
         source=ROUND if p.drafts else None,
         pdl=True,
+        early=Early(begins=not p.drafts, lets=not p.drafts),
     )
     return Plan((launch,), (Scratch(p.rows * p.key_heads * 4, zeroed=True),) * readers)
 

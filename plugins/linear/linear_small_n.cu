@@ -9,8 +9,16 @@
 // in front of the loads (seen in the machine code of sm_90a). 96 x 5120, H200: 3.3 / 3.5 / 4.3 /
 // 6.9 us at 1 / 8 / 32 / 128 rows (benchmarks/log/linear_small_n.md). Packed weights are those of
 // linear.cu (weight_layout.py), one panel. Macros: STEPS (steps of 16 k that a warp does),
-// OUT_BF16.
+// OUT_BF16; EARLY (early.cuh); LATE: x is older than the previous launch, so that all is computed
+// while that runs.
+#include "common/early.cuh"
 #include "common/numeric.cuh"
+
+#if LATE
+#define LOAD_X load_late_if
+#else
+#define LOAD_X load_if
+#endif
 
 constexpr int BLOCKS = 8;
 constexpr int WARPS = 8;
@@ -39,15 +47,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (step >= steps) continue;
     a[i] = load_once(w + ((step / 4 * m16_tiles + m16) * 4 + step % 4) * 32 + lane);
   }
-  wait_for_previous();
+#if LATE
   launch_dependents();
+#else
+  wait_and_let_next_begin();
+#endif
   const u32* mine = (const u32*)(x + (u64)(m0 + g) * k * 2) + first * 8 + t;
   u32 b[STEPS][2];  // all of it is asked for before any of it is used
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     const bool there = first + i < steps && m0 + g < m;
-    b[i][0] = load_if(there, mine + i * 8);
-    b[i][1] = load_if(there, mine + i * 8 + 4);
+    b[i][0] = LOAD_X(there, mine + i * 8);
+    b[i][1] = LOAD_X(there, mine + i * 8 + 4);
   }
   float sums[4] = {};
 #pragma unroll
@@ -75,6 +86,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const float4& sum = other[0];
     const int row = m0 + from % 4 * 2, column = m16 * 16 + from / 4;
     const u64 at = (u64)row * n + column;
+#if LATE
+    wait_for_previous();  // in every block: its end says that the launch before has ended
+#endif
     if (row < m && column < n) put(y, at, sum.x);
     if (row + 1 < m && column < n) put(y, at + n, sum.y);
     if (row < m && column + 8 < n) put(y, at + 8, sum.z);

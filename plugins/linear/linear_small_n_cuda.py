@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
+from spark_engine.kernel import (
+    Attrs,
+    Early,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Specs,
+    Tactic,
+    Target,
+)
 from spark_engine.plugins.linear.weight_layout import M16, PANEL
 from spark_engine.tensors import DType
 
@@ -47,6 +57,7 @@ def plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         cluster=(8, 1, 1),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         pdl=True,
+        early=Early(begins=True, lets=True, late=True),
     )
     return Plan((launch,))
 

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Attrs, Launch, Plan, Pointer, Scalar, Specs, Tactic, Target
+from spark_engine.kernel import (
+    Attrs,
+    Early,
+    Launch,
+    Plan,
+    Pointer,
+    Scalar,
+    Specs,
+    Tactic,
+    Target,
+)
 from spark_engine.plugins.linear.stream_k_gemm import Format, Problem, floor
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
@@ -18,6 +28,7 @@ _HELD = 9  # m16 tiles whose sums a warp holds
 _CHUNK = 5  # m16 tiles of a stage
 _BUSY = 65536  # bytes of rings
 _FIXED = 2048  # shared memory of the barriers and what the system keeps
+_BESIDE = 8192  # what a block that begins early leaves to small ones that run beside it
 _DECODED = (
     16e-9  # seconds in which a multiprocessor decodes a k-slab of an NVFP4 m16 tile, as on an H200
 )
@@ -107,6 +118,17 @@ def fill(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -
     return replace(config, chunk=1, stages=0)
 
 
+def deepened(config: SkinnyConfig, problem: Problem, form: Format, target: Target) -> SkinnyConfig:
+    """With rings as deep as shared memory and the block's share of k allow, for a launch that
+    begins long before its activations are there. They change no order."""
+    room = target.shared_bytes - config.static_bytes(problem) - config.warps * _inputs(problem)
+    stage = config.chunk * form.m16_slab_bytes
+    slabs = -(-problem.k // form.slab)
+    turns = -(-slabs // (config.splits * config.wk))
+    most = min((room - _BESIDE) // (config.warps * stage), turns * -(-config.held // config.chunk))
+    return replace(config, stages=max(config.stages, most))
+
+
 def _inputs(problem: Problem) -> int:
     """Shared memory of a warp's activations: two k-slabs."""
     return 2 * block_m(problem) * KSLAB
@@ -146,8 +168,14 @@ def plan(
         "OUT_BF16": int(dtype == "bf16"),
         "RAGGED": int(problem.n % M16 != 0),
     }
-    ring = config.stages * config.chunk * form.m16_slab_bytes
     sizes = (problem.m, problem.n, problem.k, config.each)
+
+    def shared(stages: int) -> int:
+        ring = stages * config.chunk * form.m16_slab_bytes
+        return config.warps * (ring + _inputs(problem))
+
+    deep = deepened(config, problem, form, target).stages
+    more = ((("STAGES", str(deep)),), shared(deep)) if deep > config.stages else None
     launch = Launch(
         symbol=f"{form.symbol}_skinny",
         grid=(config.splits, -(-_m16_tiles(problem) // config.each), 1),
@@ -157,10 +185,11 @@ def plan(
             Pointer("output", 0),
             *(Scalar("i32", size) for size in sizes),
         ),
-        shared=config.warps * (ring + _inputs(problem)),
+        shared=shared(config.stages),
         cluster=(config.splits, 1, 1),
         defines=tuple((name, str(value)) for name, value in defines.items()),
         pdl=True,
+        early=Early(begins=True, stages=more),
     )
     return Plan((launch,))
 

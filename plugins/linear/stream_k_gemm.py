@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from spark_engine.kernel import Launch, Plan, Pointer, Scalar, Scratch, Target
+from spark_engine.kernel import Early, Launch, Plan, Pointer, Scalar, Scratch, Target
 from spark_engine.plugins.common.weight_packing import padded
 from spark_engine.plugins.linear.weight_layout import KSLAB, M16
 
@@ -222,6 +222,7 @@ def plan(
         defines=tuple((name, str(value)) for name, value in defines.items()),
         pdl=True,
         resident=blocks != tiles and not band,  # else none waits for another
+        early=Early(begins=True),
     )
     partial = Scratch(256 if band else 2 * blocks * tile.block_n * tile.block_m * 4)
     return Plan((launch,), (partial, Scratch(2 * blocks * tile.warps * 4, zeroed=True)))

@@ -12,6 +12,7 @@ from functools import partial
 from spark_engine.kernel import (
     Attrs,
     Cuda,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -94,6 +95,7 @@ def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         cluster=(CLUSTER, 1, 1),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
         pdl=True,
+        early=Early(begins=True),
     )
     return Plan((launch,))
 

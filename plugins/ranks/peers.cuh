@@ -31,26 +31,33 @@
 #define FIRST (blockIdx.x * (i64)THREADS + threadIdx.x)
 #define STEP (gridDim.x * (i64)THREADS)
 
-DEVICE u32 launches_so_far(const u64* peers, int rank) { return *(volatile u32*)peers[rank]; }
+DEVICE u32 launches_so_far(u64 region) { return *(volatile u32*)region; }
+DEVICE u32 launches_so_far(const u64* peers, int rank) { return launches_so_far(peers[rank]); }
 // Where a rank shows its vector `i` of 16 bytes in the launch of that number.
 DEVICE uint4* shown(u64 region, i64 i, u32 launch) {
   return (uint4*)(region + DATA) + ((i >> 4) * 2 + (launch & 1)) * 16 + (i & 15);
 }
 
 // Shows what this block has written to the same block of every rank, and waits for theirs. `place`:
-// that of its flags, another one for each meeting of a launch.
+// that of its flags, another one for each meeting of a launch. `own`, `theirs`: the regions of this
+// rank and of rank threadIdx.x.
 template <int N_RANKS>
-DEVICE void meet(const u64* peers, int rank, u32 launch, u32 place = blockIdx.x) {
+DEVICE void meet(u64 own, u64 theirs, int rank, u32 launch, u32 place = blockIdx.x) {
   __syncthreads();
   if (threadIdx.x < N_RANKS) {
     const int flag = place * MOST_RANKS;
-    store_release((u32*)(peers[threadIdx.x] + FLAGS) + flag + rank, launch + 1);
-    const u32* mine = (const u32*)(peers[rank] + FLAGS) + flag + threadIdx.x;
+    store_release((u32*)(theirs + FLAGS) + flag + rank, launch + 1);
+    const u32* mine = (const u32*)(own + FLAGS) + flag + threadIdx.x;
     const u64 start = nanoseconds();
     while (load_acquire(mine) - (launch + 1) >= MOST_AHEAD)
       if (nanoseconds() - start > LIMIT_NS) __trap();
   }
   __syncthreads();
+}
+template <int N_RANKS>
+DEVICE void meet(const u64* peers, int rank, u32 launch, u32 place = blockIdx.x) {
+  const u64 theirs = threadIdx.x < N_RANKS ? peers[threadIdx.x] : 0;
+  meet<N_RANKS>(peers[rank], theirs, rank, launch, place);
 }
 
 #ifdef THREADS
@@ -82,10 +89,17 @@ DEVICE void add_shown(const u64* peers, i64 i, u32 launch, float (&sum)[8]) {
   for (int r = 0; r < N_RANKS; r++) add_part(parts[r], r == 0, sum);
 }
 
-// The last block to be done counts the launch.
+// The last block to arrive counts the launch. `arrive` is behind a barrier, so that every thread of
+// a block has read the number before; what it returns is used only by `count`, which may be much
+// later, so that nobody waits for it. No launch of this rank reads the number before this one ends.
+DEVICE u32 arrive(u64 region) {
+  return threadIdx.x || gridDim.x == 1 ? 0 : atomicAdd((u32*)region + 1, 1);
+}
+DEVICE void count(u64 region, u32 launch, u32 arrived) {
+  u32* counters = (u32*)region;
+  if (threadIdx.x == 0 && arrived == gridDim.x - 1) counters[1] = 0, counters[0] = launch + 1;
+}
 DEVICE void done(u64 region, u32 launch) {
   __syncthreads();
-  if (threadIdx.x) return;
-  u32* counters = (u32*)region;
-  if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[1] = 0, counters[0] = launch + 1;
+  count(region, launch, arrive(region));
 }

@@ -8,6 +8,7 @@
 // What fusing gains: benchmarks/log/collectives.md.
 // Macros besides those of row_quant.cuh: THREADS, VECS, EPS, RANKS, WAY (ONE_SHOT or PUSH: see
 // all_reduce.cu).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 #include "ranks/peers.cuh"
 #include "ranks/pushed.cuh"
@@ -28,13 +29,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int v = 0; v < VECS; v++)
     if (COLUMN(v) < K) load_weight(weight, COLUMN(v), w[v]);
-#if RANKS > 1 && WAY == PUSH
+  float known[COPIES] = {};  // the scales: behind the sum they would be waited for
+#if QUANT == 1 || QUANT == 3
+#pragma unroll
+  for (int i = 0; i < COPIES; i++) known[i] = scales[i];
+#endif
+#if RANKS > 1
+  // The table of regions, before the wait too.
+  const u64 own = peers[rank], theirs = threadIdx.x < RANKS ? peers[threadIdx.x] : 0;
+  u64 regions[RANKS];
+#pragma unroll
+  for (int r = 0; r < RANKS; r++) regions[r] = peers[r];
+#if WAY == PUSH
   const Pushes<RANKS> pushes(peers, rank);
 #endif
-  wait_for_previous();
-  launch_dependents();
+#endif
+  wait_and_let_next_begin();
 #if RANKS > 1
-  const u32 launch = launches_so_far(peers, rank);
+  const u32 launch = launches_so_far(own);
   for (int row = blockIdx.x; row < rows; row += gridDim.x)
 #pragma unroll
     for (int v = 0; v < VECS; v++) {
@@ -43,12 +55,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if WAY == PUSH
       pushes.push(x[i], i, launch);
 #else
-      *shown(peers[rank], i, launch) = x[i];
+      *shown(own, i, launch) = x[i];
 #endif
     }
 #if WAY == ONE_SHOT
-  meet<RANKS>(peers, rank, launch);
+  meet<RANKS>(own, theirs, rank, launch);
+#else
+  __syncthreads();
 #endif
+  const u32 arrived = arrive(own);
 #endif
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     float y[VECS][8] = {}, squares = 0.0f;
@@ -62,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #elif WAY == PUSH
       pushes.add(x[i], i, launch, y[v]);
 #else
-      add_shown<RANKS>(peers, i, launch, y[v]);
+      add_shown<RANKS>(regions, i, launch, y[v]);
 #endif
       unpack8(pack8(y[v]), y[v]);
       float before[8];
@@ -80,11 +95,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int v = 0; v < VECS; v++) {
 #pragma unroll
       for (int e = 0; e < 8; e++) y[v][e] *= root * w[v][e];
-      emit(y[v], row, COLUMN(v), COLUMN(v) < K, scales, QUANT_ARGS);
+      emit(y[v], row, COLUMN(v), COLUMN(v) < K, known, QUANT_ARGS);
     }
     __syncthreads();  // before the room holds the next row's sums
   }
 #if RANKS > 1
-  done(peers[rank], launch);
+  count(own, launch, arrived);
 #endif
 }

@@ -15,6 +15,7 @@ from spark_engine.kernel import (
     Arg,
     Attrs,
     Cuda,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -63,7 +64,7 @@ def _plan(attrs: Attrs, specs: Specs, target: Target, way: str) -> Plan:
     blocks = min(rows, target.sms, collectives.MOST_BLOCKS)
     launch = Launch(
         "reduce_norm", (blocks, 1, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True,
-        resident=ranks > 1,
+        resident=ranks > 1, early=Early(begins=True, lets=True),
     )  # fmt: skip
     return Plan((launch,), symmetric=collectives.symmetric(way, ranks, specs[X].nbytes))
 

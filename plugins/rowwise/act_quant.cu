@@ -7,6 +7,7 @@
 // Bytes bound it: one 16-byte load per operand and one store, nothing in shared memory.
 // 1 / 32 / 128 / 1024 rows of 2 x 17408, H200: fp8 1.1 / 2.2 / 2.8 / 21.7 us, nvfp4 1.2 / 3.5 / 4.6
 // / 31.2 (variants: benchmarks/log/act_quant.md).
+#include "common/early.cuh"
 #include "common/row_quant.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -15,8 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int column = (blockIdx.x * THREADS + threadIdx.x) * 8;
   const bool live = column < K;
   float y[8] = {};
-  wait_for_previous();
-  launch_dependents();
+  wait_and_let_next_begin();
   if (live) {
 #if ACT == 1
     float up[8];

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_engine.kernel import NULL, Attrs, Cuda, Launch, Plan, Pointer, Specs, Tactic, Target
+from spark_engine.kernel import (
+    NULL,
+    Attrs,
+    Cuda,
+    Early,
+    Launch,
+    Plan,
+    Pointer,
+    Specs,
+    Tactic,
+    Target,
+)
 from spark_engine.plugins.common import row_quant_cuda as rq
 
 SOURCE = "rowwise/act_quant.cu"
@@ -51,13 +62,11 @@ def _plan(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         *rq.outputs(attrs, int(attrs["keep"])),
     )
     defines = rq.defines(attrs, k, THREADS=threads, ACT=act, **gates)
-    return Plan(
-        (
-            Launch(
-                "act_quant", (chunks, rows, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True
-            ),
-        )
-    )
+    launch = Launch(
+        "act_quant", (chunks, rows, 1), (threads, 1, 1), args, 0, (1, 1, 1), defines, True,
+        early=Early(begins=True, lets=True),
+    )  # fmt: skip
+    return Plan((launch,))
 
 
 def _cost(attrs: Attrs, specs: Specs, target: Target) -> float:

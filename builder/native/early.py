@@ -1,0 +1,92 @@
+"""Launches of one rank of several that begin while others still run: weights come meanwhile.
+
+A sum over ranks leaves a GPU's memory idle, and at half the width every launch is short. So a short
+kernel lets the next begin before its own wait, where that reads nothing young before its wait; a
+GEMM that begins so early has as many weights on their way as shared memory holds; and a small
+projection runs beside the large one of the same input. Knows `Early`; knows no op. Results keep
+their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from spark_engine.builder.graph.nodes import producer
+from spark_engine.builder.native.program import Decided
+from spark_engine.kernel import MOST_OPEN, Launch
+
+MOST_SMALL = 256  # rows of weights of a projection that runs beside another
+
+
+def move_small_behind(graph: gs.Graph) -> int:
+    """Moves each small projection behind the large one of the same input that follows it at once.
+    Returns how many moved."""
+    nodes, moved = graph.nodes, 0
+    for i in range(len(nodes) - 1):
+        small, large = nodes[i], nodes[i + 1]
+        if _projects(small) and _projects(large) and _rows(small) <= MOST_SMALL < _rows(large):
+            known = {id(producer(t)) for t in large.inputs} - {id(None)}
+            if {id(producer(small.inputs[0]))} == known:
+                nodes[i], nodes[i + 1] = large, small
+                moved += 1
+    return moved
+
+
+def begin_early(bucket: Decided) -> Decided:
+    """The bucket with its launches as early as `Early` allows."""
+    launches = list(_launches(bucket))
+    found: list[list[Launch]] = [[] for _ in bucket.nodes]
+    open_ = 0  # launches before the one before that may still run when a launch begins
+    for i, (at, launch) in enumerate(launches):
+        after = launches[i + 1][1] if i + 1 < len(launches) else None
+        late = launch.early.late and not open_ and _older(bucket, at, launches, i)
+        lets = launch.early.lets and after is not None and after.pdl and after.early.begins
+        if open_ and launch.early.stages is not None:
+            macros, shared = launch.early.stages
+            launch = replace(_defined(launch, dict(macros)), shared=shared)
+        if launch.pdl and lets and open_ + 2 <= MOST_OPEN:
+            launch = _defined(launch, {"EARLY": "1"} | ({"LATE": "1"} if late else {}))
+            open_ += 1
+        else:
+            open_ = 0
+        found[at].append(launch)
+    pairs = []
+    for (node, choice), mine in zip(bucket.nodes, found, strict=True):
+        assert choice.plan is not None
+        pairs.append((node, replace(choice, plan=replace(choice.plan, launches=tuple(mine)))))
+    return replace(bucket, nodes=tuple(pairs))
+
+
+def _launches(bucket: Decided) -> Iterator[tuple[int, Launch]]:
+    """Each with its node's number."""
+    for at, (_, choice) in enumerate(bucket.nodes):
+        assert choice.plan is not None
+        for launch in choice.plan.launches:
+            yield at, launch
+
+
+def _older(bucket: Decided, at: int, launches: list[tuple[int, Launch]], i: int) -> bool:
+    """Whether the node's first input is older than the launch before its launch `i`."""
+    source = producer(bucket.nodes[at][0].inputs[0])
+    if source is None or i == 0:
+        return False
+    made = next(n for n, (node, _) in enumerate(bucket.nodes) if node is source)
+    return made < launches[i - 1][0]
+
+
+def _defined(launch: Launch, macros: dict[str, str]) -> Launch:
+    """With these macros, in the place of those of the same names."""
+    kept = tuple(pair for pair in launch.defines if pair[0] not in macros)
+    return replace(launch, defines=(*kept, *macros.items()))
+
+
+def _projects(node: gs.Node) -> bool:
+    return bool(node.op.endswith("linear"))
+
+
+def _rows(node: gs.Node) -> int:
+    """Rows of weights."""
+    return int(node.outputs[0].shape[-1])

@@ -1,0 +1,46 @@
+"""Two ranks on two real GPUs: launches that begin early say bit for bit what waiting ones say."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs the extra `cuda`")
+
+from spark_engine.builder.build import build  # noqa: E402
+from spark_engine.builder.native import backend  # noqa: E402
+from spark_engine.builder.plan.options import Options  # noqa: E402
+from spark_engine.runtime.engine.engine import Engine, EngineOptions  # noqa: E402
+from tests.checkpoints import write_checkpoint  # noqa: E402
+from tests.runtime.ranks.test_ranks_gpu import CONFIG, HERE, TWO, crowd, serve  # noqa: E402
+from tests.runtime.real import heard  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+LAYERS = ["linear_attention", "full_attention"] * 4
+
+
+@TWO
+@pytest.mark.parametrize("moe", [False, True])
+def test_early_launches_say_what_waiting_ones_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moe: bool
+) -> None:
+    """Alone, where launches are shortest, and in a crowd."""
+    assert HERE is not None
+    config = CONFIG | {"num_hidden_layers": 8, "layer_types": LAYERS, "mtp_num_hidden_layers": 0}
+    write_checkpoint(tmp_path / "checkpoint", config, "nvfp4", moe=moe)
+    sizes = {"decode": (1, 16, 64), "prefill": (256,), "max_seqs": 64, "max_context": 384}
+    wishes: dict[str, Any] = {"timing": False, "invariant": True, **sizes}
+    options = Options(target=HERE, tp=2, kv_tokens=64 * 384, **wishes)
+    asked, said = crowd(), {}
+    for name in ("early", "waiting"):
+        if name == "waiting":
+            monkeypatch.setattr(backend, "begin_early", lambda bucket: bucket)
+            monkeypatch.setattr(backend, "move_small_behind", lambda graph: 0)
+        build(tmp_path / "checkpoint", tmp_path / name, options, print)
+        with closing(Engine.open(tmp_path / name, EngineOptions(seed=1))) as engine:
+            alone = [serve(engine, [one])[0] for one in asked[:8]]
+            said[name] = [heard(events) for events in (*alone, *serve(engine, asked))]
+    assert said["early"] == said["waiting"]
