@@ -46,7 +46,8 @@ DEVICE void consume_widened(const Ring& r, u32 i, const Mine& mine, Sums& sums) 
           u32 codes[4];
           load_matrix(codes, row + (j + c) * 1024 + piece);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) widen(codes[e], b[0][c + e / 2][e % 2], b[1][c + e / 2][e % 2]);
+          for (int e = 0; e < 4; ++e)
+            widen(codes[e], b[0][c + e / 2][e % 2], b[1][c + e / 2][e % 2]);
         }
 #pragma unroll
         for (int part = 0; part < 2; ++part)
