@@ -108,15 +108,17 @@ def bucket(model: str, tokens: int, target: Target) -> Decided:
     return next(d for d in found if d.size.family == PREFILL)
 
 
-def kinds(decided: Decided, known: Row, timer: GpuTimer | None) -> Iterator[Kind]:
-    """The bucket's nodes, equal ones once; timed where there is a timer.
+def kinds(
+    decided: Decided, known: Row, timer: GpuTimer | None, only: Sequence[str] = ()
+) -> Iterator[Kind]:
+    """The bucket's nodes, equal ones once, or those of some ops; timed where there is a timer.
 
     `known`: "read" in bytes a second, "mma" in operations a second, "l2_bytes".
     """
     tokens = decided.size.rows * decided.size.tile
     found: dict[tuple[object, ...], tuple[str, Work, Choice, int]] = {}
     for node, choice in decided.nodes:
-        if choice.tactic is None:
+        if choice.tactic is None or (only and node.op not in only):
             continue
         work, label = work_of(node, decided.size, tokens), label_of(node.name)
         key = (label if work.op is None else "", *work.key)
@@ -167,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="qwen36-35b-a3b", help="a folder of benchmarks/configs")
     parser.add_argument("--tokens", type=int, default=4096, help="of the prompt, in tiles of 64")
     parser.add_argument("--reckon", action="store_true", help="floors alone, without a GPU")
+    parser.add_argument("--only", default="", help="ops to time, a list; default all")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--out", type=Path, help="JSON file of the rows")
     args = parser.parse_args(words)
@@ -182,7 +185,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cubins, times = Path(folder) / "cubins", Path(folder) / "times.json"
         with GpuTimer(target, cubins, times) as timer:
-            rows = [*kinds(decided, known, timer)]
+            rows = [*kinds(decided, known, timer, [w for w in args.only.split(",") if w])]
     print("\n".join(lines(rows, layers_of(decided))), flush=True)
     if args.out:
         measured, floor = summed(rows)

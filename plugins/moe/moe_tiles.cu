@@ -89,13 +89,14 @@ struct Slab {
   }
 
   // A k-slab of a panel times the warp's tokens, half of k after the other, sixteen tokens at a
-  // time, so that a sum's next product is eight products away. The other half's weights are
-  // unpacked between them, tile by tile.
+  // time, so that a sum's next product is eight products away. Weights are unpacked and the ring is
+  // filled between products, lest the two warps of a scheduler do so at once while none multiplies.
   template <bool UP, class Fetch>
   DEVICE static void multiply(const u8* stage, int count, int, Sums& sums, const Fetch& fetch) {
     constexpr int PAIRS = COLUMNS / 2;
     const int g = lane_id() >> 2, t = lane_id() & 3;
     const int mine = (count - token_of(0) + 15) / 16;  // eights that are there
+    if (mine <= 0) return fetch();
     const u8* const w = stage + WEIGHTS_AT + warp_panel() * 4 * M16_BYTES;
     const u8* const scales = stage + SCALES_AT + warp_panel() * 4 * M16_SCALES + lane_id() * 4;
     u32 scale[2] = {};
@@ -113,10 +114,7 @@ struct Slab {
 #pragma unroll
       for (int c = 0; c < 2; ++c) ahead[c] = load_shared16(chunk[half] + (2 * p + c) * 2048);
     };
-#pragma unroll
-    for (int i = 0; i < 4; ++i) unpack(0, i);
     load(0, 0);
-    fetch();
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -124,18 +122,26 @@ struct Slab {
         const uint4 x[2] = {ahead[0], ahead[1]};
         if (p + 1 < PAIRS) load(half, p + 1);
         else if (half == 0) load(1, 0);
+        const auto product = [&](int i, int c, int step) {
+          mma_bf16(sums[i][2 * p + c], a[half][i][step], step ? x[c].z : x[c].x,
+                   step ? x[c].w : x[c].y);
+        };
         const auto products = [&](int many) {
 #pragma unroll
-          for (int step = 0; step < 2; ++step)
-#pragma unroll
-            for (int c = 0; c < many; ++c)
-#pragma unroll
-              for (int i = 0; i < 4; ++i)
-                mma_bf16(sums[i][2 * p + c], a[half][i][step], step ? x[c].z : x[c].x,
-                         step ? x[c].w : x[c].y);
+          for (int n = 0; n < 4 * many * 2; ++n) product(n / many % 4, n % many, n / many / 4);
         };
-        if (2 * p + 1 < mine) products(2);
-        else if (2 * p < mine) products(1);
+        if (half == 0 && p == 0) {  // of an eight that is not there the sums are never used
+#pragma unroll
+          for (int n = 0; n < 16; ++n) {
+            if (n % 4 == 0) unpack(0, n / 4);
+            product(n / 4, n % 2, n / 2 % 2);
+          }
+          fetch();
+        } else if (2 * p + 1 < mine) {
+          products(2);
+        } else if (2 * p < mine) {
+          products(1);
+        }
         if (half == 0)
 #pragma unroll
           for (int i = p * 4 / PAIRS; i < (p + 1) * 4 / PAIRS; ++i) unpack(1, i);
