@@ -7,7 +7,7 @@ nothing is read, compiled or written, so that it takes seconds for any target.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,8 +77,15 @@ def plan_of(
     In decode `context` tokens are behind each row; of several ranks, one. Raises what a build
     raises.
     """
+    found = (bucket_of(decided, context) for decided in decided_of(config, options))
+    return {(b.family, b.rows): b for b in found}
+
+
+def decided_of(config: Path, options: Options) -> Iterator[Decided]:
+    """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
+    Raises what a build raises."""
     model = with_ranks(open_model(config), options.tp, TILE, options.across_hosts)
-    plan = resolve(replace(options, gpu=gpu_of(options)), facts_of(model))
+    plan = resolve(replace(options, gpu=options.gpu or gpu_of(options)), facts_of(model))
     assert plan.gpu is not None, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)
     graphs = {family: lower(model, plan, family) for family in families}
@@ -86,12 +93,9 @@ def plan_of(
         rewrite_graph(model, plan, graph)
     pack_all(graphs)
     chooser = Chooser(REGISTRY, plan.gpu)
-    found = (
-        bucket_of(decide(graph.graph, size, chooser), context)
-        for family, graph in graphs.items()
-        for size in plan.buckets.of(family)
-    )
-    return {(b.family, b.rows): b for b in found}
+    for family, graph in graphs.items():
+        for size in plan.buckets.of(family):
+            yield decide(graph.graph, size, chooser)
 
 
 def bucket_of(decided: Decided, context: int) -> Bucket:

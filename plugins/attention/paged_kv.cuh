@@ -29,14 +29,7 @@ DEVICE void mma16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_f16(d, a, b0, b1);
   }
 }
-// Four e4m3 codes as two pairs of f16.
-DEVICE void widen(u32 codes, u32& low, u32& high) {
-  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
-      : "=r"(low), "=r"(high)
-      : "r"(codes));
-}
-// The same after a transposing load: codes of (token, token + 1) by (d, d + 1), pairs by token.
+// `widen` after a transposing load: codes of (token, token + 1) by (d, d + 1), pairs by token.
 DEVICE void widen_trans(u32 codes, u32& even, u32& odd) {
   widen(__byte_perm(codes, 0, 0x3120), even, odd);
 }

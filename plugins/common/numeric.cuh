@@ -53,6 +53,13 @@ DEVICE u32 e4m3x2_to_f16x2(u16 pair) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
   return halves;
 }
+// Four e4m3 codes as two pairs of f16, exactly.
+DEVICE void widen(u32 codes, u32& low, u32& high) {
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
 DEVICE float from_e4m3(u8 code) { return from_f16((u16)e4m3x2_to_f16x2(code)); }
 
 // ---- e2m1: codes 0..7 are 0 .5 1 1.5 2 3 4 6, bit 3 the sign; a negative value gets it even where

@@ -82,6 +82,7 @@ constexpr int SCALE_BYTES = ROWS_SLAB;
 constexpr int X_BYTES = 1;
 constexpr int X_SCALE_BYTES = 16;
 constexpr int UNROLLED_STEPS = FP4_MMA ? 4 : 1;
+constexpr bool WIDENED = false;
 #define SCALED 1
 
 typedef uint2 Scales;  // for steps p and 2 + p

@@ -1,10 +1,13 @@
 // Formats whose packed weights already are mma.sync fragments (bf16, e4m3): nothing is dequantised.
 // Defines of a format (stream_k_gemm.cuh, skinny_gemm.cuh) Raw, load and decode.
 #pragma once
-#include "common/ptx.cuh"
+#include "common/numeric.cuh"
 
 #define FRAGMENTS 1
 constexpr int UNROLLED_STEPS = FP8_MMA && __CUDA_ARCH__ < 1000 ? 1 : 4;
+// Where mma_e4m3 is two f16 products and the twelve conversions of their operands, a fragment that
+// serves several products is widened once instead; the products and their order are the same.
+constexpr bool WIDENED = FP8_MMA && __CUDA_ARCH__ < 1000;
 struct Scales {};
 DEVICE Scales load_scales(u32) { return {}; }
 DEVICE u32 load_x_scale(u32) { return 0; }

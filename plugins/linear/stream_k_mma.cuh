@@ -17,8 +17,58 @@
 // are a loop: registers are short.
 constexpr bool LONG_PRODUCT = UNROLLED_STEPS == 1;
 
+#ifndef SCALED
+// The same of e4m3 codes by f16 products: columns in fours, so that each product's eight sums are
+// eight products apart.
+DEVICE void consume_widened(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
+  constexpr int FOUR = NJ < 4 ? NJ : 4;
+  const u32 stage = r.stage(i);
+  const int lane = threadIdx.x & 31, q = lane >> 3;
+#pragma unroll
+  for (int u = 0; u < STAGE_SLABS; ++u) {
+    const u32 row = stage + (u * BLOCK_M + warp_m() + (lane & 7) + (q >> 1) * 8) * 128;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      u32 a[2][WARP_TILES][4];  // k's pairs 0 and 2, … of each eight, then the others
+#pragma unroll
+      for (int mt = 0; mt < WARP_TILES; ++mt) {
+        const u32 at = mine.place[mt] + u * mine.step;
+        const uint4 v = load_shared16(stage + STAGE_X + at * KSLAB_W + lane * 16 + step * 512);
+        widen(v.x, a[0][mt][0], a[1][mt][0]), widen(v.y, a[0][mt][1], a[1][mt][1]);
+        widen(v.z, a[0][mt][2], a[1][mt][2]), widen(v.w, a[0][mt][3], a[1][mt][3]);
+      }
+      const u32 piece = ((2 * step + (q & 1)) ^ (lane & 7)) << 4;
+#pragma unroll
+      for (int j = 0; j < NJ; j += FOUR) {
+        u32 b[2][FOUR][2];
+#pragma unroll
+        for (int c = 0; c < FOUR; c += 2) {
+          u32 codes[4];
+          load_matrix(codes, row + (j + c) * 1024 + piece);
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            widen(codes[e], b[0][c + e / 2][e % 2], b[1][c + e / 2][e % 2]);
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part)
+#pragma unroll
+          for (int c = 0; c < FOUR; ++c)
+#pragma unroll
+            for (int mt = 0; mt < WARP_TILES; ++mt)
+              mma_f16(sums[mt][j + c], a[part][mt], b[part][c][0], b[part][c][1]);
+      }
+    }
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive(r.empty + i * 8);
+}
+#endif
+
 DEVICE void consume(const Ring& r, u32 i, const Mine& mine, Sums& sums) {
   static_assert(NJ % 2 == 0 || NJ == 1, "columns in pairs");
+#ifndef SCALED
+  if constexpr (WIDENED) return consume_widened(r, i, mine, sums);
+#endif
   constexpr int PAIR = NJ > 1 ? 2 : 1;
   const u32 stage = r.stage(i);
   const int lane = threadIdx.x & 31, q = lane >> 3;

@@ -218,6 +218,7 @@ def _wide_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 CUDA = Cuda(
     tactics=(
         Tactic("cluster", "moe/moe_router_cluster.cu", refuse_cluster, plan_cluster, cost_cluster),
+        _wide_tactic(96),
         _wide_tactic(64),
         _wide_tactic(32),
         Tactic("last", "moe/moe_router.cu", refuse, plan, cost),
