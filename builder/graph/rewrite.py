@@ -100,9 +100,21 @@ def _sweep(context: RewriteContext, rule: Rule, refusals: dict[tuple[str, str], 
         refusals.pop((rule.name, node.name), None)
         done += 1
     if done:
-        context.graph.cleanup().toposort()
+        _clean(context.graph)
         _drop_unused_weights(context)
     return done
+
+
+def _clean(graph: gs.Graph) -> None:
+    """Takes out nodes that nothing reads, and sorts the others.
+
+    Inputs stay in any case and are kept apart meanwhile: GraphSurgeon looks for each of them, a
+    thousand weights, in a list of all tensors.
+    """
+    inputs, graph.inputs = graph.inputs, []
+    graph.cleanup()
+    graph.inputs = inputs
+    graph.toposort()
 
 
 def _drop_unused_weights(context: RewriteContext) -> None:
