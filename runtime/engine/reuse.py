@@ -128,10 +128,7 @@ class Reuse:
         if not self.on or seq.status is Status.SWAPPED:
             return []
         if seq.last_step < 0:
-            self.queries += seq.prompt_len
-            self.hits += hit.position
-            self.lost += hit.kv_position - hit.position
-            seq.cached = hit.position
+            seq.cached, seq.lost = hit.position, hit.kv_position - hit.position
         self.cache.take(hit)
         seq.launched = seq.grid = hit.position
         seq.source = seq.origin = hit.snapshot
@@ -177,6 +174,10 @@ class Reuse:
             self._pinned.append(seq.source)
             seq.source = None
         if self.on:
+            if seq.last_step < 0:  # counted once, also where it lost its slot before this
+                self.queries += seq.prompt_len
+                self.hits += seq.cached
+                self.lost += seq.lost
             size = self.sizes.page_size
             seq.node = self.cache.extend(seq.node, seq.names[: end // size], seq.pages, seq.id)
             while seq.points and seq.points[0] <= end:

@@ -32,6 +32,7 @@ class Sequence:
         passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
+        lost: tokens behind those whose pages were there, but no state to go on from.
         grid: where its first tile begins; its tiles end at multiples of a tile behind it.
         source: what its first tile goes on from; None once that was launched, and at position 0.
         origin: what it went on from; None at position 0.
@@ -65,6 +66,7 @@ class Sequence:
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
+    lost: int = 0
     grid: int = 0
     source: CachedState | None = None
     origin: CachedState | None = None

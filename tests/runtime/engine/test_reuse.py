@@ -401,6 +401,13 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     assert plan.preempted == [hit] and not plan.saves and hit.source is None
     assert (hit.status, hit.launched) == (Status.WAITING, 0)
     made.check()
+    for seq in (*made.running,):
+        made.finish(seq, FinishReason.CANCELLED)
+    made.collected(plan.step)
+    while hit.prefilling:
+        step(made)
+    assert made.reuse.queries == 500 + 499 + 1 + 500, "it was looked up twice and counts once"
+    assert made.reuse.hits == 448 == hit.cached
 
 
 def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:
