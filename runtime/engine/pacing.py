@@ -7,7 +7,8 @@ never moves a slot or a page, and no choice here changes a token.
 
 - Prefill runs in every step in which some waits, at least the smallest bucket: it never starves.
 - Shorter prompts go first, but one lets others pass only until they have taken as many tiles as
-  it has left itself: none takes more than about twice the time that it would take alone.
+  it has left itself: none takes more than about twice the time that it would take alone. One that
+  others wait for, to go on from it, counts as no longer than what they wait for.
 - What the chosen launches are cut into is `prefill_split`'s business.
 """
 
@@ -257,6 +258,6 @@ class Pacing:
             self._split_by, self._split = self._bases, first_launch(self._buckets, known)
 
     def _urgency(self, seq: Request) -> tuple[int, bool, int, int]:
-        left = seq.prefill_end - seq.launched
+        left = (seq.awaited[0] if seq.awaited else seq.prefill_end) - seq.launched
         waited = seq.passed * self._tile >= left
         return (-seq.request.priority, not waited, 0 if waited else left, seq.id)

@@ -64,6 +64,7 @@ class PrefixCache:
         self._leaving: set[CachedState] = set()  # given up, but the row is still to be read
         self._heap: list[tuple[float, int, CachedState]] = []  # by worth
         self._leaves: list[tuple[float, int, Node]] = []  # bare ones, by last use
+        self._used_leaves: set[Node] = set()  # taken from there, since somebody used their pages
         self._tick = count()  # in the heaps nothing but numbers is compared
 
     # Looking up.
@@ -122,7 +123,7 @@ class PrefixCache:
                 self._nodes[child.name] = child
                 self.version += 1
                 self._pages.keep(page)
-            elif child.page != page and not self._pages.users(child.page):
+            elif child.page != page and self._is_only_kept_here(child.page):
                 self._pages.keep(page)  # one page for the same tokens is enough
                 self._pages.drop(child.page)
                 child.page, child.maker = page, maker
@@ -182,11 +183,14 @@ class PrefixCache:
         if node is not None:
             self._consider(node)
 
-    def forget(self, node: Node | None, maker: int) -> None:
-        """Drops all that `maker` computed on the way to `node`, and what stands on it."""
+    def forget(self, node: Node | None, maker: int, origin: CachedState | None = None) -> None:
+        """Drops all that `maker` computed on the way to `node`, and what stands on it; also the
+        state that it went on from, since others would go wrong as it did."""
         path = list(node.path()) if node is not None and node.alive else [self.root]
         for state in [s for one in path for s in one.states if s.maker == maker]:
             self._drop_state(state)
+        if origin is not None and origin.alive:
+            self._drop_state(origin)
         own = [one for one in path if one.maker == maker]
         if own:
             self._drop_subtree(own[-1])
@@ -287,14 +291,30 @@ class PrefixCache:
 
     def _pop_leaf(self) -> Node | None:
         """The bare node that was used longest ago, of those whose page nobody uses."""
-        while self._leaves:
+        while self._leaves or self._find_leaves():
             used, _, node = heapq.heappop(self._leaves)
-            if not (node.alive and node.bare) or self._pages.users(node.page):
-                continue  # it comes again when nothing hangs on it, or nobody uses it
+            if not (node.alive and node.bare):
+                continue  # it comes again when nothing hangs on it
+            if self._pages.users(node.page):
+                self._used_leaves.add(node)
+                continue
             if node.used <= used:
                 return node
             self._consider(node)
         return None
+
+    def _find_leaves(self) -> bool:
+        """Whether there are any among those whose pages were in use."""
+        users = self._pages.users
+        over = [n for n in self._used_leaves if not (n.alive and n.bare and users(n.page))]
+        self._used_leaves.difference_update(over)
+        for node in over:
+            self._consider(node)
+        return bool(self._leaves)
+
+    def _is_only_kept_here(self, page: int) -> bool:
+        """Whether a node's page would be free without it."""
+        return not self._pages.users(page) and self._pages.keeps(page) == 1
 
     def _cheapest_end(self) -> CachedState | None:
         """Of the states behind which nothing is kept, the one that is worth least."""
@@ -353,6 +373,7 @@ class PrefixCache:
         node.alive = False
         node.parent.children.remove(node)
         del self._nodes[node.name]
+        self._used_leaves.discard(node)
         self.version += 1
         self._pages.drop(node.page)
         self.counts.evicted_pages += 1

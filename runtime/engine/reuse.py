@@ -104,7 +104,9 @@ class Reuse:
         if seq.leader is None:
             return hit
         seq.held_back = True
-        _add_point(seq.leader, seq.leader_end)
+        for positions in (seq.leader.points, seq.leader.awaited):
+            if seq.leader_end not in positions:
+                insort(positions, seq.leader_end)
         return None
 
     def _match(self, seq: Sequence) -> Hit:
@@ -126,13 +128,10 @@ class Reuse:
         if not self.on or seq.status is Status.SWAPPED:
             return []
         if seq.last_step < 0:
-            self.queries += seq.prompt_len
-            self.hits += hit.position
-            self.lost += hit.kv_position - hit.position
-            seq.cached = hit.position
+            seq.cached, seq.lost = hit.position, hit.kv_position - hit.position
         self.cache.take(hit)
         seq.launched = seq.grid = hit.position
-        seq.source = hit.snapshot
+        seq.source = seq.origin = hit.snapshot
         seq.node = hit.nodes[-1] if hit.nodes else None
         if hit.position:
             plan.counts.append((seq.slot, *_known(seq, hit.position)))
@@ -168,11 +167,17 @@ class Reuse:
     def tile(self, seq: Sequence, end: int) -> tuple[int, int]:
         """Its tile up to `end` is launched next: the rows of its source and of its save."""
         source, save = seq.slot, -1
+        while seq.awaited and seq.awaited[0] <= end:
+            seq.awaited.pop(0)
         if seq.source is not None:
             source = self.sizes.slots + seq.source.row
             self._pinned.append(seq.source)
             seq.source = None
         if self.on:
+            if seq.last_step < 0:  # counted once, also where it lost its slot before this
+                self.queries += seq.prompt_len
+                self.hits += seq.cached
+                self.lost += seq.lost
             size = self.sizes.page_size
             seq.node = self.cache.extend(seq.node, seq.names[: end // size], seq.pages, seq.id)
             while seq.points and seq.points[0] <= end:
@@ -180,23 +185,26 @@ class Reuse:
                     save = self._save(seq, end)
         return source, save
 
-    def end(self, seq: Sequence, reason: FinishReason, in_flight: bool) -> None:
+    def end(self, seq: Sequence, reason: FinishReason, in_flight: bool, sound: bool) -> None:
         """A running one ends, still with its slot and pages; `in_flight`: a launched step that was
-        not read may have taken its slot further."""
+        not read may have taken its slot further. Not `sound`: what it computed, or went on from,
+        is wrong. A request that failed otherwise, by its grammar, leaves its prompt to others."""
         self.drop(seq)
         if not self.on:
             return
-        if reason is FinishReason.ERROR:
-            self.cache.forget(seq.node, seq.id)
+        if not sound:
+            self.cache.forget(seq.node, seq.id, seq.origin)
+        elif reason is FinishReason.ERROR:
+            return
         elif seq.launched >= seq.prefill_end and not self.sizes.invariant:
             self._keep_generated(seq, in_flight)
 
     def drop(self, seq: Sequence) -> None:
-        """It will not read its source any more."""
+        """It will not read its source any more, and nobody waits for it."""
         if seq.source is not None:
             self.cache.unpin(seq.source)
             seq.source = None
-        seq.leader = None
+        seq.leader, seq.awaited = None, []
 
     def _keep_generated(self, seq: Sequence, in_flight: bool) -> None:
         settled, size = seq.launched - seq.slack, self.sizes.page_size
@@ -221,11 +229,6 @@ class Reuse:
             return -1
         self._pinned.append(state)
         return self.sizes.slots + state.row
-
-
-def _add_point(seq: Sequence, end: int) -> None:
-    if end not in seq.points:
-        insort(seq.points, end)
 
 
 def _known(seq: Sequence, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -110,13 +110,14 @@ class Scheduler:
             _, slot, pages, node = self._fence.popleft()
             self._free(slot, pages, node)
 
-    def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence wherever it is; what it holds returns when nothing can touch it."""
+    def finish(self, seq: Sequence, reason: FinishReason, sound: bool = True) -> None:
+        """Ends a sequence wherever it is; what it holds returns when nothing can touch it. Unless
+        `sound`, what it computed is of no use to others."""
         (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
         self._drop_snapshot(seq)
         if seq.slot >= 0:
             in_flight = seq.last_step > self._collected
-            self.reuse.end(seq, reason, in_flight)
+            self.reuse.end(seq, reason, in_flight, sound)
             if in_flight:
                 # Not `last_step`: the fence must ascend, and no later step is launched yet.
                 self._fence.append((self._next_step - 1, seq.slot, seq.pages, seq.node))

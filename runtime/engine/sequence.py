@@ -32,13 +32,16 @@ class Sequence:
         passed: tiles of later arrivals that were prefilled before its own.
         drafted, accepted: drafts that were verified, and those of them that became its tokens.
         cached: tokens of the prompt that were not computed, since the prefix cache had them.
+        lost: tokens behind those whose pages were there, but no state to go on from.
         grid: where its first tile begins; its tiles end at multiples of a tile behind it.
         source: what its first tile goes on from; None once that was launched, and at position 0.
+        origin: what it went on from; None at position 0.
         points: positions at which its state is to be kept, ascending.
         names: of its full pages, for the prefix cache; of those of its prompt while it runs.
         node: the deepest of its pages that others can begin with.
         leader, leader_end: it waits until this one was launched up to there, to go on from it.
         held_back: it let others pass for that.
+        awaited: positions up to which others wait for it so, ascending.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.
@@ -63,14 +66,17 @@ class Sequence:
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
+    lost: int = 0
     grid: int = 0
     source: CachedState | None = None
+    origin: CachedState | None = None
     points: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     node: Node | None = None
     leader: Sequence | None = None
     leader_end: int = 0
     held_back: bool = False
+    awaited: list[int] = field(default_factory=list)
     last_step: int = -1
     slot: int = -1
     pages: list[int] = field(default_factory=list)

@@ -244,7 +244,7 @@ class Loop:
                 continue
             if not ok:
                 counts.errors += 1
-                self.scheduler.finish(seq, FinishReason.ERROR)
+                self.scheduler.finish(seq, FinishReason.ERROR, sound=False)
                 events.append(end_event(seq, FinishReason.ERROR, "non-finite logits"))
                 continue
             counts.sampled += 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +47,7 @@ from spark_engine.runtime.server.ipc import (
 from spark_engine.runtime.structured.matcher import Grammars
 
 LINGER_MS = 1000  # for the last message on the way out
+TAKE_S = 0.002  # of what others' next tokens wait for; a prompt of 16,000 tokens takes half of that
 
 
 class Steppable(Protocol):
@@ -114,13 +117,18 @@ class Worker:
         self._send(StepReport(list(events), stats, list(begun)))
 
     def _drain(self) -> bool:
-        """Handles every waiting command. True when there was one."""
+        """Handles the waiting commands, for TAKE_S where somebody runs: a burst of long prompts is
+        taken in over some steps. True when there was one."""
         asked = False
-        again = self._engine.check()
+        again, end = self._engine.check(), math.inf
         timeout = 0 if not self._engine.idle else None if again is None else int(1000 * again)
+        if not self._engine.idle:
+            end = time.monotonic() + TAKE_S
         while self._socket.poll(timeout):
             self._handle(self._socket.recv())
             asked, timeout = True, 0
+            if time.monotonic() > end:
+                break
         return asked
 
     def _handle(self, data: bytes) -> None:

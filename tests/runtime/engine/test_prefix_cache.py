@@ -131,6 +131,9 @@ class World:
         for state in self.cache._states:
             assert self.state[state.row] == (*self.prefix[state.node.name], *state.tail)
             assert not state.tail or self.held[state.page][: len(state.tail)] == [*state.tail]
+        known = {n for _, _, n in self.cache._leaves} | self.cache._used_leaves
+        for node in self.cache._nodes.values():
+            assert not node.bare or node in known or self.pages.users(node.page)
         for seq in self.running:
             held = [t for page in seq.pages for t in self.held[page]]
             assert held[: len(seq.tokens)] == seq.tokens
@@ -321,6 +324,32 @@ def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
     world.cache._drop_state(hit.snapshot)  # now nothing hangs on the older page
     assert world.cache.reclaim(world.pages.free + 2)
     assert world.match([*range(10)]).kv_position == 8 and world.match([7] * 9).kv_position == 0
+
+
+def test_a_leaf_whose_page_was_being_copied_is_given_up_when_its_turn_comes() -> None:
+    world = World(20, 9, 20)
+    seq = story(world, [*range(9)])
+    world.end(seq)
+    world.pages.share([seq.pages[1]])  # somebody reads it while another needs room
+    assert not world.cache._make_room(10, 1e9)
+    world.pages.give([seq.pages[1]])
+    assert world.cache._make_room(20, 1e9) and not world.cache._nodes
+    world.check()
+
+
+def test_a_page_that_a_state_keeps_too_is_not_replaced_beyond_the_budget() -> None:
+    world = World(20, 9, 55)
+    first, other = world.begin([*range(9)]), world.begin([9] * 5)
+    again = Running(99, [*range(9)], world.pages.take(3), None)  # begun before there was a state
+    world.held |= {page: [*range(4 * i, min(4 * i + 4, 9))] for i, page in enumerate(again.pages)}
+    assert first and other
+    world.extend(first, 4)
+    assert world.save(first, 6)
+    world.extend(first, 8), world.extend(other, 4), world.end(first)
+    assert world.cache.used_bytes == 55
+    world.running.append(again)
+    world.extend(again, 8)
+    world.check()
 
 
 def test_what_one_that_went_wrong_computed_is_dropped() -> None:

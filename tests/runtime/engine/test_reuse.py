@@ -9,6 +9,7 @@ import pytest
 
 from spark_engine.interface import PREFILL, Limits
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.masks import Ended
 from spark_engine.runtime.engine.plan import StepPlan
 from spark_engine.runtime.engine.prefix_trie import Hit
 from spark_engine.runtime.engine.request import Event, FinishReason, Request, SamplingParams, Status
@@ -16,6 +17,7 @@ from spark_engine.runtime.engine.reuse import EVERY
 from spark_engine.runtime.engine.scheduler import Scheduler
 from spark_engine.runtime.engine.sequence import Sequence
 from spark_engine.runtime.engine.sizes import Sizes
+from tests.runtime.engine import automaton
 from tests.runtime.fake import VOCAB, build_fake, poison_free
 
 LIMITS = Limits(8, 1000, 300, VOCAB, page_size=16, bias_slots=8, top_logprobs=3, snapshots=40)
@@ -186,9 +188,44 @@ def test_what_gave_no_finite_answer_is_not_taken_over() -> None:
     number = ask(engine, STEM[:300])
     while not engine._live[number].tokens[300:]:
         engine.step()
-    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR)
+    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
     finish(engine)
     assert cached(engine, STEM[:301]) == 0 and engine.scheduler.reuse.lost == 0
+
+
+def test_a_state_from_which_nothing_finite_came_is_given_up() -> None:
+    engine = make()
+    assert [cached(engine, STEM[:300]), cached(engine, STEM[:310])] == [0, 256]
+    number = ask(engine, STEM[:310])
+    while not engine._live[number].tokens[310:]:
+        engine.step()
+    engine.scheduler.finish(engine._live.pop(number), FinishReason.ERROR, sound=False)
+    finish(engine)
+    assert cached(engine, STEM[:310]) == 0
+
+
+def test_a_grammar_that_fails_takes_nothing_from_others() -> None:
+    engine = make(grammars=automaton.Automaton)
+    number = ask(engine, STEM[:300])
+    while not engine._live[number].tokens[300:]:
+        engine.step()
+    engine._loop._end(Ended(failed=[(engine._live.pop(number), "the grammar failed")]))
+    finish(engine)
+    assert cached(engine, STEM[:310]) == 256
+
+
+def test_a_prompt_that_others_wait_for_is_no_longer_than_what_they_wait_for() -> None:
+    """The second needs seven tiles of the first; shorter ones keep coming and pass that."""
+    made = scheduler(prefill=(1,), slots=4, decode=(4,))
+    leader = sequence(0, tuple(i % 251 for i in range(3000)))
+    second = sequence(1, leader.request.prompt[:460] + (300,) * 40)
+    made.add(leader), made.add(second)
+    for n in range(2, 40):
+        made.add(sequence(n, tuple((n * 31 + i) % 251 for i in range(640))))
+        step(made)
+        if second.status is Status.RUNNING:
+            break
+    assert second.cached == 448 and leader.passed <= 7
 
 
 def test_without_a_budget_nothing_is_kept() -> None:
@@ -364,6 +401,13 @@ def test_a_slot_that_nothing_was_written_to_is_not_swapped_out() -> None:
     assert plan.preempted == [hit] and not plan.saves and hit.source is None
     assert (hit.status, hit.launched) == (Status.WAITING, 0)
     made.check()
+    for seq in (*made.running,):
+        made.finish(seq, FinishReason.CANCELLED)
+    made.collected(plan.step)
+    while hit.prefilling:
+        step(made)
+    assert made.reuse.queries == 500 + 499 + 1 + 500, "it was looked up twice and counts once"
+    assert made.reuse.hits == 448 == hit.cached
 
 
 def waiting_pair(**changes: object) -> tuple[Scheduler, Sequence, Sequence]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from spark_engine.runtime.server.ipc import (
     encode,
 )
 from spark_engine.runtime.server.server import worker_command
-from spark_engine.runtime.server.worker import Opened, Worker
+from spark_engine.runtime.server.worker import TAKE_S, Opened, Worker
 from tests.runtime.fake_engine import FakeEngine
 
 INFO = EngineInfo("fake", Limits(2, 64, 2, 32), (1,))
@@ -121,6 +122,37 @@ def test_the_options_of_the_server_reach_the_engine(
         at = command.index("spark_engine.runtime.server.worker")
         worker.main([*command[at + 1 :], "ipc://x"])
     assert found == [(tmp_path, options) for options in given]
+
+
+class Busy(Idle):
+    """Somebody runs, and taking a request takes a while."""
+
+    idle = False  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+        self.begun = []
+        self.seen: list[int] = []  # requests taken before each step
+
+    def add(self, request_id: int, request: Request) -> None:
+        self.taken.append(request_id)
+        time.sleep(0.6 * TAKE_S)
+
+    def step(self) -> list[Event]:
+        self.seen.append(len(self.taken))
+        if len(self.taken) == 6:
+            raise Closed
+        return []
+
+
+def test_a_burst_of_requests_is_taken_over_several_steps_where_somebody_runs() -> None:
+    socket: Any = Socket(*(Submit(number, Request((1,))) for number in range(6)))
+    engine = Busy()
+    with pytest.raises(Closed):
+        Worker(socket, INFO, engine).run()
+    assert engine.taken == [*range(6)]
+    assert len(engine.seen) >= 3 and engine.seen[0] <= 2, "their steps come in between"
 
 
 class Full(Idle):
