@@ -11,7 +11,7 @@ were kept; knows no scheduler and no tensor. The choice changes speed alone, nev
 - What is not verified is not measured. Now and then two rounds of the largest k look again: the
   first makes the drafts, the second verifies them. What they lose by the estimates so far is held
   to SHARE of all time. Where a step's length is bounded and prefill is in it they wait, LATE rounds
-  at most.
+  at most, and one that began before ends there.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class DraftDepth:
         self._all_kept = self._all_seen * PRIOR
         self._last = 0
         self._looking = 0  # rounds of the present look that are left
+        self._calm = True  # the last look began where a round might be long
         self._since = 0  # rounds since the last look, or the last round of the largest k
         self._budget = 0.0  # microseconds
 
@@ -93,6 +94,8 @@ class DraftDepth:
         pace = float(cost[best] / later[best])
         loss = 2 * float(cost[deepest]) - float(now[deepest] + later[deepest]) * pace
         every = LATE if brisk else EVERY
+        if brisk and self._calm:
+            self._looking = 0
         return self._look(best, deepest, loss, float(cost[best]), every)
 
     def _look(self, best: int, deepest: int, loss: float, cost: float, every: int) -> int:
@@ -108,6 +111,7 @@ class DraftDepth:
         if self._since < every or self._budget < loss:
             return best
         self._since, self._looking = 0, 1
+        self._calm = every == EVERY
         self._budget -= max(loss, 0.0)
         return deepest
 

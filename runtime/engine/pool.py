@@ -43,10 +43,13 @@ class Pool:
 
     def share(self, units: Iterable[int]) -> None:
         """One more uses each. Raises InternalError for one that is free or unknown."""
-        for unit in units:
-            self._known(unit, "shared")
-            self.spare -= not self._users[unit]
-            self._users[unit] += 1
+        users, keeps, size, spare = self._users, self._keeps, self.size, self.spare
+        for unit in units:  # hundreds of a long prompt, and a first token waits for them
+            if not 0 <= unit < size or not (users[unit] or keeps[unit]):
+                raise InternalError(f"{self.name} {unit} shared, but it is free")
+            spare -= not users[unit]
+            users[unit] += 1
+        self.spare = spare
 
     def give(self, units: Iterable[int]) -> None:
         """One fewer uses each. Raises InternalError for one that nobody uses."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from array import array
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_DIGEST = 16  # bytes
-_SALT = os.urandom(16)  # nobody outside can look for prompts whose names are equal
+_SALT = os.urandom(32)  # nobody outside can look for prompts whose names are equal
 
 
 @dataclass(slots=True, eq=False)
@@ -135,13 +134,16 @@ class Hit:
         return self.pages if self.tail_page < 0 else [*self.pages, self.tail_page]
 
 
-def page_names(tokens: Sequence[int], size: int, known: Sequence[bytes] = ()) -> list[bytes]:
-    """The names of all full pages of `tokens`, of which the first are `known`."""
+def page_names(
+    tokens: Sequence[int], size: int, known: Sequence[bytes] = (), end: int | None = None
+) -> list[bytes]:
+    """The names of all full pages of `tokens`, up to `end`, of which the first are `known`."""
     names = list(known)
-    words = array("i", tokens[len(names) * size :]).tobytes()
-    name, step = names[-1] if names else b"", size * array("i").itemsize
-    for begin in range(0, len(words) - step + 1, step):
-        page = words[begin : begin + step]
-        name = hashlib.blake2b(name + page, digest_size=_DIGEST, key=_SALT).digest()
+    begin = len(names) * size
+    end = (len(tokens) if end is None else end) // size * size
+    words = struct.pack(f"{end - begin}i", *tokens[begin:end])
+    name, step = names[-1] if names else _SALT, size * struct.calcsize("i")
+    for at in range(0, len(words), step):
+        name = hashlib.sha256(name + words[at : at + step]).digest()
         names.append(name)
     return names

@@ -209,7 +209,7 @@ class Reuse:
     def _keep_generated(self, seq: Sequence, in_flight: bool) -> None:
         settled, size = seq.launched - seq.slack, self.sizes.page_size
         end = min(len(seq.tokens), settled)
-        names = page_names(seq.tokens[:end], size, seq.names[: end // size])
+        names = page_names(seq.tokens, size, seq.names[: end // size], end)
         seq.node = self.cache.extend(seq.node, names, seq.pages, seq.id)
         # Drafts behind the end lie in the ring, until a launch on top of them folds them.
         if end == settled or (self.sizes.verify and not in_flight):

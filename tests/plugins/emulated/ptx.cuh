@@ -5,7 +5,7 @@
 // lets them (`late`): a wait that is missing shows in the second, a place written too early in the
 // first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
-// use; no clusters, no mbarriers.
+// use; no clusters.
 #pragma once
 #include <ucontext.h>
 
@@ -38,6 +38,9 @@ struct uint2 {
 struct uint4 {
   u32 x, y, z, w;
 };
+struct int2 {
+  int x, y;
+};
 struct int4 {
   int x, y, z, w;
 };
@@ -52,6 +55,7 @@ struct float4 {
 };
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
@@ -73,7 +77,7 @@ struct Thread {
   bool done = false;
   std::vector<std::vector<std::function<void()>>> groups = {{}};  // copies; the last is open
 };
-struct Meeting {
+struct Assembly {
   int threads, arrived = 0, turn = 0;
 };
 struct Exchange {
@@ -82,14 +86,14 @@ struct Exchange {
 };
 inline ucontext_t scheduler;
 inline std::vector<Thread> threads;
-inline std::vector<Meeting> warps;
+inline std::vector<Assembly> warps;
 inline std::vector<Exchange> exchanges;
-inline Meeting block, named[16];
+inline Assembly block, named[16];
 inline bool late;
 alignas(1024) inline u8 dynamic[1 << 18];
 
 inline Thread& self() { return threads[threadIdx.x]; }
-inline void meet_at(Meeting& m) {
+inline void meet_at(Assembly& m) {
   const int turn = m.turn;
   if (++m.arrived == m.threads) {
     m.arrived = 0, ++m.turn;
@@ -145,8 +149,12 @@ inline u32 __reduce_max_sync(u32, u32 x) {
 inline int __reduce_max_sync(u32, int x) {
   return joined(x, [](int a, int b) { return max(a, b); });
 }
-inline int __reduce_min_sync(u32, int x) {
-  return joined(x, [](int a, int b) { return min(a, b); });
+template <class T>
+T __reduce_min_sync(u32, T x) {
+  return joined(x, [](T a, T b) { return min(a, b); });
+}
+inline int __reduce_add_sync(u32, int x) {
+  return joined(x, [](int a, int b) { return a + b; });
 }
 inline u32 __reduce_or_sync(u32, u32 x) {
   return joined(x, [](u32 a, u32 b) { return a | b; });
@@ -328,6 +336,13 @@ void wait_copies() {
 inline void cluster_meet() { check(false, "there are no clusters"); }
 inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
 
+inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
+inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  const uint4 v = {a, b, c, d};
+  memcpy(shared(to, sizeof v), &v, sizeof v);
+}
+
+#include "common/barriers.cuh"
 #include "common/matrices.cuh"
 
 // ---- launches ----------------------------------------------------------------------------------
@@ -346,8 +361,8 @@ inline void enter() {
 }
 inline void run_block(int count, std::vector<u8>& stacks) {
   threads.assign(count, {}), exchanges.resize(count / 32);
-  warps.assign(count / 32, Meeting{32}), block = Meeting{count};
-  std::fill(named, named + 16, Meeting{});
+  warps.assign(count / 32, Assembly{32}), block = Assembly{count};
+  std::fill(named, named + 16, Assembly{});
   std::vector<int> order;
   for (int i = 0; i < count; ++i) {
     ucontext_t& place = threads[i].place;
@@ -368,14 +383,14 @@ inline void run_block(int count, std::vector<u8>& stacks) {
   }
 }
 extern "C" void launch(Kernel which, int grid, int count, int args, const u64* values, int delayed,
-                       int seed, int high) {
+                       int seed, int high, int deep) {
   check(args <= MOST_ARGUMENTS && count % 32 == 0, "a launch of another kind");
   std::vector<u8> stacks((size_t)STACK * count);
   kernel = which, late = delayed, srand(seed);
   std::copy(values, values + args, given);
-  gridDim = {grid, high, 1}, blockDim = {count, 1, 1};
-  for (int i = 0; i < grid * high; ++i) {
-    blockIdx = {i % grid, i / grid, 0};
+  gridDim = {grid, high, deep}, blockDim = {count, 1, 1};
+  for (int i = 0; i < grid * high * deep; ++i) {
+    blockIdx = {i % grid, i / grid % high, i / grid / high};
     memset(dynamic, 0xFF, sizeof dynamic);
     run_block(count, stacks);
   }

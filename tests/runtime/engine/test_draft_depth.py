@@ -117,6 +117,17 @@ def test_looks_wait_where_steps_are_to_be_short_but_not_for_ever() -> None:
     assert rounds.run(2 * LATE).count(3) > 2 * 3
 
 
+def test_a_look_that_is_half_done_waits_where_steps_are_to_be_short() -> None:
+    rounds = Rounds(make(costs(100, 110, 180, 260)), [0.0])
+    while rounds.step() != 3:
+        pass
+    rounds.brisk = True
+    assert set(rounds.run(300)) == {0}
+    while rounds.step() != 3:  # the one that comes at last is whole
+        pass
+    assert rounds.run(3) == [3, 0, 0]
+
+
 def test_a_request_that_gets_better_is_found_out() -> None:
     rounds = Rounds(make(costs(100, 110, 120, 130)), [0.0])
     assert set(rounds.run(300)[-20:]) <= {0, 3}
