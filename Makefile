@@ -88,10 +88,12 @@ soak-server: $(VENV)/.test
 	$(BIN)/python -m tests.soak.server $(MINUTES)
 
 # Four replicas of the embedded model placed by Ray Serve, under load: one is killed, one is stopped,
-# all are replaced. Five minutes; 80 MB of packages.
+# all are replaced; then two in a cluster, whose front, controller and commands are killed. Ten minutes
+# where there are cores for them; 80 MB of packages.
 replicas: $(VENV)/.test
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[ray]'
 	$(BIN)/python -m tests.soak.replicas
+	$(BIN)/python -m tests.soak.replicas_life
 
 # The page at / in a real Chromium without a window (apt-get install chromium): three minutes.
 page: $(VENV)/.test

@@ -6,12 +6,14 @@ Knows the command line and the environment; `command` says how it ends.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from spark_engine.bench.load import Arrivals, Json, Load, Plan
 from spark_engine.bench.lock import alone
 from spark_engine.bench.prompts import Ids, Shape, draw, span
 from spark_engine.bench.target import ask, started
-from spark_engine.command import command
+from spark_engine.command import check_writable, command
 from spark_engine.engine_file import TOKENIZER, read_manifest
 from spark_engine.errors import OptionError
 from spark_engine.hints import extra
@@ -34,9 +36,26 @@ from spark_engine.runtime.text.tokenizer import Tokenizer
 
 LOCK = "spark-bench.lock"
 VOCAB = 1000  # ids below it are in every vocabulary
-RANDOM = ("prompts", "input", "turn_input", "output", "turns", "shared", "pause", "vocab")
+RANDOM = ("prompts", "input", "turn_input", "output", "turns", "shared", "pause", "vocab",
+          "tokenizer")  # fmt: skip
+KEY, HIDDEN = "--api-key", "***"
+
+
+class Finite(click.FloatRange):
+    """A range without `nan` and `inf`, for which nobody waits."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{found} is not a finite number.", param, ctx)
+        return found
+
+
 COUNT = click.IntRange(1)
-SECONDS = click.FloatRange(0)
+SECONDS = Finite(0)
 
 
 @click.group()
@@ -49,7 +68,7 @@ def main() -> None:
 @click.argument("target", metavar="URL|ENGINE")
 @click.argument("more", metavar="[-- SPARK-RUN-OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--closed", type=COUNT, help="So many requests at a time (8 if no way is given).")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Random arrivals a second.")
+@click.option("--rate", type=Finite(0, min_open=True), help="Random arrivals a second.")
 @click.option("--bursts", type=COUNT, help="So many arrivals at once, every --every seconds.")
 @click.option("--every", type=SECONDS, default=10.0, show_default=True)
 @click.option("--stagger", type=SECONDS, default=0.0, help="Seconds between those of a burst.")
@@ -84,21 +103,45 @@ def serve(target: str, more: tuple[str, ...], **options: Any) -> None:
 
     What follows -- goes to the `spark-run --serve` of ENGINE, for instance -- --profile trace.json
     """
+    kept: list[Json] = []
     with command("spark-bench"):
-        result = _measure(target, more, options)
-        result["command"] = shlex.join(["spark-bench", *sys.argv[1:]])
-        if options["out"]:
-            options["out"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        if options["picture"]:
-            plot.save(result, options["picture"])
-        if options["as_json"]:
-            click.echo(json.dumps(result, indent=1))
-        else:
-            report.show(result, Console(width=max(Console().width, 100)))
+        try:
+            _measure(target, more, options, kept.append)
+        finally:  # also where somebody ends it, or the server dies: the runs so far are whole
+            if kept:
+                _tell(kept[-1], options)
 
 
-def _measure(where: str, more: tuple[str, ...], options: Json) -> Json:
-    """Checks all that can be checked, then runs. Raises OptionError or EngineError."""
+def _tell(result: Json, options: Json) -> None:
+    result["command"] = shlex.join(["spark-bench", *_without_keys(sys.argv[1:])])
+    if options["out"]:
+        options["out"].write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options["picture"]:
+        plot.save(result, options["picture"])
+    if options["as_json"]:
+        click.echo(json.dumps(result, indent=1))
+    else:
+        report.show(result, Console(width=max(Console().width, 100)))
+
+
+def _without_keys(words: Iterable[str]) -> list[str]:
+    """A result is shown around, and a key is not."""
+    found: list[str] = []
+    for word in words:
+        name, given, _ = word.partition("=")
+        if found and found[-1] == KEY:
+            word = HIDDEN
+        elif name == KEY and given:
+            word = f"{KEY}={HIDDEN}"
+        found.append(word)
+    return found
+
+
+def _measure(
+    where: str, more: tuple[str, ...], options: Json, keep: Callable[[Json], None]
+) -> None:
+    """Checks all that can be checked, then runs; `keep` gets the result after every run. Raises
+    OptionError or EngineError."""
     _refuse_idle(click.get_current_context(), options["recorded"] is not None)
     try:  # aiohttp is an extra, and --help must work without it
         from spark_engine.bench.measure import measure
@@ -107,18 +150,21 @@ def _measure(where: str, more: tuple[str, ...], options: Json) -> Json:
             raise
         raise OptionError(f"aiohttp is not installed: {extra('bench')}") from error
     url, engine = _read_target(where, more)
-    plan = _plan(engine, options)
+    plan = _plan(engine, _card(more), options)
     if options["picture"]:
         plot.check(options["picture"])
+        check_writable("--plot", options["picture"])
+    if options["out"]:
+        check_writable("--out", options["out"])
     lock, say = Path(tempfile.gettempdir()) / LOCK, lambda words: click.echo(words, err=True)
     with ExitStack() as stack:
         stack.enter_context(alone(lock, options["wait"], say))
-        others = machine.processes() if engine else []
+        others = machine.processes(plan.card) if engine else []
         if engine:
             url = stack.enter_context(started(engine, more, say))
         found = ask(url, options["model"], options["api_key"])
         shown = stack.enter_context(Progress(sys.stderr))
-        return {**measure(found, plan, shown), "others": others}
+        measure(found, plan, shown, lambda result: keep({**result, "others": others}))
 
 
 def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
@@ -131,7 +177,17 @@ def _read_target(where: str, more: tuple[str, ...]) -> tuple[str, Path | None]:
     return "", Path(where)
 
 
-def _plan(engine: Path | None, options: Json) -> Plan:
+def _card(more: Sequence[str]) -> int:
+    """The number of the GPU that the server's options name, or else 0."""
+    for i, word in enumerate(more):
+        name, given, value = word.partition("=")
+        value = value if given else "".join(more[i + 1 : i + 2])
+        if name == "--device" and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _plan(engine: Path | None, card: int, options: Json) -> Plan:
     closed = options["closed"]
     if closed is options["rate"] is options["bursts"] is None:
         closed = 8
@@ -150,7 +206,7 @@ def _plan(engine: Path | None, options: Json) -> Plan:
             return arrivals.spread(draw(shape, count, ids, as_text, rng), body, rng)
         rows = [recorded[i % len(recorded)] for i in range(count)]
         turns = [replay.turns(row, mark, options["own_answers"]) for row in rows]
-        return arrivals.spread(turns, {**replay.more(rows[0], mark), **body}, rng)
+        return arrivals.spread(turns, [{**replay.more(row, mark), **body} for row in rows], rng)
 
     if as_text and recorded is None:
         ids.text(())  # says that there is no tokenizer
@@ -163,6 +219,7 @@ def _plan(engine: Path | None, options: Json) -> Plan:
         targets=targets(options["wanted"]),
         seed=time.time_ns() % 2**32 if seed is None else seed,
         api_key=options["api_key"],
+        card=card,
     )
 
 
@@ -214,6 +271,8 @@ def _refuse_idle(context: click.Context, recorded: bool) -> None:
             raise OptionError("--own-answers does nothing without --replay")
         if name in ("every", "stagger") and "bursts" not in given:
             raise OptionError(f"{given[name]} does nothing without --bursts")
+        if name in ("pause", "turn_input") and context.params["turns"] == 1:
+            raise OptionError(f"{given[name]} does nothing without --turns of 2 or more")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from spark_engine.bench.load import Load
 from spark_engine.bench.took import Server, Share
 from spark_engine.errors import InternalError
 
+GONE = "a client process ended; its words are above"
 LEAD_S = 0.3  # between the word to the processes and the start
 
 
@@ -28,6 +29,7 @@ class Clients:
 
     def __init__(self, server: Server, count: int) -> None:
         context = multiprocessing.get_context("spawn")
+        hears = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as they do while they start, too
         self._dealt = context.Value("i", 0)  # scripts of the run that somebody has begun
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
@@ -38,6 +40,7 @@ class Clients:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        signal.signal(signal.SIGINT, hears)
 
     def __enter__(self) -> Clients:
         return self
@@ -58,12 +61,12 @@ class Clients:
         widths = [1] * len(self._pipes) if timed else split(load.width, len(self._pipes))
         used = [(pipe, width) for pipe, width in zip(self._pipes, widths, strict=True) if width]
         for pipe, width in used:
-            pipe.send((load, width))
+            _send(pipe, (load, width))
         for pipe, _ in used:  # they have read it all
             _receive(pipe)
         start = time.perf_counter() + LEAD_S
         for pipe, _ in used:
-            pipe.send(start)
+            _send(pipe, start)
         return start, [_receive(pipe) for pipe, _ in used]
 
 
@@ -72,11 +75,18 @@ def split(width: int, count: int) -> Sequence[int]:
     return [width // count + (i < width % count) for i in range(count)]
 
 
+def _send(pipe: Connection, what: object) -> None:
+    try:
+        pipe.send(what)
+    except ConnectionError:
+        raise InternalError(GONE) from None
+
+
 def _receive(pipe: Connection) -> Any:
     try:
         found = pipe.recv()
-    except EOFError:
-        raise InternalError("a client process ended; its words are above") from None
+    except (EOFError, ConnectionError):
+        raise InternalError(GONE) from None
     return found
 
 

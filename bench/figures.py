@@ -35,7 +35,7 @@ def targets(given: Iterable[str]) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             found[name] = math.nan
-        if name not in LATENCIES or not found[name] > 0:
+        if name not in LATENCIES or not 0 < found[name] < math.inf:
             words = f"it must be one of {', '.join(LATENCIES)} and milliseconds, like ttft=500"
             raise OptionError(f"--target is {text!r}; {words}")
     return found

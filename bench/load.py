@@ -73,10 +73,14 @@ class Arrivals:
         if len(chosen) != 1:
             raise OptionError("give one of --closed, --rate and --bursts")
 
-    def spread(self, scripts: Sequence[Sequence[Turn]], more: Json, rng: random.Random) -> Load:
-        """The load of these scripts, of which each body gets `more`."""
+    def spread(
+        self, scripts: Sequence[Sequence[Turn]], more: Json | list[Json], rng: random.Random
+    ) -> Load:
+        """The load of these scripts, of which each body gets `more`, or each script's its own."""
         times = self._times(len(scripts), rng)
-        made = (Script(tuple(t), at, more) for t, at in zip(scripts, times, strict=True))
+        mores = more if isinstance(more, list) else [more] * len(scripts)
+        rows = zip(scripts, times, mores, strict=True)
+        made = (Script(tuple(turns), at, own) for turns, at, own in rows)
         return Load(tuple(made), self.closed or len(scripts), self.words)
 
     @property
@@ -117,3 +121,4 @@ class Plan:
     targets: Targets
     seed: int
     api_key: str | None = None
+    card: int = 0  # whose clock and power are logged, as nvidia-smi numbers them

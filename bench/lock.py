@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from spark_engine.errors import OptionError
@@ -17,7 +17,7 @@ from spark_engine.errors import OptionError
 @contextmanager
 def alone(path: Path, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock `path`. Raises OptionError when another bench has it, or waits for that."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    file = _open(path)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -28,8 +28,17 @@ def alone(path: Path, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
                 raise OptionError(f"{words}: give --wait to run after it") from None
             say(f"waiting: {words}")
             fcntl.flock(file, fcntl.LOCK_EX)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # another user's, who may write it alone
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(file)
+
+
+def _open(path: Path) -> int:
+    """A lock needs no writing: the file may be another user's, in a folder for all."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

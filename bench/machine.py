@@ -21,18 +21,18 @@ FIELDS = ("clocks.sm", "clocks.max.sm", "power.draw", "temperature.gpu", "utiliz
 NAMES = ("sm_mhz", "sm_max_mhz", "watts", "celsius", "busy_percent")
 
 
-def card() -> Json | None:
-    """The first card: name, driver, power limit; None where there is none to ask."""
-    row = _ask("--query-gpu=name,driver_version,power.limit", "-i", "0")
+def card(number: int = 0) -> Json | None:
+    """A card as nvidia-smi numbers it: name, driver, power limit; None where there is none."""
+    row = _ask("--query-gpu=name,driver_version,power.limit", "-i", str(number))
     if not row:
         return None
     name, driver, limit = (word.strip() for word in row[0].split(",")[:3])
     return {"name": name, "driver": driver, "power_limit_w": _number(limit)}
 
 
-def processes() -> list[str]:
+def processes(number: int = 0) -> list[str]:
     """Who computes on the card: process, name, MiB."""
-    return _ask("--query-compute-apps=pid,process_name,used_gpu_memory", "-i", "0")
+    return _ask("--query-compute-apps=pid,process_name,used_gpu_memory", "-i", str(number))
 
 
 def host() -> Json:
@@ -42,16 +42,17 @@ def host() -> Json:
 
 
 class Watch:
-    """Samples the card from `with` to its end."""
+    """Samples the card of this number from `with` to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self._number = str(number)
         self._rows: list[list[float | None]] = []
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
-        query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "-i", "0"]
-        command = [SMI, *query, "-lms", str(EVERY_MS)]
+        query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+        command = [SMI, *query, "-i", self._number, "-lms", str(EVERY_MS)]
         try:
             pipe, none = subprocess.PIPE, subprocess.DEVNULL
             self._process = subprocess.Popen(command, stdout=pipe, stderr=none, text=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 from spark_engine.bench import machine
 from spark_engine.bench.clients import Clients
@@ -18,17 +19,31 @@ from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 
 
-def measure(target: Target, plan: Plan, shown: Progress) -> Json:
+def measure(
+    target: Target, plan: Plan, shown: Progress, keep: Callable[[Json], None] = lambda _: None
+) -> Json:
     """The result: `runs` with all their figures, and the `spread` of each.
 
-    Raises OptionError when the server cannot take the load, or answers nothing.
+    `keep` gets it after every run, as it is by then: what comes later may go wrong. Raises
+    OptionError when the server cannot take the load, or answers nothing.
     """
     if plan.longest and target.most and plan.longest > target.most:
         words = f"a request may reach {plan.longest} tokens; {target.url} holds {target.most}"
         raise OptionError(f"{words}: give a smaller --input, --output, --turns or --shared")
     server = Server(target.url, target.model, plan.api_key)
-    runs, load = [], Load((), 0, "")
-    before = machine.host()
+    runs: list[Json] = []
+    head = {
+        "model": target.model,
+        "url": target.url,
+        "server_version": target.version,
+        "seed": plan.seed,
+        "targets": dict(plan.targets),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": machine.host(),
+        "card": machine.card(plan.card),
+        "repeats": plan.repeats,
+    }
+    result: Json = {}
     with Clients(server, plan.processes) as clients:
         if plan.warm:
             shown.say("warming up")
@@ -38,25 +53,15 @@ def measure(target: Target, plan: Plan, shown: Progress) -> Json:
         with shown.track("runs", plan.repeats) as step:
             for i in range(plan.repeats):
                 load = plan.draw(_random(plan.seed, i), f"Run {plan.seed} {i + 1}.")
-                with machine.Watch() as watch:
+                with machine.Watch(plan.card) as watch:
                     row = figures(*clients.run(load), plan.targets)
                 _refuse_failure(row, target)
                 runs.append({**row, "card": watch.summary()})
+                last = {"load": load.kind, "on_card": machine.processes(plan.card)}
+                result = {**head, **last, "spread": spread(runs), "runs": [*runs]}
+                keep(result)
                 step()
-    return {
-        "model": target.model,
-        "url": target.url,
-        "server_version": target.version,
-        "load": load.kind,
-        "seed": plan.seed,
-        "targets": dict(plan.targets),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": before,
-        "card": machine.card(),
-        "on_card": machine.processes(),
-        "spread": spread(runs),
-        "runs": runs,
-    }
+    return result
 
 
 def _random(seed: int, run: int) -> random.Random:

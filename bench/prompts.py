@@ -36,12 +36,18 @@ class Shape:
 
 
 class Ids:
-    """Draws token ids: those below `vocab`, without special ones where the tokenizer is known."""
+    """Draws token ids: those below `vocab`, without special ones where the tokenizer is known.
+
+    Raises OptionError where there are none.
+    """
 
     def __init__(self, vocab: int, tokenizer: Tokenizer | None = None) -> None:
         special = frozenset() if tokenizer is None else tokenizer.special
         self._ids = [i for i in range(vocab) if i not in special]
         self._tokenizer = tokenizer
+        if not self._ids:
+            words = f"of the ids below {vocab} all are special ones: give a larger --vocab"
+            raise OptionError(words)
 
     def draw(self, rng: random.Random, count: int) -> list[int]:
         """`count` ids."""

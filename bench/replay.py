@@ -9,7 +9,8 @@ a message may stand `max_tokens`, of an answer, and `pause_s`, of what follows a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,33 @@ def read(path: Path) -> list[Json]:
         good = isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
         if not good or not any(m.get("role") == "assistant" for m in messages or ()):
             raise OptionError(f"--replay {path}: conversation {i} has no messages with an answer")
+        for wrong in (*_wrong_tools(row), *map(_wrong, messages or ())):
+            if wrong:
+                raise OptionError(f"--replay {path}: conversation {i} has {wrong}")
     if not rows:
         raise OptionError(f"--replay {path} holds no conversation")
     return rows
+
+
+def _wrong(message: Json) -> str:
+    """What is wrong with a message; "" for nothing."""
+    content, most, pause = (message.get(name) for name in ("content", "max_tokens", "pause_s"))
+    if not isinstance(content, str | list | None):
+        return f"the content {content!r}; it must be text or a list of parts"
+    if most is not None and not (type(most) is int and most > 0):
+        return f"max_tokens of {most!r}; it must be 1 or more"
+    number = isinstance(pause, int | float) and not isinstance(pause, bool)
+    if pause is not None and not (number and 0 <= pause < math.inf):
+        return f"pause_s of {pause!r}; it must be seconds"
+    return ""
+
+
+def _wrong_tools(row: Json) -> Iterator[str]:
+    tools = row.get("tools") or []
+    if not isinstance(tools, list):
+        yield f"tools of {tools!r}; they must be a list"
+    elif not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
+        yield "a tool without its function"
 
 
 def turns(row: Json, mark: str, own_answers: bool) -> tuple[Turn, ...]:
@@ -54,7 +79,7 @@ def turns(row: Json, mark: str, own_answers: bool) -> tuple[Turn, ...]:
             new, pause = [], 0.0
         else:
             new.append(plain)
-            pause += message.get("pause_s", 0.0)
+            pause += message.get("pause_s") or 0.0
     return tuple(made)
 
 
@@ -63,7 +88,7 @@ def more(row: Json, mark: str) -> Json:
     found = {key: value for key, value in row.items() if key != "messages"}
     if tools := found.get("tools"):
         function = tools[0]["function"]
-        words = f"{mark} {function.get('description', '')}".strip()
+        words = f"{mark} {function.get('description') or ''}".strip()
         first = {**tools[0], "function": {**function, "description": words}}
         found["tools"] = [first, *tools[1:]]
     return found
@@ -72,12 +97,15 @@ def more(row: Json, mark: str) -> Json:
 def _marked(messages: Sequence[Json], mark: str) -> list[Json]:
     first = messages[0]
     if first.get("role") == "system":
-        return [{**first, "content": f"{mark}\n{first['content']}"}, *messages[1:]]
+        said = first.get("content") or ""
+        parts = [{"type": "text", "text": mark}, *said] if isinstance(said, list) else None
+        return [{**first, "content": parts or f"{mark}\n{said}"}, *messages[1:]]
     return [{"role": "system", "content": mark}, *messages]
 
 
 def _length(message: dict[str, Any]) -> int:
     """Tokens of a recorded answer, roughly."""
-    calls = json.dumps(message.get("tool_calls") or "")
-    texts = (message.get("reasoning_content") or "", message.get("content") or "", calls)
+    calls, content = json.dumps(message.get("tool_calls") or ""), message.get("content") or ""
+    content = content if isinstance(content, str) else json.dumps(content)
+    texts = (message.get("reasoning_content") or "", content, calls)
     return max(8, sum(map(len, texts)) // CHARACTERS)

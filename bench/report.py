@@ -52,6 +52,8 @@ def notes(result: Json) -> list[str]:
     runs = result["runs"]
     failed = sum(run["failed"] for run in runs)
     found = []
+    if len(runs) < result["repeats"]:
+        found.append(f"cut off after {len(runs)} of {result['repeats']} runs")
     if failed:
         worst = next(error for run in runs for error in run["errors"])
         found.append(f"{failed} requests failed, e.g. {worst}")

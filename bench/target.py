@@ -14,7 +14,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,12 @@ def started(engine: Path, more: Sequence[str], say: Say) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        finally:  # a second Ctrl-C leaves no server behind
             process.kill()
             process.wait()
-        signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _leave(number: int, _frame: object) -> None:

@@ -15,7 +15,7 @@ With `--drafts 1,2,3,auto` it measures rounds of drafts instead, which are right
 `--acceptance` says, place by place (see `draft_rounds`): `python -m benchmarks.bench_decode
 engines/MODEL benchmarks/configs/MODEL --drafts 1,2,3,auto --rows 1,8,32,64,128 --out
 benchmarks/results/drafts_h200.json`. Of an engine of several ranks the floor is still one GPU's,
-and there is no split by part.
+and there is no split by part (`benchmarks.rank_split` has one).
 """
 
 from __future__ import annotations

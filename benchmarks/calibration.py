@@ -86,7 +86,30 @@ def laws_of(measured: Sequence[Measured], machine: Machine) -> Laws:
             kept = Point(point.nodes, max(seconds, SHORTEST * launches))
             for key in keys:
                 points[key].append(kept)
-    return Laws(machine, {key: fitted(found, machine) for key, found in points.items()})
+    return Laws(machine, _Fitted(points, machine))
+
+
+class _Fitted(Mapping[Key, Law]):
+    """Laws by kind, each fitted when it is first asked for; to equal points once."""
+
+    def __init__(self, points: Mapping[Key, Sequence[Point]], machine: Machine) -> None:
+        self._points = {key: tuple(found) for key, found in points.items()}
+        self._machine, self._known = machine, dict[tuple[Point, ...], Law]()
+
+    def __getitem__(self, key: Key) -> Law:
+        points = self._points[key]
+        if points not in self._known:
+            self._known[points] = fitted(points, self._machine)
+        return self._known[points]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._points
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
 
 
 def gap_of(measured: Iterable[Measured]) -> float:
@@ -122,13 +145,14 @@ def step_seconds(bucket: Bucket, laws: Laws, machine: Machine) -> float:
 
 def held_to(measured: Sequence[Measured], machine: Machine) -> list[dict[str, Any]]:
     """Of each bucket: what was measured, what laws say that were fitted to all, and what those say
-    that were fitted to all but this one (None where that leaves none of this model and phase)."""
+    that were fitted to none of as many rows of this model, in no family of decode (None where that
+    leaves none of this model and phase)."""
     whole, rows = laws_of(measured, machine), []
     for one in measured:
         bucket = one.bucket
         row: dict[str, Any] = {"model": one.model, "family": bucket.family, "rows": bucket.rows}
         row["measured_ms"] = round(one.seconds * 1e3, 3)
-        others = [m for m in measured if m is not one]
+        others = [m for m in measured if not _together(m, one)]
         like = any((m.model, m.bucket.prefills) == (one.model, bucket.prefills) for m in others)
         for name, laws in (("seen", whole), ("unseen", laws_of(others, machine) if like else None)):
             seconds = step_seconds(bucket, laws, machine) if laws else None
@@ -136,6 +160,12 @@ def held_to(measured: Sequence[Measured], machine: Machine) -> list[dict[str, An
             row[f"{name}_error"] = None if seconds is None else round(seconds / one.seconds - 1, 4)
         rows.append(row)
     return rows
+
+
+def _together(one: Measured, other: Measured) -> bool:
+    """Whether they are of one model and of as many rows: a step, and rounds of drafts."""
+    keys = [(m.model, m.bucket.prefills, m.bucket.rows) for m in (one, other)]
+    return keys[0] == keys[1]
 
 
 def of_launches(run: Row, plan: Plan) -> list[Measured]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from benchmarks.node_work import Amounts
 LAUNCH = 1.0e-6  # seconds of a launch in a graph that nothing overlaps: benchmarks/log/runtime.md
 Column = NDArray[np.float64]
 STEPS = (4.0, 2.0, 1.4, 1.1, 1.03)  # by which a fit tries to change a coefficient
+MOST_STEPS = 200  # of one size
+POWERS = (1.0, 2.0, 4.0)  # of `Law`
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,23 @@ class Law:
     Attributes:
         launch: seconds of each launch: its start, its waits, its end.
         byte, op: cycles of one multiprocessor for each byte that it moves, for each operation.
+        power: how these two overlap, as the power of their norm: 1 not at all, 2 in part (weights
+            are unpacked by some warps while others multiply), many entirely.
     """
 
     launch: float = LAUNCH
     byte: float = 0.0
     op: float = 0.0
+    power: float = 1.0
 
     def work(self, amounts: Amounts, machine: Machine) -> float:
         """Seconds of the multiprocessors' own work."""
-        return (self.byte * amounts.moved + self.op * amounts.ops) / machine.cycles
+        return normed(self.byte * amounts.moved, self.op * amounts.ops, self.power) / machine.cycles
+
+
+def normed(first: Any, second: Any, power: float) -> Any:
+    """The norm of two times: their sum (1), or less."""
+    return first + second if power == 1 else (first**power + second**power) ** (1 / power)
 
 
 @dataclass(frozen=True)
@@ -158,64 +169,86 @@ def fitted(points: Sequence[Point], machine: Machine) -> Law:
     """
     if not points:
         return Law()
-    fit = _Fit(points, machine)
-    return min((fit.searched(start) for start in fit.starts()), key=fit.error)
+    error, law = _Fit(points, machine, POWERS[0]).found()
+    for power in POWERS[1:] if law.byte * law.op else ():  # else there is nothing to overlap
+        other, found = _Fit(points, machine, power).found()
+        if other < error:
+            error, law = other, found
+    return law
 
 
 class _Fit:
-    """The points of one kind of kernel as columns, a row for each `Counted`."""
+    """The points of one kind of kernel as columns, a row for each `Counted`. Laws are rows of
+    (launch, byte, op), many at a time."""
 
-    def __init__(self, points: Sequence[Point], machine: Machine) -> None:
+    def __init__(self, points: Sequence[Point], machine: Machine, power: float) -> None:
+        self._power = power
         rows = [(i, n) for i, point in enumerate(points) for n in point.nodes]
-        self._point = np.array([i for i, _ in rows])
-        self._count = np.array([float(n.count) for _, n in rows])
-        self._launches = np.array([float(n.launches) for _, n in rows])
-        self._dram = np.array([n.amounts.dram(machine.l2_bytes) for _, n in rows])
-        self._dram = self._dram / machine.dram_rate
-        self._moved = np.array([n.amounts.moved for _, n in rows]) / machine.cycles
-        self._ops = np.array([n.amounts.ops for _, n in rows]) / machine.cycles
         self._seconds = np.array([point.seconds for point in points])
-        self._units = (1e-8, 1e-3 * machine.cycles / machine.dram_rate, 1e-14 * machine.cycles)
+        self._counts = np.zeros((len(rows), len(points)))  # of the nodes of each point
+        for row, (i, n) in enumerate(rows):
+            self._counts[row, i] = n.count
+        launches = np.array([float(n.launches) for _, n in rows])
+        moved = np.array([n.amounts.moved for _, n in rows]) / machine.cycles
+        ops = np.array([n.amounts.ops for _, n in rows]) / machine.cycles
+        self._columns = np.stack([launches, moved, ops])
+        dram = np.array([n.amounts.dram(machine.l2_bytes) for _, n in rows])
+        self._dram = dram / machine.dram_rate
+        units = (1e-8, 1e-3 * machine.cycles / machine.dram_rate, 1e-14 * machine.cycles)
+        self._units = np.array(units)
 
-    def error(self, law: Law) -> float:
-        """The sum of squared relative errors."""
-        work = law.byte * self._moved + law.op * self._ops
-        each = law.launch * self._launches + np.maximum(self._dram, work)
-        return float(((self._summed(each) / self._seconds - 1) ** 2).sum())
+    def errors(self, laws: Column) -> Column:
+        """The sums of squared relative errors."""
+        moved, ops = (laws[..., i : i + 1] * self._columns[i] for i in (1, 2))
+        work = normed(moved, ops, self._power)
+        each = laws[..., :1] * self._columns[0] + np.maximum(self._dram, work)
+        found: Column = np.square(each @ self._counts / self._seconds - 1).sum(-1)
+        return found
 
-    def starts(self) -> list[Law]:
+    def found(self) -> tuple[float, Law]:
+        """The best of those that searches lead to, and its error."""
+        laws = self._searched(self._starts())
+        errors = self.errors(laws)
+        best = int(errors.argmin())
+        return float(errors[best]), Law(*laws[best].tolist(), self._power)
+
+    def _starts(self) -> Column:
         """Laws to search from: every non-negative one of least squares where nothing is bound by
         DRAM, and a mere launch."""
-        least = self._seconds / self._summed(self._launches)
-        found = [Law(float(least.min())), Law()]
-        sums = (self._summed(c) for c in (self._launches, self._moved, self._ops))
-        columns = np.stack([column / self._seconds for column in sums], axis=1)
+        sums = self._columns @ self._counts
+        found = [[float((self._seconds / sums[0]).min()), 0.0, 0.0], [LAUNCH, 0.0, 0.0]]
+        columns = (sums / self._seconds).T
         for used in product((False, True), repeat=3):
             at = [i for i, use in enumerate(used) if use]
             solved = np.zeros(3)
             solved[at] = np.linalg.lstsq(columns[:, at], np.ones(len(columns)), rcond=None)[0]
             if (solved >= 0).all():
-                found.append(Law(*solved.tolist()))
-        return found
+                found.append(solved.tolist())
+        return np.array(found)
 
-    def searched(self, law: Law) -> Law:
-        """The law with one coefficient after the other changed while that lowers the error."""
-        error = self.error(law)
+    def _searched(self, laws: Column) -> Column:
+        """Each law with one coefficient after the other changed while that lowers its error."""
+        errors = self.errors(laws)
         for step in STEPS:
-            while True:
-                tried = min(self._beside(law, step), key=self.error)
-                if self.error(tried) >= error * (1 - 1e-9):
+            for _ in range(MOST_STEPS):
+                beside = self._beside(laws, step)
+                tried = self.errors(beside)
+                best = tried.argmin(1)
+                lowest = np.take_along_axis(tried, best[:, None], 1)[:, 0]
+                better = lowest < errors * (1 - 1e-9)
+                if not better.any():
                     break
-                law, error = tried, self.error(tried)
-        return law
+                chosen = np.take_along_axis(beside, best[:, None, None], 1)[:, 0]
+                laws = np.where(better[:, None], chosen, laws)
+                errors = np.where(better, lowest, errors)
+        return laws
 
-    def _beside(self, law: Law, step: float) -> list[Law]:
-        found = []
-        for name, unit in zip(("launch", "byte", "op"), self._units, strict=True):
-            now = getattr(law, name)
-            found += [replace(law, **{name: new}) for new in (now * step or unit, now / step, 0.0)]
+    def _beside(self, laws: Column, step: float) -> Column:
+        """Of each law nine others: a coefficient more, less, and none."""
+        found = np.repeat(laws[:, None], 9, axis=1)
+        for i, unit in enumerate(self._units):
+            now = laws[:, i]
+            found[:, 3 * i, i] = np.where(now > 0, now * step, unit)
+            found[:, 3 * i + 1, i] = now / step
+            found[:, 3 * i + 2, i] = 0.0
         return found
-
-    def _summed(self, column: Column) -> Column:
-        """Over the nodes of each point."""
-        return np.bincount(self._point, column * self._count, len(self._seconds))

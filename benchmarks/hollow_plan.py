@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import onnx_graphsurgeon as gs
@@ -24,6 +25,7 @@ from spark_engine.builder.plan.options import Options, gpu_of, resolve
 from spark_engine.interface import PREFILL
 from spark_engine.models.open_model import open_model, with_ranks
 from spark_engine.models.weights.shards import TILE
+from spark_engine.models.weights.stored_model import Model
 from spark_engine.op import DOMAIN
 from spark_engine.plugins.registry import REGISTRY
 
@@ -84,7 +86,7 @@ def plan_of(
 def decided_of(config: Path, options: Options) -> Iterator[Decided]:
     """The buckets with their graphs; for `options.gpu` where it is given; of several ranks, one.
     Raises what a build raises."""
-    model = with_ranks(open_model(config), options.tp, TILE, options.across_hosts)
+    model = with_ranks(_opened(config), options.tp, TILE, options.across_hosts)
     plan = resolve(replace(options, gpu=options.gpu or gpu_of(options)), facts_of(model))
     assert plan.gpu is not None, f"--target {options.target} is no GPU"
     families = plan.buckets.families(plan.limits.drafts)
@@ -96,6 +98,12 @@ def decided_of(config: Path, options: Options) -> Iterator[Decided]:
     for family, graph in graphs.items():
         for size in plan.buckets.of(family):
             yield decide(graph.graph, size, chooser)
+
+
+@cache
+def _opened(config: Path) -> Model:
+    """A model, which a plan does not change: of ten thousand experts' tensors it takes a while."""
+    return open_model(config)
 
 
 def bucket_of(decided: Decided, context: int) -> Bucket:

@@ -1,14 +1,17 @@
 """Why a step as a graph takes another time than its launches one by one: overlap, kind by kind.
 
-`python -m benchmarks.launch_overlap ENGINE CONFIG --rows 1,8 --out FILE`, in a rehearsal
-(`SPARK_REHEARSE`), replays a decode step as graphs of the same launches: as they are ("pdl"), and
-none beginning before the one before has ended ("plain"); each also with blocks that have no more
-shared memory than they ask for ("loose"), so that a larger multiprocessor holds more of them than
-that of the rehearsed GPU. Then kind by kind (node and kernel), as loose as that:
+`python -m benchmarks.launch_overlap ENGINE CONFIG --rows 1,8 --out FILE` replays a decode step as
+graphs of the same launches: as they are ("pdl"), and none beginning before the one before has ended
+("plain"); each also "loose": in a rehearsal (`SPARK_REHEARSE`) with blocks that have no more shared
+memory than they ask for, so that a larger multiprocessor holds more of them than that of the
+rehearsed GPU. Elsewhere all are loose, and those that are not have a multiprocessor for each block
+of a launch that has no more blocks than there are multiprocessors. Then kind by kind (node and
+kernel), as loose as that, what a step takes when this kind alone does not begin early ("late"), and
+when it alone is not loose ("crowded").
 
-- what a step takes when this kind alone does not begin early, and when it alone is not loose;
-- its own launches behind one another, all their weights cold: "pdl", "plain", and both loose;
-- the first of them again and again ("warm"): what it reads is in L2 where it fits.
+With `--chains` also a kind's own launches behind one another, all their weights cold, and the first
+of them again and again ("warm": what it reads is in L2 where it fits); not for models of experts,
+whose kernels would be given other numbers for ids there.
 
 Where a step gets faster because a kind begins late, blocks of that kind were put on some
 multiprocessors twice while others had none. One line a bucket is printed, one a kind with
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,7 +40,8 @@ from spark_engine.builder.native.launches import launches
 from spark_engine.interface import DECODE
 from spark_engine.kernel import Shape
 
-REPLAYS, WARM, KINDS, STEPS = 3, 20, 14, 4
+REPLAYS, WARM, KINDS, STEPS = 5, 20, 14, 4
+MORE_THAN_HALF = 115 << 10  # bytes of a Hopper multiprocessor's shared memory
 Row = dict[str, Any]
 Queue = Sequence[Any]
 
@@ -59,9 +64,11 @@ class Overlap:
         gpu, crowding, prepare = self._gpu, self._gpu.crowding, self._gpu.prepare
 
         def changed(function: Any, shape: Shape, args: Any) -> Callable[[], None]:
-            queue: Callable[[], None] = prepare(
-                function, replace(shape, pdl=shape.pdl and pdl), args
-            )
+            own = replace(shape, pdl=shape.pdl and pdl)
+            if crowding is None and not loose and math.prod(own.grid) <= gpu.multiprocessors:
+                own = replace(own, shared=max(own.shared, MORE_THAN_HALF))
+                gpu.allow_shared(function, own.shared)
+            queue: Callable[[], None] = prepare(function, own, args)
             return queue
 
         gpu.prepare, gpu.crowding = changed, None if loose else crowding
@@ -96,7 +103,7 @@ class Overlap:
         return many + [k for k in dict.fromkeys(self.kinds) if k.startswith("logits")]
 
     def of_kind(self, kind: str) -> Row:
-        """What one kind does in the step, and by itself."""
+        """What one kind does in the step."""
         forms, mine = self._forms, [k == kind for k in self.kinds]
         row: Row = {"kind": kind, "launches": sum(mine)}
         for name, other in (("late", (False, True)), ("crowded", (True, False))):
@@ -104,10 +111,16 @@ class Overlap:
             row[f"step_{name}"] = ms(self.seconds([b if own else a for own, a, b in pairs]))
         pairs = zip(mine, forms[True, False], forms[False, False], strict=True)
         row["crowded_step_late"] = ms(self.seconds([b if own else a for own, a, b in pairs]))
-        for (pdl, loose), queue in forms.items():
+        return row
+
+    def chains(self, kind: str) -> Row:
+        """What one kind takes by itself."""
+        row: Row = {}
+        mine = [k == kind for k in self.kinds]
+        for (pdl, loose), queue in self._forms.items():
             own = [launch for launch, is_mine in zip(queue, mine, strict=True) if is_mine]
             row[name_of(pdl, loose)] = ms(self.seconds(own))
-        first = forms[False, False][mine.index(True)]
+        first = self._forms[False, False][mine.index(True)]
         row["warm"] = ms(self.seconds([first] * WARM) / WARM * sum(mine))
         return row
 
@@ -136,6 +149,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=numbers, default=(1, 8, 32, 128), help="sequences")
     parser.add_argument("--ctx", type=int, default=1024, help="tokens of each sequence")
     parser.add_argument("--drawn", action="store_true", help="contexts need not be computed")
+    parser.add_argument("--chains", action="store_true", help="each kind by itself, too")
     parser.add_argument("--kinds", action="store_true", help="print them, too")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of rows to add to")
     args = parser.parse_args(words)
@@ -158,6 +172,8 @@ def main(words: Sequence[str] | None = None) -> None:
             row: Row = {"model": args.config.name, "rows": n, "machine": here} | overlap.whole()
             print(line(row), flush=True)
             row["kinds"] = [overlap.of_kind(kind) for kind in overlap.common()]
+            for found in row["kinds"] if args.chains else ():
+                found.update(overlap.chains(found["kind"]))
         for found in row["kinds"] if args.kinds else ():
             print("  " + line(found), flush=True)
         rows.append(row)

@@ -55,7 +55,7 @@ def held(whole: Row, names: Mapping[str, str]) -> str:
         ]
         for row in whole["held"]
     ]
-    columns = ["", "rows or tokens", "measured", "predicted", "predicted without its times"]
+    columns = ["", "rows or tokens", "measured", "predicted", "from other rows alone"]
     said = f"Held to the machine that the kernels' costs were learnt from, {whole['machine']}, ms:"
     return f"{said}\n\n{table(columns, cells)}"
 
@@ -118,9 +118,11 @@ def prefill(rows: Sequence[Row]) -> str:
         tokens, part = TOKENS * row["rows"], row["slowest"][0]
         slow = f"`{part['node']}` ({part['op']}, {part['tactic']}) {part['ms']:,.0f} "
         slow += f"({part['floor_ms']:,.0f})"
-        cells.append([f"{tokens:,}", f"{row['floor_ms']:,.0f}", f"{row['ms']:,.0f}"])
-        cells[-1] += [rate(tokens, row["ms"]), slow]
-    columns = ["tokens", "floor, ms", "predicted, ms", "tokens/s", "slowest part, ms (floor)"]
+        cells.append([f"{tokens:,}", f"{row['floor_ms']:,.0f}"])
+        cells[-1] += [f"{row['ms']:,.0f} ({row['apart_ms']:,.0f})"]
+        cells[-1] += [f"{rate(tokens, row['ms'])} ({rate(tokens, row['apart_ms'])})", slow]
+    columns = ["tokens", "floor, ms", "predicted, ms (nothing overlapped)", "tokens/s"]
+    columns += ["slowest part, ms (floor)"]
     return table(columns, cells)
 
 

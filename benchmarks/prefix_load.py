@@ -1,7 +1,8 @@
 """What the prefix cache saves and costs: first tokens of warm and cold prompts on a real engine.
 
 `python -m benchmarks.prefix_load ENGINE [--context 16384] [--new 200] [--out FILE]` runs, in
-process and without HTTP, over random ids:
+process and without HTTP, over random ids, what is loaded being out of the garbage collector's way
+as in a server:
 
     short   a prompt of `--new` tokens, nothing cached
     cold    a conversation of `--context` tokens, nothing cached; and again without a cache, so that
@@ -10,11 +11,14 @@ process and without HTTP, over random ids:
     fork    32 prompts with a beginning of 4,096 tokens in common, at once; and one of them alone
 
 Times are to the first token, the median of `--repeat` runs; "computed" counts prefilled tokens.
+Then where the time of short and warm goes (`warm_parts`), and the tactics of attention, which
+`--no-parts` leaves out.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -24,10 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import warm_parts
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.request import Request, SamplingParams
 
 FORKS, COMMON, OWN = 32, 4096, 64
+REPEATS = 5  # of prompts whose parts are told
 ANSWER = 64  # tokens that a conversation's last turn generated
 
 
@@ -75,9 +81,40 @@ def median(repeat: int, once: Callable[[], Run]) -> Run:
     return sorted((once() for _ in range(repeat)), key=lambda r: r.seconds)[repeat // 2]
 
 
-def measure(folder: Path, context: int, new: int, repeat: int) -> dict[str, Any]:
+def opened(folder: Path, options: EngineOptions) -> Engine:
+    """An engine as a server has it."""
+    engine = Engine.open(folder, options)
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def parts(engine: Engine, folder: Path, prompts: Prompts, context: int, new: int) -> dict[str, Any]:
+    """Of a short and a warm prompt: the host's calls, the middle one of some, and the launches."""
+    told, found = dict[str, warm_parts.Told](), dict[str, Any]()
+    for name in ("short", "warm"):
+        runs = []
+        for _ in range(REPEATS):
+            before = tuple[int, ...]()
+            if name == "warm":
+                before = prompts.draw(context)
+                before += tuple(run(engine, [before], ANSWER).tokens[0])
+            runs.append(warm_parts.first_token(engine, before + prompts.draw(new)))
+        told[name] = sorted(runs, key=lambda one: one.all)[REPEATS // 2]
+        device = warm_parts.measured(engine, folder, runs[-1])
+        print(*warm_parts.lines(name, told[name], device), sep="\n", flush=True)
+        one = told[name]
+        found[name] = {"submit_ms": one.submit, "step_ms": one.steps, "device": device}
+    for row in warm_parts.attention_tactics(folder):
+        print(row["bucket"], row["chosen"], json.dumps(row["microseconds_at"]))
+    return found
+
+
+def measure(
+    folder: Path, context: int, new: int, repeat: int, split: bool = False
+) -> dict[str, Any]:
     """All rows, by name."""
-    engine = Engine.open(folder, EngineOptions())
+    engine = opened(folder, EngineOptions())
     prompts = Prompts(engine.loaded.limits.vocab - 1)
     rows: dict[str, Run] = {}
     rows["short"] = median(repeat, lambda: run(engine, [prompts.draw(new)], 1))
@@ -97,8 +134,9 @@ def measure(folder: Path, context: int, new: int, repeat: int) -> dict[str, Any]
     rows["fork"] = median(repeat, fork)
     rows["alone"] = median(repeat, lambda: run(engine, [prompts.draw(COMMON + OWN)], 1))
     stats = engine.stats()
+    more = {"parts": parts(engine, folder, prompts, context, new)} if split else {}
     engine.close()
-    plain = Engine.open(folder, EngineOptions(cache_bytes=0))
+    plain = opened(folder, EngineOptions(cache_bytes=0))
     rows["uncached"] = median(repeat, lambda: run(plain, [prompts.draw(context)], 1))
     plain.close()
     seconds = {name: round(r.seconds * 1e3, 2) for name, r in rows.items()}
@@ -112,6 +150,7 @@ def measure(folder: Path, context: int, new: int, repeat: int) -> dict[str, Any]
         "snapshots_cost": round(rows["cold"].seconds / rows["uncached"].seconds - 1, 4),
         "fork_over_alone": round(rows["fork"].seconds / rows["alone"].seconds, 3),
         "stats": kept,
+        **more,
     }
 
 
@@ -121,10 +160,11 @@ def main() -> None:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--context", type=int, default=16384)
     parser.add_argument("--new", type=int, default=200)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--no-parts", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found = measure(args.engine, args.context, args.new, args.repeat)
+    found = measure(args.engine, args.context, args.new, args.repeat, not args.no_parts)
     for name, ms in found["ms"].items():
         print(f"{name:9} {ms:10.2f} ms to the first token, {found['computed'][name]} computed")
     print(f"warm {found['warm_over_short']} of short (aim 1.2)")

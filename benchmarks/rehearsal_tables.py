@@ -22,6 +22,7 @@ PARTS = {
     "memcheck": "the ops' cases under compute-sanitizer's memcheck, a share a row",
     "racecheck": "the same under racecheck",
 }
+PREFILLS = "prefill_rehearsed.json"  # of `benchmarks.prefill_floor`
 SLOWEST = 8  # kinds of launches of a bucket that are named
 Row = Mapping[str, Any]
 
@@ -42,6 +43,8 @@ def rehearsed(folder: Path = RESULTS) -> str:
         blocks.append(_served(found["check"]["rows"]))
     if "layers" in found:
         blocks += _layers(found["layers"]["rows"])
+    for run in _read(folder / PREFILLS).get("runs", ()):
+        blocks.append(_prefill(run))
     if "steps" in found:
         blocks.append(_steps(found["steps"]["rows"]))
     return "\n\n".join(filter(None, blocks))
@@ -105,6 +108,28 @@ def _layers(rows: Sequence[Row]) -> Iterable[str]:
             head = f"{row['label'].replace('/', ', ')} rows: {row['graph_ms']:.3f} ms as a graph"
             columns = ("node", "op", "tactic", "launches", "ms of all, one by one")
             yield f"{head}\n\n{_table(columns, longest)}"
+
+
+def _prefill(run: Row) -> str:
+    """A prompt's prefill beside its floor, those kinds first that are furthest from theirs."""
+    known = run["machine"]
+    head = (
+        f"{run['model']}, prefill of {run['tokens']:,} tokens beside the floor of "
+        f"{known['sms']} multiprocessors ({known['card']}, {known['part']}; "
+        f"{known['read'] / 1e12:.2f} TB/s read, {known['mma'] / 1e12:.0f} TFLOP/s of mma.sync with "
+        f"bf16 or f16 factors, both measured there): {run['ms']:.1f} ms, "
+        f"{run['ms'] / run['layers']:.2f} a layer, **{run['ms'] / run['floor_ms']:.2f} times the "
+        f"floor** of {run['floor_ms']:.1f} ms, {run['floor_ms'] / run['layers']:.2f} a layer"
+    )
+    cells = []
+    floors = [(max(r["bytes_us"], r["ops_us"]), r) for r in run["rows"] if r["us"] is not None]
+    for floor, r in sorted(floors, key=lambda f: f[1]["count"] * (f[0] - f[1]["us"]))[:SLOWEST]:
+        bound = "products" if r["ops_us"] > r["bytes_us"] else "bytes"
+        ratio = f"{r['us'] / floor:.2f}" if floor else "–"
+        figures = (r["count"], f"{r['us']:.0f}", f"{floor:.0f}", bound, ratio)
+        cells.append((r["node"], r["op"], r["tactic"], *figures))
+    columns = ("node", "op", "tactic", "nodes", "us of one", "floor", "bound by", "times")
+    return f"{head}:\n\n{_table(columns, cells)}"
 
 
 def _steps(rows: Sequence[Row]) -> str:

@@ -35,7 +35,7 @@ from spark_engine.runtime.embedded import embedded_engine
 from spark_engine.runtime.replicas.child import Child
 from spark_engine.runtime.server.server import ServerOptions
 
-HOST = "127.0.0.1"
+HOST, MODEL = "127.0.0.1", "tiny"
 START_S, WARM_S = 600.0, 5.0
 FRONT = (sys.executable, "-m", "spark_engine.runtime.replicas_command", "front")
 
@@ -90,7 +90,7 @@ async def converse(url: str, number: int, tokens: int, load: Load, end: float) -
                 messages = []
             turn += 1
             messages.append({"role": "user", "content": f"{number}.{turn}: tell me a story."})
-            body = {"model": "tiny", "messages": messages, "max_tokens": tokens}
+            body = {"model": MODEL, "messages": messages, "max_tokens": tokens}
             body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": False}}
             begun, said, bad = time.monotonic(), 0, False
             async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
@@ -131,7 +131,7 @@ def served(engine: Path, cores: Cores) -> Iterator[tuple[str, int]]:
     try:
         for own in cores.replicas:
             with bound(own):
-                children.append(Child(str(engine), ServerOptions(host=HOST)))
+                children.append(Child(str(engine), ServerOptions(host=HOST, names=(MODEL,))))
         for child in children:
             child.wait(START_S)
         with socket.socket() as found:
@@ -206,6 +206,8 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{count:4} replicas need {count * args.cores_each} cores; {len(there)} are here")
             continue
         row = run(engine, count, cores, args)
+        if not row["whole"]:
+            raise SystemExit(f"of {row['failed']} requests to {count} replicas none was answered")
         rows.append(row)
         alone = rows[0]["events_per_s"] / rows[0]["replicas"]
         row["of_n"] = round(row["events_per_s"] / (alone * count), 3)

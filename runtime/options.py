@@ -306,5 +306,7 @@ def _cache_bytes(gib: float | None, none: bool) -> int | None:
     if none:
         raise OptionError("--cache-gib and --no-cache contradict each other: give one of them")
     if not 0 <= gib <= MOST_GIB:
-        raise OptionError(f"--cache-gib is {gib:g}; give GiB from 0 (no cache) on, e.g. 8")
+        raise OptionError(
+            f"--cache-gib is {gib:g}; give GiB from 0 (no cache) to {MOST_GIB}, e.g. 8"
+        )
     return int(gib * GIB)

@@ -117,7 +117,8 @@ def run(
         folder = (engine or _embedded()).resolve()
         manifest = read_manifest(folder)
         least, most = counts(replicas)
-        own = replace(options, host=LOCAL if ray is None else "", page=options.page)
+        names = options.names or (manifest.name,)  # an update changes no request's model
+        own = replace(options, host=LOCAL if ray is None else "", names=names)
         plan = Plan(
             str(folder),
             own,

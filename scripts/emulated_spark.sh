@@ -2,7 +2,7 @@
 # README's path for the owner of a DGX Spark, command by command, in an emulated aarch64 Debian, as
 # far as it goes without a GPU; then scripts/first_run_on_a_spark.sh. docs/spark_path.md has a run.
 #
-#   sudo apt-get install debootstrap qemu-user-static binfmt-support
+#   sudo apt-get install debootstrap qemu-user binfmt-support
 #   sudo scripts/emulated_spark.sh FOLDER
 #
 # FOLDER: where the system is made, or was; 4 GB. What HEAD holds is cloned into it, not what is
@@ -29,9 +29,12 @@ fail() {
 
 [ -n "$FOLDER" ] || fail "name a folder: scripts/emulated_spark.sh FOLDER"
 [ "$(id -u)" -eq 0 ] || fail "debootstrap and chroot need root: sudo $0 $*"
-for tool in debootstrap qemu-aarch64-static; do
-    command -v "$tool" > /dev/null || fail "$tool is missing: apt-get install debootstrap qemu-user-static"
-done
+command -v debootstrap > /dev/null || fail "debootstrap is missing: apt-get install debootstrap"
+# Static, and not older than 8: under 7.2 the import of onnxruntime ends with SIGSEGV.
+QEMU=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
+[ -n "$QEMU" ] || fail "qemu-aarch64 is missing: apt-get install qemu-user (Debian 13)"
+version=$("$QEMU" --version | sed -n '1s/.*version \([0-9]*\).*/\1/p')
+[ "${version:-0}" -ge 8 ] || fail "$QEMU is version ${version:-unknown}; 8 or newer is needed: Debian 13 has 10"
 FOLDER=$(mkdir -p "$FOLDER" && cd "$FOLDER" && pwd) || exit 2
 ROOT=$FOLDER/root
 OWNER=/home/owner
@@ -52,7 +55,7 @@ register() {
     local mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
     [ -e "$BINFMT/register" ] || mount -t binfmt_misc binfmt_misc "$BINFMT" || return
     [ -e "$BINFMT/$NAME" ] && return
-    printf '%s' ":$NAME:M:0:$magic:$mask:$(command -v qemu-aarch64-static):OCF" > "$BINFMT/register"
+    printf '%s' ":$NAME:M:0:$magic:$mask:$QEMU:OCF" > "$BINFMT/register"
     MADE=yes
 }
 

@@ -13,9 +13,10 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-from spark_engine.errors import UserError
+from spark_engine.errors import OptionError, UserError
 
 OK, BUG, USER, DIVERGED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 DEBUG = "SPARK_DEBUG"  # in the environment: tracebacks are shown
@@ -68,6 +69,18 @@ def system_words(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0)
     return where + (error.strerror or str(error)) + (f"; {remedy}" if remedy else "")
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raises OptionError where the file cannot be written: before the work, and not at its end."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        plain = OSError(error.errno, error.strerror)
+        raise OptionError(f"{option} {path}: {system_words(plain)}") from None
+    if not there:
+        path.unlink(missing_ok=True)  # another process of ours may look as well
 
 
 def _leave(name: str, words: str, code: int) -> None:

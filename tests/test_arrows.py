@@ -28,11 +28,11 @@ _OPS = {"common", "linear", "rowwise", "gdn", "attention", "moe", "sampling", "d
 FOLDERS = {
     "plugins": {
         "common": set(),
-        "linear": {"common"},
+        "linear": {"common", "ranks"},
         "rowwise": {"common"},
         "gdn": {"common"},
         "attention": {"common", "rowwise"},
-        "moe": {"common", "linear", "rowwise"},
+        "moe": {"common", "linear", "rowwise", "ranks"},
         "sampling": {"common", "rowwise", "ranks"},
         "drafts": {"common"},
         "ranks": {"common", "rowwise"},

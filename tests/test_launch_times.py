@@ -131,6 +131,7 @@ def test_a_step_is_timed_in_every_form_and_kind_by_kind(tmp_path: Path) -> None:
     assert common[-1] == "logits nvfp4_linear" and len(common) == launch_overlap.KINDS + 1
     row = overlap.of_kind(common[0])
     assert row["launches"] == overlap.kinds.count(common[0]) and row["step_late"] == 1.001
+    row |= overlap.chains(common[0])
     assert row["warm"] == pytest.approx(1.001 / launch_overlap.WARM * row["launches"], abs=1e-4)
     assert common[0] in launch_overlap.line(row)
 
@@ -164,6 +165,11 @@ def test_launches_of_the_embedded_model_are_timed_and_predicted(
     words = [str(tmp_path / "engine"), str(TINY), "--out", str(tmp_path / "t.json")]
     asked = ["--rows", "1,8", "--drafts", "1", "--prefill", "128", "--ctx", "128", "--steps", "4"]
     launch_times.main([*words, *asked])
+    launch_times.main([*words, "--rows", "8", "--drafts", "1", "--ctx", "128", "--drawn"])
+    drawn = ["--out", str(tmp_path / "o.json"), "--rows", "8", "--ctx", "128", "--drawn"]
+    launch_overlap.main([*words[:2], *drawn])
+    (overlap,) = json.loads((tmp_path / "o.json").read_text())
+    assert overlap["pdl"] > 0 and all(kind["step_late"] > 0 for kind in overlap["kinds"])
     (run,) = json.loads((tmp_path / "t.json").read_text())["runs"]
     sizes_found = {(b["family"], b["rows"]) for b in run["buckets"]}
     assert sizes_found >= {("decode", 1), ("decode", 8), ("prefill", 2), ("verify_k1", 8)}

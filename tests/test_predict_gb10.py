@@ -115,6 +115,13 @@ class TestLaws:
         assert found.launch == pytest.approx(law.launch, rel=0.1)
         assert (found.byte, found.op) == pytest.approx((law.byte, law.op), rel=0.05)
 
+    def test_how_far_unpacking_and_multiplying_overlap_is_found_too(self) -> None:
+        law, machine = Law(2e-6, 0.5, 0.01, 2.0), replace(CARD, l2_bytes=1 << 40)
+        found = fitted(self.points(law, machine), machine)
+        assert found.power == 2 and (found.byte, found.op) == pytest.approx((0.5, 0.01), rel=0.05)
+        one = Law(0.0, 3.0, 4.0, 2.0).work(Amounts(1e10, ops=1e10), CARD)
+        assert one == pytest.approx(5.0), "less than both in turn, more than the longer"
+
     def test_times_that_bytes_explain_say_nothing_of_the_multiprocessors(self) -> None:
         points = [Point((Counted(Amounts(n * 1e6), 1),), n * 1e-6 + 1e-6) for n in (1, 7, 40)]
         law = fitted(points, CARD)
@@ -171,6 +178,13 @@ class TestHeld:
         (*_, row) = calibration.held_to([*good, measured(50e6, factor=2.0)], CARD)
         assert row["unseen_error"] == pytest.approx(1 / 2 - 1, abs=0.01)
         assert row["seen_error"] > row["unseen_error"] + 0.1
+
+    def test_rounds_of_as_many_rows_are_left_out_with_a_step(self) -> None:
+        """They have nearly its nodes: with them it would not be unseen."""
+        step, other = measured(50e6, factor=2.0), measured(4e6)
+        round_ = replace(step, bucket=replace(step.bucket, family="verify_k1"))
+        row = calibration.held_to([other, step, round_], CARD)[1]
+        assert row["unseen_error"] == pytest.approx(1 / 2 - 1, abs=0.01)
 
     def test_alone_of_its_model_it_has_nothing_to_go_by(self) -> None:
         other = replace(measured(4e6), model="another")
@@ -341,6 +355,6 @@ def test_tables_of_predictions_by_hand(tmp_path: Path) -> None:
         in text
     )
     assert "\n| 1 | `n` (o, t) | 3 | 2.0 | 1.0 | issue |" in text
-    assert "\n| 4,096 | 75 | 4,096 | 1,000 | `n` (o, t) 2 (1) |" in text
+    assert "\n| 4,096 | 75 | 4,096 (100) | 1,000 (40,960) | `n` (o, t) 2 (1) |" in text
     assert "\n| 1 | 31.5 (1) |" in text and "O," not in text
     assert "\n| Q, prefill | 128 | 10.00 | 11.00 (+10.0%) | – |" in text

@@ -4,7 +4,8 @@ A part of `benchmarks.rehearsal`, with drawn weights. Cut to one layer of each k
 every node of the engine runs alone over what the float64 reference of the node before it made, and
 the layers one behind the other (spark-check's levels `op` and `layer`). Whole, each bucket's
 launches are timed one by one and as a graph (`benchmarks.launch_times`), into
-`rehearsal_launches.json`, from which `benchmarks.predict_gb10` learns.
+`rehearsal_launches.json`, from which `benchmarks.predict_gb10` learns, and a prefill's kinds of
+nodes beside their floors (`benchmarks.prefill_floor`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearsal_tables import PREFILLS
 from benchmarks.rehearsals.check import tell_level
 from benchmarks.rehearsals.shapes import CONFIGS, MODELS, cut
 from benchmarks.rehearsals.told import Told
@@ -92,6 +94,8 @@ def whole(told: Told, model: str, base: Path) -> None:
         heard(told, ("spark_engine.builder.cli", *words))
         wanted = ("--rows", ROWS, "--drafts", DRAFTS, "--prefill", PROMPTS, "--out", str(out))
         heard(told, ("benchmarks.launch_times", str(engine), str(CONFIGS / model), *wanted))
+        floors = ("--model", model, "--out", str(out.with_name(PREFILLS)))
+        heard(told, ("benchmarks.prefill_floor", *floors))
     finally:
         shutil.rmtree(engine, ignore_errors=True)
     runs = json.loads(out.read_text())["runs"]

@@ -107,13 +107,15 @@ def main() -> None:
     told, target = Told(), target_here()
     tool = told.options["part"]
     found = list(works(target))
-    plans = [(work.tactic.source, followed(work).plan) for _, _, p in found for work in p]
+    parts = shares(found, told.done)
+    asked = {label for labels in parts.values() for label in labels}
+    works_asked = (w for _, _, plans in found for w in plans if label_of(w) in asked)
+    plans = [(work.tactic.source, followed(work).plan) for work in works_asked]
     jobs = nvrtc.jobs_of(plans)
     told.note(f"{len(jobs)} compilations")
     nvrtc.compile_all(jobs, target, CUBINS, os.cpu_count() or 1)
     with closing(Gpu()) as gpu:
         told.head(**seen(gpu), card=device.name_and_driver()[0], fitted_to=target.card.name)
-    parts = shares(found, told.done)
     with ThreadPoolExecutor(max(LEAST, (os.cpu_count() or 1) // 3)) as pool:
         going = {pool.submit(sanitize, tool, labels): name for name, labels in parts.items()}
         for job in as_completed(going):

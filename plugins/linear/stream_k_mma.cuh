@@ -60,7 +60,7 @@ DEVICE void consume_widened(const Ring& r, u32 i, const Mine& mine, Sums& sums) 
     }
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(r.empty + i * 8);
+  barrier_arrive_warp(r.empty + i * 8, lane);
 }
 #endif
 

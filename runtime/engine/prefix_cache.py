@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -163,14 +163,21 @@ class PrefixCache:
 
     def reclaim(self, pages: int) -> bool:
         """Sees to it that so many pages are free, as far as those that nobody uses suffice."""
+        ends: list[tuple[float, int, CachedState]] | None = None  # by worth, once they are needed
         while self._pages.free < pages and self._pages.spare:
             leaf = self._pop_leaf()
             if leaf is not None:
                 self._drop_node(leaf)
+                if ends is not None and leaf.parent is not None:
+                    self._push_ends(ends, leaf.parent.states)
                 continue
-            end = self._cheapest_end()
-            if end is not None:
-                self._drop_state(end)
+            if ends is None:
+                ends = []
+                self._push_ends(ends, self._states)
+            if ends:
+                state = heapq.heappop(ends)[2]
+                if state.alive:
+                    self._drop_state(state)
                 continue
             # Below these are pages that somebody computed again and uses.
             for node in [n for n in self._nodes.values() if not self._pages.users(n.page)]:
@@ -316,16 +323,15 @@ class PrefixCache:
         """Whether a node's page would be free without it."""
         return not self._pages.users(page) and self._pages.keeps(page) == 1
 
-    def _cheapest_end(self) -> CachedState | None:
-        """Of the states behind which nothing is kept, the one that is worth least."""
+    def _push_ends(
+        self, heap: list[tuple[float, int, CachedState]], states: Iterable[CachedState]
+    ) -> None:
+        """Those of the states behind which nothing is kept, by what they are worth."""
         users = self._pages.users
-        ends = [
-            s
-            for s in self._states
-            if (s.tail and not users(s.page))
-            or not (s.node is self.root or s.node.children or users(s.node.page))
-        ]
-        return min(ends, key=self._worth, default=None)
+        for s in states:
+            bare = not (s.node is self.root or s.node.children or users(s.node.page))
+            if bare or (s.tail and not users(s.page)):
+                heapq.heappush(heap, (self._worth(s), next(self._tick), s))
 
     def _consider(self, node: Node) -> None:
         if node.alive and node.bare and node is not self.root:

@@ -104,9 +104,9 @@ class Reuse:
         if seq.leader is None:
             return hit
         seq.held_back = True
-        for positions in (seq.leader.points, seq.leader.awaited):
-            if seq.leader_end not in positions:
-                insort(positions, seq.leader_end)
+        insort(seq.leader.awaited, seq.leader_end)
+        if seq.leader_end not in seq.leader.points:
+            insort(seq.leader.points, seq.leader_end)
         return None
 
     def _match(self, seq: Sequence) -> Hit:
@@ -200,10 +200,12 @@ class Reuse:
             self._keep_generated(seq, in_flight)
 
     def drop(self, seq: Sequence) -> None:
-        """It will not read its source any more, and nobody waits for it."""
+        """It will not read its source any more, it waits for nobody, and nobody for it."""
         if seq.source is not None:
             self.cache.unpin(seq.source)
             seq.source = None
+        if seq.leader is not None and seq.leader_end in seq.leader.awaited:
+            seq.leader.awaited.remove(seq.leader_end)
         seq.leader, seq.awaited = None, []
 
     def _keep_generated(self, seq: Sequence, in_flight: bool) -> None:

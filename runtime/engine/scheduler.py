@@ -123,6 +123,8 @@ class Scheduler:
                 self._fence.append((self._next_step - 1, seq.slot, seq.pages, seq.node))
             else:
                 self._free(seq.slot, seq.pages, seq.node)
+        else:
+            self.reuse.drop(seq)
         seq.slot, seq.pages, seq.node = -1, [], None
         seq.status, seq.finish = Status.FINISHED, reason
 

@@ -41,7 +41,7 @@ class Sequence:
         node: the deepest of its pages that others can begin with.
         leader, leader_end: it waits until this one was launched up to there, to go on from it.
         held_back: it let others pass for that.
-        awaited: positions up to which others wait for it so, ascending.
+        awaited: a position for each that waits for it so, ascending.
         last_step: the last launched step that touches its slot or pages.
         snapshot: the copy of its slot and pages while SWAPPED; opaque here.
         swap_bytes: what the snapshot takes of the swap budget.

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from spark_engine.command import check_writable
 from spark_engine.runtime.executors.memory import BucketKey
 
 MOST_SPANS = 400_000  # kept; those that follow are counted only, and are in the shares still
@@ -139,12 +140,16 @@ class Trace(NoTrace):
 
 
 def trace_of(file: str | None, name: str) -> NoTrace:
-    """What the process `name` keeps for the trace `file`; nothing where there is no file."""
+    """What the process `name` keeps for the trace `file`; nothing where there is no file.
+
+    Raises OptionError where it cannot be written.
+    """
     if file is None:
         return NoTrace()
     part = _part(file, name)
-    part.touch()  # a folder that cannot be written is told now, and not at the end
-    part.unlink()
+    check_writable("--profile", Path(file))
+    check_writable("--profile", part)
+    part.unlink(missing_ok=True)  # of one that was killed
     return Trace(name, part)
 
 
@@ -152,15 +157,16 @@ def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Makes the trace `file` of the parts of the processes `names`, which go; their shares."""
     events: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
-    for pid, name in enumerate(names, 1):
-        part = _part(file, name)
+    parts = [_part(file, name) for name in names]
+    for pid, (name, part) in enumerate(zip(names, parts, strict=True), 1):
         if part.exists():
             row = msgspec.json.decode(part.read_bytes())
             events += _events(pid, name, row.pop("spans"))
             found[name] = row
-            part.unlink()
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": found}
     Path(file).write_bytes(msgspec.json.encode(whole))
+    for part in parts:  # now that what they held is kept
+        part.unlink(missing_ok=True)
     return found
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from nccl.bindings import nccl
@@ -20,6 +22,7 @@ from spark_engine.runtime.executors.peers import Ranked
 
 COME_S = 120.0  # for all ranks to be connected
 CLOSE_S = 5.0
+TICK_S = 0.05  # how often it looks whether the ranks have ended
 SMALL = 256  # bytes of the first calls
 NETWORK = (
     "NCCL_SOCKET_IFNAME names the interface between the hosts, whose firewalls must let NCCL's "
@@ -34,11 +37,12 @@ class Nccl:
 
     `comm` tells the ranks where rank 0 waits. The first calls are made here, over memory of their
     own, so that what NCCL keeps on the GPU is taken before anybody asks how much is free. Raises
-    ExecutorError where NCCL is missing, refuses, or has not connected all ranks in `limit_s`.
+    ExecutorError where NCCL is missing, refuses, or has not connected all ranks in `limit_s`, and
+    where `comm` is aborted meanwhile; then it is closed, whatever NCCL had made by then.
     """
 
     def __init__(self, gpu: Gpu, comm: Ranked, limit_s: float = COME_S) -> None:
-        self._gpu, self._left, self._lock = gpu, False, threading.Lock()
+        self._gpu, self._left, self._lock = gpu, threading.Event(), threading.Lock()
         self._comm: object = None
         asked = nccl.UniqueId()
         if comm.rank == 0:
@@ -48,16 +52,26 @@ class Nccl:
 
         def connect() -> None:
             gpu.use()
-            self._comm = _told(lambda: nccl.comm_init_rank(ranks, place, comm.rank))
-            self._try(ranks)
+            if self._joined(_told(lambda: nccl.comm_init_rank(ranks, place, comm.rank))):
+                self._try(ranks)
 
         comm.at_abort(self.abort)
-        if not _within(limit_s, connect):
+        work = _Work(connect)
+        try:
+            connected = work.ended(limit_s, self._left)
+            if self._left.is_set():
+                raise ExecutorError(f"rank {comm.rank} was being connected when the ranks ended")
+            if not connected:
+                raise ExecutorError(
+                    f"NCCL has not connected rank {comm.rank} with the others in {limit_s:g} s: "
+                    f"{NETWORK}"
+                )
+        except BaseException:
             self.close()  # what waits on the stream ends
-            raise ExecutorError(
-                f"NCCL has not connected rank {comm.rank} with the others in {limit_s:g} s: "
-                f"{NETWORK}"
-            )
+            if self._comm is not None:  # and gives back what it tried with
+                with suppress(Exception):
+                    work.ended(CLOSE_S)
+            raise
 
     def queueing(self, symbol: str, args: Sequence[int | float]) -> Callable[[], None]:
         """What puts the call on the stream: "all_gather" of (from, to, bytes of this rank), or
@@ -80,23 +94,42 @@ class Nccl:
         self._let_go(0.0)
 
     def close(self) -> None:
-        """Lets the other ranks go without waiting for them; nothing may be queued any more."""
-        if not self._let_go(CLOSE_S):
-            log.warning("NCCL has not closed in %g s; it is left", CLOSE_S)
+        """Lets the other ranks go without waiting for them; nothing may be queued any more. Raises
+        nothing: what led to it is what is to be told."""
+        try:
+            if not self._let_go(CLOSE_S):
+                log.warning("NCCL has not closed in %g s; it is left", CLOSE_S)
+        except ExecutorError as error:
+            log.warning("NCCL is left as it is: %s", error)
 
     def _let_go(self, limit_s: float) -> bool:
         with self._lock:
-            left, self._left = self._left or self._comm is None, True
-        return left or _within(limit_s, lambda: _told(lambda: nccl.comm_abort(self._comm)))
+            left = self._left.is_set() or self._comm is None
+            self._left.set()
+        return left or _Work(lambda: _told(lambda: nccl.comm_abort(self._comm))).ended(limit_s)
+
+    def _joined(self, made: object) -> bool:
+        """Keeps what NCCL has made. False, and it is given back, where nobody waits for it."""
+        with self._lock:
+            self._comm, left = made, self._left.is_set()
+        if left:
+            _told(lambda: nccl.comm_abort(made))
+        return not left
 
     def _try(self, ranks: int) -> None:
-        source, to = self._gpu.allocate(SMALL), self._gpu.allocate(ranks * SMALL)
-        self._gpu.fill(source, 0, SMALL)
-        for symbol in ("all_gather", "all_reduce"):
-            self.queueing(symbol, (source, to, SMALL))()
-        self._gpu.wait()
-        self._gpu.free(to)
-        self._gpu.free(source)
+        held: list[int] = []
+        try:
+            for nbytes in (SMALL, ranks * SMALL):
+                held.append(self._gpu.allocate(nbytes))
+            source, to = held
+            self._gpu.fill(source, 0, SMALL)
+            for symbol in ("all_gather", "all_reduce"):
+                self.queueing(symbol, (source, to, SMALL))()
+            self._gpu.wait()
+        finally:
+            for place in reversed(held):
+                with suppress(ExecutorError):  # a device that is lost has said so before
+                    self._gpu.free(place)
 
 
 def _told(call: Callable[[], object]) -> object:
@@ -109,20 +142,28 @@ def _told(call: Callable[[], object]) -> object:
         raise ExecutorError(f"NCCL is not to be loaded ({error}): {extra('nccl')}") from error
 
 
-def _within(limit_s: float, work: Callable[[], object]) -> bool:
-    """Does the work in a thread of its own; False when it has not ended in time. Raises what it
-    raises."""
-    failed: list[BaseException] = []
+class _Work:
+    """Something that may never end, in a thread of its own."""
 
-    def guarded() -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work, self._failed = work, list[BaseException]()
+        self._thread = threading.Thread(target=self._run, name="nccl", daemon=True)
+        self._thread.start()
+
+    def ended(self, limit_s: float, left: threading.Event | None = None) -> bool:
+        """False when it has not ended in time, or before `left`. Raises what it raised."""
+        until = time.monotonic() + limit_s
+        while self._thread.is_alive() and not (left and left.is_set()):
+            rest = max(0.0, until - time.monotonic())
+            self._thread.join(min(rest, TICK_S))
+            if not rest:
+                break
+        if self._failed:
+            raise self._failed[0]
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
         try:
-            work()
+            self._work()
         except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=guarded, name="nccl", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if failed:
-        raise failed[0]
-    return not thread.is_alive()
+            self._failed.append(error)

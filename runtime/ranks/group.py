@@ -31,7 +31,7 @@ LAST_WORDS_S = 0.5  # for what a fallen rank says of itself
 DEVICE_S = 6.0  # a step on a device; a chunk of prefill takes a second
 GRACE_S = 2.0  # rank 0 gets this long to leave a step that cannot end; with DEVICE_S less than the
 # server's watchdog, so that the log names the rank
-OPENING_S = 30.0  # and this long to leave the opening of its part, where it may wait for others
+OPENING_S = 30.0  # and this long to leave an opening that may wait for others on a device
 EXIT_S = 5.0  # and the others to close
 KILLED_S = 1.0  # or less, where one has fallen or still opens its part, and does not listen
 TICK_S = 0.25  # how often it looks
@@ -71,9 +71,10 @@ class Group:
         """Processes of the ranks that run on this host."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def begin(self, begin: Begin) -> None:
-        """Tells all ranks to open the engine, as this one does meanwhile."""
-        self.comm.limit_s, self._opening = OPEN_S, True
+    def begin(self, begin: Begin, device: bool) -> None:
+        """Tells all ranks to open the engine, as this one does meanwhile: on a `device` that may
+        wait for a fallen rank without end. Elsewhere it leaves by `check`, however slow it is."""
+        self.comm.limit_s, self._opening = OPEN_S, device
         self.send(encode(begin))
 
     def all_open(self) -> None:

@@ -105,7 +105,7 @@ class Carrier:
         refused: Refusal | None = None
         lost: list[Lost] = []
         again = ""  # why it goes to another
-        for _ in range(TRIES):
+        for left in reversed(range(TRIES)):
             choice = self._fleet.router.choose(prompt, asked.tried)
             name = owner or (choice.name if choice else None)
             replica = self._fleet.replicas.get(name) if name else None
@@ -116,26 +116,27 @@ class Carrier:
                 choice = Choice(replica.name)
             if again:
                 self._metrics.again(again)
+            last = not left or owner or all(r.name in asked.tried for r in self._fleet.up)
             self._metrics.routed(prompt[-1].length if prompt else 0, choice.shared)
             try:
-                refused = await self._through(replica, asked, prompt, choice)
+                refused = await self._through(replica, asked, prompt, choice, bool(last))
             except Lost as problem:
                 if await self._broke(replica, asked, problem):
                     return
                 lost.append(problem)
-                if len(lost) == BREAKS or owner:
+                if len(lost) == BREAKS or last:
                     break
                 again = "lost"
                 continue
             if refused is None:
                 return
-            if owner:
+            if last:
                 break
             again = "refused"
         await self._fail(asked, refused, lost[-1] if lost else None)
 
     async def _through(
-        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice
+        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice, last: bool
     ) -> Refusal | None:
         router = self._fleet.router
         ticket = router.begin(choice, prompt)
@@ -143,7 +144,8 @@ class Carrier:
             with replica.flight():
                 url = replica.address.url + asked.target
                 whole = asked.body.data
-                asking = self._upstream.ask(asked.method, url, asked.up, whole)
+                sent = asked.body.drop if last and asked.body.large else None
+                asking = self._upstream.ask(asked.method, url, asked.up, whole, sent)
                 del whole  # what is sent is held by who sends it
                 async with asking as answer:
                     return await self._pass_on(replica, asked, answer, ticket)

@@ -113,13 +113,25 @@ def cluster(address: str | None) -> Iterator[None]:
     try:
         ray.init(**given, namespace=NAMESPACE, logging_level="warning")
     except Exception as error:
-        where = address or "on this machine"
-        words = f"Ray does not answer {where} ({type(error).__name__}: {error})"
-        raise OptionError(f"{words}; see --ray") from None
+        raise OptionError(_no_ray(address, f"{type(error).__name__}: {error}")) from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _no_ray(address: str | None, why: str) -> str:
+    """What a user may do where Ray is not there."""
+    if address is None:
+        words = "it gives up after some 15 s, which a busy machine may take: run it again"
+        return f"Ray does not start on this machine ({why}); {words}"
+    words = "is it started, and is its Ray of this version?"
+    if address != "auto" and "RAY_AUTH_MODE" not in os.environ:
+        words += (
+            " Where its machines have a token (~/.ray/auth_token), set RAY_AUTH_MODE=token here: "
+            "Ray takes it by itself for --ray auto alone."
+        )
+    return f"Ray does not answer at {address} ({why}); {words}"
 
 
 def check_free() -> None:
@@ -215,7 +227,8 @@ def placed() -> Plan:
         if found := _noted():
             return found
         if time.monotonic() > end:
-            raise OptionError("the replicas are being placed for the first time; ask again later")
+            words = "the replicas are being placed for the first time: ask again later, or, where "
+            raise OptionError(words + "the run that does it is lost, end them by remove")
         time.sleep(HEALTH_S / 4)
     raise OptionError("nothing is placed in this cluster: begin with spark-replicas run")
 

@@ -24,7 +24,8 @@ from spark_engine.runtime.server.connections import (
     raise_descriptor_limit,
     room_for_connections,
 )
-from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions, bind
+from spark_engine.runtime.server.port import bind
+from spark_engine.runtime.server.server import BACKLOG, KEEP_ALIVE_S, ServerOptions
 from spark_engine.runtime.server.tls import check_tls
 
 log = logging.getLogger(__name__)

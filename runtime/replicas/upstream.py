@@ -6,7 +6,8 @@ Knows aiohttp, and no other file of the runtime does. What breaks on the way is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, cast
 
 import aiohttp
 from yarl import URL
@@ -75,18 +76,25 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def ask(
-        self, method: str, url: str, headers: Headers = (), body: bytes = b""
+        self,
+        method: str,
+        url: str,
+        headers: Headers = (),
+        body: bytes = b"",
+        sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """The answer; leaving the block early ends it over there. Raises Lost, Unsendable.
-        `url` stands in it as it is given."""
+        `url` stands in it as it is given. With `sent` nothing holds the body once it is on its way,
+        and `sent` is called then."""
+        head, data = list(headers), cast(Any, body or None)
+        if body and sent is not None:
+            head.append(("Content-Length", str(len(body))))
+            data = _slices(body, sent)
         try:
             asked = self._session.request(
-                method,
-                URL(url, encoded=True),
-                headers=list(headers),
-                data=body or None,
-                allow_redirects=False,
+                method, URL(url, encoded=True), headers=head, data=data, allow_redirects=False
             )
+            del data
             del body  # nothing holds it while the answer comes
             response = await asked
         except (aiohttp.InvalidURL, ValueError) as error:
@@ -122,6 +130,13 @@ class Upstream:
     async def close(self) -> None:
         """Closes all connections."""
         await self._session.close()
+
+
+async def _slices(body: bytes, sent: Callable[[], None]) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), READ):
+        yield body[at : at + READ]
+    del body
+    sent()
 
 
 def _words(error: BaseException) -> str:

@@ -28,6 +28,11 @@ class Body:
         self._bodies = bodies
         self._large = 0
 
+    @property
+    def large(self) -> bool:
+        """Does it count?"""
+        return self._large > 0
+
     def grow(self, size: int) -> None:
         """So many bytes of it are there. Raises Busy where all together are too many."""
         more = max(0, size - SMALL_BODY) - self._large

@@ -54,6 +54,7 @@ from spark_engine.runtime.server.log_limit import limit_log
 from spark_engine.runtime.server.logs import LogFormat, LogLevel
 from spark_engine.runtime.server.operation import kept_keys, listeners, shorten
 from spark_engine.runtime.server.page.report import make_report
+from spark_engine.runtime.server.port import bind
 from spark_engine.runtime.server.service import Service
 from spark_engine.runtime.server.supervisor import WATCHDOG_S, Supervision
 from spark_engine.runtime.server.tls import check_tls
@@ -323,17 +324,3 @@ class _Server(uvicorn.Server):
     async def _force_exit_later(self) -> None:
         await asyncio.sleep(FORCE_S)
         self.force_exit = True
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet, so that nobody waits on a loading engine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        words = f"cannot serve on {host}:{port} ({error.strerror}); choose another --host or --port"
-        raise OptionError(words) from None
-    return listener

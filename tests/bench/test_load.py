@@ -24,6 +24,9 @@ def test_arrivals_by_hand() -> None:
 
     assert times(Arrivals(closed=3)) == [None] * 7
     assert Arrivals(closed=3).spread(TURNS, {}, random.Random()).width == 3
+    own = [{"n": i} for i in range(len(TURNS))]
+    scripts = Arrivals(closed=3).spread(TURNS, own, random.Random()).scripts
+    assert [script.more for script in scripts] == own, "each conversation has its own tools"
     bursts = Arrivals(burst=3, every_s=2.0, stagger_s=0.25)
     assert times(bursts) == [0, 0.25, 0.5, 2, 2.25, 2.5, 4]
     assert bursts.words == "bursts of 3, 0.25 s apart, every 2 s"
@@ -67,6 +70,8 @@ def test_prompts_of_a_tokenizer(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match="--tokenizer"):
         Ids(1000).text([1])
+    with pytest.raises(OptionError, match="give a larger --vocab"):
+        Ids(0, tokenizer)
 
 
 @pytest.mark.parametrize(("text", "found"), [("5", (5, 5)), ("5-9", (5, 9)), ("7-7", (7, 7))])

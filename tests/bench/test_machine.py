@@ -17,6 +17,7 @@ from spark_engine.errors import OptionError
 
 SMI = """#!/bin/sh
 case "$*" in
+*"-i 3"*) echo "Other, 1, 2" ;;
 *compute-apps*) echo "4711, /usr/bin/other, 1024" ;;
 *-lms*) echo "1500, 1980, 350.5, 40, 90"; echo "1980, 1980, [N/A], 50, 100"; echo "cut"
         echo "1700, 1980, 450.5, 60, 95"; exec sleep 60 ;;
@@ -36,6 +37,8 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_card_is_told_and_watched(smi: None) -> None:
     assert machine.card() == {"name": "NVIDIA H200", "driver": "580.1", "power_limit_w": 700.0}
     assert machine.processes() == ["4711, /usr/bin/other, 1024"]
+    other = machine.card(3)
+    assert other and other["name"] == "Other" and machine.processes(3) == ["Other, 1, 2"]
     with machine.Watch() as watch:
         end = time.monotonic() + 10
         while watch.samples < 3 and time.monotonic() < end:
@@ -87,3 +90,19 @@ def test_two_benches_do_not_run_at_once(tmp_path: Path) -> None:
     for _ in range(2):  # and it is given back
         with alone(path, False, said.append):
             assert path.read_text() == str(os.getpid())
+
+
+def test_another_users_lock_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder for all, nobody may write or make a file that another made."""
+    real, path = os.open, tmp_path / "lock"
+    path.write_text("4711")
+
+    def opened(name: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_CREAT | os.O_RDWR):
+            raise PermissionError(13, "Permission denied")
+        return real(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", opened)
+    with alone(path, False, print), pytest.raises(OptionError, match="process 4711"):
+        with alone(path, False, print):
+            pass

@@ -33,6 +33,13 @@ def test_each_answer_is_a_turn() -> None:
     assert own[0].answer is None and own[0].new[0] == {"role": "system", "content": "Run 7."}
 
 
+def test_what_the_system_says_in_parts_is_marked_by_a_part() -> None:
+    part = {"type": "text", "text": "Be brief."}
+    messages = [{"role": "system", "content": [part]}, {**ANSWER, "content": None}]
+    (turn,) = replay.turns({"messages": messages}, "Run 7.", own_answers=False)
+    assert turn.new[0]["content"] == [{"type": "text", "text": "Run 7."}, part]  # type: ignore[call-overload,index]
+
+
 def test_tools_are_marked_too_for_they_may_come_first() -> None:
     tools = [{"function": {"name": "f", "description": "Does it."}}, {"function": {"name": "g"}}]
     row = {"messages": [USER, ANSWER], "tools": tools, "chat_template_kwargs": {"a": 1}}
@@ -63,6 +70,12 @@ def test_the_agent_that_comes_with_it_has_ten_turns_with_tools() -> None:
         ('[{"messages": 5}]', "conversation 0 has no messages"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "with an answer"),
         ('[{"messages": [{"role": "assistant"}]}, 7]', "conversation 1"),
+        ('{"messages": [{"role": "assistant", "max_tokens": "9"}]}', "max_tokens of '9'"),
+        ('{"messages": [{"role": "assistant", "max_tokens": 0}]}', "max_tokens of 0"),
+        ('{"messages": [{"role": "assistant"}, {"pause_s": -1}]}', "pause_s of -1; it must"),
+        ('{"messages": [{"role": "assistant", "content": 5}]}', "the content 5; it must be text"),
+        ('{"messages": [{"role": "assistant"}], "tools": [{}]}', "a tool without its function"),
+        ('{"messages": [{"role": "assistant"}], "tools": {"a": 1}}', "they must be a list"),
     ],
 )
 def test_what_is_no_record_is_refused(text: str, words: str, tmp_path: Path) -> None:

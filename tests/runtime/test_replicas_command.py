@@ -21,7 +21,8 @@ from spark_engine.runtime.server.server import ServerOptions
 def _manifest(ranks: int = 1, seqs: int = 32, executor: str = NATIVE) -> Any:
     limits = SimpleNamespace(max_seqs=seqs)
     data = f"{ranks} {seqs}".encode()
-    return SimpleNamespace(ranks=ranks, executor=executor, limits=limits, encode=lambda: data)
+    given = {"name": "27b", "ranks": ranks, "executor": executor, "limits": limits}
+    return SimpleNamespace(**given, encode=lambda: data)
 
 
 class Placing:
@@ -87,6 +88,15 @@ def test_replicas_are_placed_served_and_removed(placing: Placing) -> None:
     assert plan.follows == ("gpus", "target") and plan.known
     _run("--ray", "auto")
     assert not placing.done[5].known, "a cluster may have more machines later"
+
+
+def test_an_update_does_not_rename_the_model(placing: Placing) -> None:
+    _run()
+    plan = placing.done[1]
+    assert plan.server.names == ("27b",), "requests name it, whatever folder comes next"
+    assert moved(plan, "/f", _manifest()).server == plan.server
+    _run("--served-model-name", "a", "--served-model-name", "b")
+    assert placing.done[5].server.names == ("a", "b")
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_placed(placing: Placing) -> None:

@@ -1,7 +1,7 @@
 """Replicas of the embedded model on the CPU, placed by Ray, under load: faults, and an update.
 
-    python -m tests.soak.replicas [N] [--out FILE]      4 by default; exit code 1 where something is
-                                                        wrong; FILE gets the figures
+    python -m tests.soak.replicas [N] [--engine FOLDER] [--out FILE]     4 by default; exit code 1
+                                              where something is wrong; FILE gets the figures
 
 Conversations of streams and whole answers go through the front of `spark-replicas run`. A second
 `run` is refused; the directory of the replicas is killed; a server is killed with its engine;
@@ -51,12 +51,15 @@ class Soak:
         self.told: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.excused_until = 0.0
+        self.front_away = False
         self.stop = False
+        self.process: subprocess.Popen[bytes]
         self.took: dict[str, float] = {}  # seconds
 
     def begin(self, engine: Path) -> subprocess.Popen[bytes]:
         options = ("--replicas", str(self.replicas), "--cpus", "0.2", "--port", str(self.port))
-        words = (*COMMAND, "run", str(engine), *options, "--drain-timeout", "60")
+        options += ("--drain-timeout", "60", "--served-model-name", "tiny")
+        words = (*COMMAND, "run", str(engine), *options)
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
 
@@ -67,7 +70,7 @@ class Soak:
     async def until(self, names: int, limit_s: float, without: set[str]) -> None:
         """So many replicas are up, none of those named."""
         end = time.monotonic() + limit_s
-        while time.monotonic() < end:
+        while time.monotonic() < end and self.process.poll() is None:
             try:
                 up = {row["name"] for row in self.rows() if row["up"]}
             except httpx.HTTPError:
@@ -75,7 +78,10 @@ class Soak:
             if len(up) == names and not up & without:
                 return
             await asyncio.sleep(0.5)
-        raise SystemExit(f"after {limit_s:.0f} s there are not {names} replicas: see the log")
+        over = (
+            f"it ended with {code}" if (code := self.process.poll()) is not None else "it is late"
+        )
+        raise SystemExit(f"there are not {names} replicas, {over}: see the log")
 
     async def client(self, number: int, http: httpx.AsyncClient) -> None:
         """Conversations, turn after turn."""
@@ -98,6 +104,9 @@ class Soak:
         try:
             answer = await http.post(f"{self.url}/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
+            if self.front_away:
+                await asyncio.sleep(0.5)
+                return "no front"
             self.wrong.append(f"no answer at all: {type(error).__name__}")
             return "nothing"
         if answer.status_code != 200:
@@ -124,7 +133,8 @@ class Soak:
         code, text = await self.command("run", str(engine), "--ray", "auto", "--port", "0")
         if code != 2 or "already" not in text:
             self.wrong.append(f"a second run ended with {code}: {text[-300:]}")
-        os.kill(_directory(self.process.pid), signal.SIGKILL)
+        (directory,) = children(b"ray::Directory", self.process.pid)
+        os.kill(directory, signal.SIGKILL)
         begun = time.monotonic()
         while True:
             code, text = await self.command("status")
@@ -176,7 +186,7 @@ class Soak:
         await self.directory(engine)
         first, second, *_ = self.rows()
         self.excused_until = time.monotonic() + EXCUSED_S
-        os.kill(_listener(first["url"]), signal.SIGKILL)
+        os.kill(listener(first["url"]), signal.SIGKILL)
         print("killed", first["name"], flush=True)
         begun = time.monotonic()
         await self.until(self.replicas, START_S, {first["name"]})
@@ -185,7 +195,7 @@ class Soak:
         await asyncio.sleep(QUIET_S)
         if self.replicas > 1:
             self.excused_until = time.monotonic() + EXCUSED_S
-            os.kill(stopped := _listener(second["url"]), signal.SIGSTOP)
+            os.kill(stopped := listener(second["url"]), signal.SIGSTOP)
             print("stopped", second["name"], flush=True)
             await self.until(self.replicas, START_S, {second["name"]})
             print("another is there:", dict(self.told), flush=True)
@@ -204,19 +214,21 @@ class Soak:
                 self.stop = True
                 await asyncio.gather(*clients)
 
-    def run(self) -> int:
-        engine = embedded_engine(cache_folder(), print)
+    def run(self, engine: Path) -> int:
         begun = time.monotonic()
+        urls: list[str] = []
         process = self.process = self.begin(engine)
         try:
             asyncio.run(self.until(self.replicas, START_S, set()))
             self.took["start_s"] = time.monotonic() - begun
             print(f"{self.replicas} replicas after {self.took['start_s']:.0f} s", flush=True)
-            urls = [row["url"] for row in self.rows()]
+            urls += [row["url"] for row in self.rows()]
             asyncio.run(self.load(engine))
             text = httpx.get(f"{self.url}/metrics").text
             print(*(row for row in text.splitlines() if row.startswith("spark_front_")), sep="\n")
             urls += [row["url"] for row in self.rows()]
+        except SystemExit as problem:
+            self.wrong.append(str(problem))
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(ENDS_S)
@@ -224,27 +236,28 @@ class Soak:
         if code:
             self.wrong.append(f"spark-replicas ended with {code}")
         self.took["all_s"] = time.monotonic() - begun
-        self.wrong += [f"{url} still listens" for url in urls if _listener(url)]
+        self.wrong += [f"{url} still listens" for url in urls if listener(url)]
         print(dict(self.told), *self.wrong, sep="\n", flush=True)
         return 1 if self.wrong or not self.told["whole"] else 0
 
 
-def _directory(driver: int) -> int:
-    """The process of the directory that this driver's cluster runs."""
+def children(words: bytes, above: int = 0) -> dict[int, str]:
+    """The processes below that one (0: all) whose command line has these words, and that line."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            above, words = int(process.name), (process / "cmdline").read_bytes()
-            while b"ray::Directory" in words and above > 1:
-                if above == driver:
-                    return int(process.name)
-                stat = (Path("/proc") / str(above) / "stat").read_text()
-                above = int(stat.rpartition(")")[2].split()[1])
+            line, parent = (process / "cmdline").read_bytes(), int(process.name)
+            while words in line and parent > 1 and parent != above:
+                stat = (Path("/proc") / str(parent) / "stat").read_text()
+                parent = int(stat.rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-    raise SystemExit("no process is the directory's")
+        if words in line and process.name != str(above) and above in (0, parent):
+            found[int(process.name)] = line.replace(b"\0", b" ").decode("utf-8", "replace")[:99]
+    return found
 
 
-def _listener(url: str) -> int:
+def listener(url: str) -> int:
     """The process that listens there; 0 where none does."""
     port = int(url.rpartition(":")[2])
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -262,11 +275,13 @@ def main() -> int:
     """The command line; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("replicas", type=int, nargs="?", default=4)
+    parser.add_argument("--engine", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
     with tempfile.TemporaryDirectory() as made:
         soak = Soak(Path(made), args.replicas)
-        code = soak.run()
+        code = soak.run(engine)
     took = {name: round(seconds, 1) for name, seconds in soak.took.items()}
     row = {"replicas": args.replicas, "cores": os.cpu_count(), "clients": CLIENTS}
     row |= {"requests": dict(soak.told), "wrong": soak.wrong, **took}

@@ -313,6 +313,35 @@ def test_pages_that_a_running_sequence_needs_are_given_up() -> None:
     world.check()
 
 
+def test_giving_up_many_states_looks_at_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, count, looks = World(620, 600, 1 << 20), 300, 0
+    for n in range(count):
+        world.now += 1
+        world.end(story(world, [n, n + 1, n + 2, n + 3, n, n], 4))
+    worth = PrefixCache._worth
+
+    def counted(cache: PrefixCache, state: CachedState) -> float:
+        nonlocal looks
+        looks += 1
+        return worth(cache, state)
+
+    monkeypatch.setattr(PrefixCache, "_worth", counted)
+    assert world.pages.free == 620 - count and world.cache.reclaim(610)
+    assert world.cache.snapshots == 10 and looks <= 2 * count
+    assert world.match([count - 1, *range(count, count + 9)]).position == 4, "the latest stay"
+    world.check()
+
+
+def test_a_conversation_that_nobody_asks_for_goes_whole_before_one_that_is() -> None:
+    world = World(12, 9, 1 << 20)
+    world.end(story(world, [*range(24)], 8, 16, 24))
+    world.now += 2 * TAU
+    world.end(story(world, [*range(50, 66)], 16))
+    assert world.cache.reclaim(8)
+    assert world.match([*range(50, 70)]).position == 16 and world.cache.snapshots == 1
+    world.check()
+
+
 def test_a_page_that_is_used_does_not_leave_for_one_that_nobody_uses() -> None:
     world = World(12, 4, 1 << 20)
     world.end(story(world, [*range(9)], 8))

@@ -443,6 +443,19 @@ def test_who_waits_goes_on_in_the_step_after_the_one_that_gets_there() -> None:
     assert step(made).admitted == [second] and second.cached == 448
 
 
+def test_one_that_waited_and_was_cancelled_hurries_nobody() -> None:
+    made, leader, second = waiting_pair()
+    third = sequence(3, second.request.prompt)
+    third.request = replace(third.request, priority=1)
+    made.add(third)
+    step(made)
+    assert leader.awaited == [448, 448]
+    made.finish(second, FinishReason.CANCELLED)
+    assert leader.awaited == [448] and third.leader is leader
+    made.finish(third, FinishReason.CANCELLED)
+    assert leader.awaited == [] and leader.launched < 448
+
+
 def test_one_that_passes_preempts_nobody_and_leaves_room() -> None:
     # pages: 8 of the leader and 1 of the other; the second will want 8 - 7
     for slots, pages, tokens, passes in (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_engine.errors import OptionError
 from spark_engine.interface import Limits
 from spark_engine.runtime import profile
 from spark_engine.runtime.engine import trace
@@ -143,5 +144,21 @@ def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
     told.save()
     trace_of(str(tmp_path / "t"), HTTP).save()
     assert list(tmp_path.iterdir()) == [], "nor where nothing was done"
-    with pytest.raises(OSError):
+    with pytest.raises(OptionError, match=r"--profile .*none/t: No such file or directory"):
         trace_of(str(tmp_path / "none" / "t"), HTTP)
+    (tmp_path / "kept").write_text("before")
+    trace_of(str(tmp_path / "kept"), HTTP).save()
+    assert (tmp_path / "kept").read_text() == "before", "until there is another"
+
+
+def test_what_the_processes_kept_stays_until_the_trace_is_written(tmp_path: Path) -> None:
+    told = trace_of(str(tmp_path / "t"), ENGINE)
+    told.begin()
+    told.done("schedule")
+    told.save()
+    (tmp_path / "t").mkdir()
+    with pytest.raises(OSError):
+        profile.finish(str(tmp_path / "t"))
+    (tmp_path / "t").rmdir()
+    assert "1 steps" in profile.finish(str(tmp_path / "t"))
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]

@@ -166,6 +166,76 @@ def test_an_end_that_hangs_is_left(
     hung.set()
 
 
+def test_the_first_error_of_a_half_made_connection_is_told(
+    two: Ranks, module: Any, nccl: FakeNccl
+) -> None:
+    """The communicator is made, its first call fails, and so does its end: it is let go once."""
+    ends: list[Any] = []
+
+    def refuse(*_: object) -> None:
+        raise nccl.NCCLError("a first call is refused")
+
+    def end(comm: Any) -> None:
+        ends.append(comm)
+        raise nccl.NCCLError("an end is refused")
+
+    nccl.all_gather = refuse  # type: ignore[method-assign]
+    nccl.comm_abort = end  # type: ignore[method-assign]
+
+    def rank(number: int) -> str:
+        with pytest.raises(ExecutorError) as error:
+            module.Nccl(two.gpus[number], two.comms[number])
+        return str(error.value)
+
+    assert all("NCCL says a first call is refused" in words for words in two.each(rank))
+    assert sorted(comm.rank for comm in ends) == [0, 1]
+    assert not any(gpu.blocks for gpu in two.gpus), "what it tried with was not given back"
+    two.comms[0].abort("rank 1 is gone")
+    assert len(ends) == 2, "what is let go is not let go again"
+
+
+def test_a_connection_ends_with_the_group(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+    """Not when its own time is over: two minutes in which nothing says what has happened."""
+    nccl.late.clear()
+    threading.Timer(0.1, two.comms[0].abort, ("rank 1 is gone",)).start()
+
+    def rank(number: int) -> str:
+        with pytest.raises(ExecutorError) as error:
+            module.Nccl(two.gpus[number], two.comms[number], limit_s=5.0 if number == 0 else 0.2)
+        return str(error.value)
+
+    begin = time.monotonic()
+    found = two.each(rank)
+    assert time.monotonic() - begin < 2
+    nccl.late.set()
+    assert found[0] == "rank 0 was being connected when the ranks ended"
+    assert "not connected rank 1" in found[1]
+
+
+def test_what_is_connected_too_late_is_given_back(two: Ranks, module: Any, nccl: FakeNccl) -> None:
+    """Nobody waits for it any more, and nothing is tried with it on a device that is closed."""
+
+    def join(ranks: int, unique: Any, rank: int) -> Any:
+        nccl.late.wait()
+        nccl.comms.append(fake_nccl.Comm(fake_nccl.Place(ranks), rank))
+        return nccl.comms[-1]
+
+    nccl.comm_init_rank = join  # type: ignore[method-assign]
+    nccl.late.clear()
+
+    def rank(number: int) -> None:
+        with pytest.raises(ExecutorError, match="not connected"):
+            module.Nccl(two.gpus[number], two.comms[number], limit_s=0.05)
+
+    two.each(rank)
+    nccl.late.set()
+    until = time.monotonic() + 2
+    while time.monotonic() < until and [c.aborted for c in nccl.comms] != [True] * 2:
+        time.sleep(0.01)
+    assert [comm.aborted for comm in nccl.comms] == [True] * 2
+    assert not nccl.calls and not any(gpu.blocks for gpu in two.gpus)
+
+
 def folder(base: Path, symmetric: int) -> Any:
     specs = [TensorSpec("w", DType.F32, (2,))]
     write_weights(base / "w", plan_weights(specs), [np.array([7, 8], np.float32)])

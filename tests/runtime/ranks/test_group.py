@@ -9,17 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from spark_engine.errors import ExecutorError
+from spark_engine.errors import CapacityError, ExecutorError
 from spark_engine.interface import Limits
+from spark_engine.runtime.engine import load
 from spark_engine.runtime.engine.load import Loaded
 from spark_engine.runtime.ranks import group as module
+from spark_engine.runtime.ranks.channel import HEAD, INLINE
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.messages import Begin
+from spark_engine.runtime.ranks.messages import Begin, Fallen, encode
 from spark_engine.runtime.server.supervisor import WATCHDOG_S
+
+BEGIN = Begin("", "", 1, None, True, False, False, 1.0)
 
 
 class NoCalls:
@@ -68,7 +74,7 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "_exit", ended.append)
     mine, theirs = socket.socketpair()
     with closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
-        group.begin(Begin("", "", 1, None, True, False, False, 1.0))
+        group.begin(BEGIN, device=True)
         theirs.close()
         until = time.monotonic() + 2
         while not ended and time.monotonic() < until:
@@ -79,6 +85,74 @@ def test_rank_0_leaves_an_opening_that_cannot_end(monkeypatch: pytest.MonkeyPatc
         ended.clear()
         time.sleep(0.2)
         assert not ended
+
+
+def test_an_opening_that_is_slow_and_hangs_nowhere_ends_with_the_ranks_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Code 70 is for what nothing else ends: no device waits for the rank that has fallen."""
+    ended: list[int] = []
+    monkeypatch.setattr(module, "OPENING_S", 0.05)
+    monkeypatch.setattr(module, "TICK_S", 0.02)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    mine, theirs = socket.socketpair()
+    with theirs, closing(Group(cast(Any, NoCalls()), {1: mine}, {})) as group:
+        group.begin(BEGIN, device=False)
+        words = encode(Fallen("too little memory", True, True))
+        theirs.sendall(HEAD.pack(len(words), INLINE) + words)
+        time.sleep(0.3)
+        assert not ended
+        with pytest.raises(CapacityError, match="rank 1: too little memory"):
+            group.check()
+
+
+def test_a_rank_that_falls_ends_the_opening_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the next chunk or stage, with the rank's own words: not when all is open."""
+    fallen: list[CapacityError] = []
+    seen: list[str] = []
+
+    class Falling(NoCalls):
+        comm, limit_s = NoCalls(), 1.0
+
+        def begin(self, begin: Begin, device: bool) -> None:
+            assert device is (manifest.executor == load.NATIVE)
+
+        def check(self) -> None:
+            if fallen:
+                raise fallen[0]
+
+        def leave(self) -> None:
+            seen.append("left")
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    def opened(path: Path, manifest: Any, wishes: Any, mark: Any, shown: Any, comm: Any) -> Any:
+        steps: list[Callable[[], None]] = [
+            lambda: mark("files"),
+            lambda: shown.say("opening"),
+            lambda: shown.advance(1, 2),
+        ]
+        for step in steps:
+            step()  # nobody has fallen yet
+        fallen.append(CapacityError("rank 1: too little memory"))
+        for step in steps:
+            with pytest.raises(CapacityError, match="rank 1: too little memory"):
+                step()
+        shown.advance(2, 2)
+
+    for executor in ("ort", load.NATIVE):
+        manifest = SimpleNamespace(ranks=2, executor=executor)
+        fallen.clear()
+        seen.clear()
+        monkeypatch.setattr(load, "read_manifest", lambda path, found=manifest: found)
+        monkeypatch.setattr(load, "gather_ranks", lambda *_: Falling())
+        monkeypatch.setattr(load, "begin_of", lambda *_: BEGIN)
+        monkeypatch.setattr(load, "_load", opened)
+        marks: list[str] = []
+        with pytest.raises(CapacityError, match="rank 1: too little memory"):
+            load.load(Path(), mark=marks.append)
+        assert marks == ["files"] and seen == ["closed"]
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -113,6 +113,46 @@ def test_a_body_is_dropped_as_soon_as_the_answer_begins() -> None:
     run(test, "a")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_that_nobody_else_can_need_is_dropped_when_it_is_sent(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BODY", 100)
+    prompt = "WAIT " + "x" * 40000
+
+    async def test(w: World) -> None:
+        alone = asyncio.ensure_future(w.ask(prompt, stream=stream))
+        await until(lambda: len(w.fakes["a"].asked) == 1)
+        assert w.front._bodies.large == 0, "one replica: there is no other try"
+        await w.fleet.look()
+        w.fakes["a"].gate.set()
+        assert (await alone)[0] == 200
+        assert w.fakes["a"].asked[0]["messages"][0]["content"] == prompt
+        assert int(w.fakes["a"].heads[0]["Content-Length"]) > 40000
+
+    run(test, "a")
+
+
+def test_a_body_that_another_may_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BODY", 100)
+
+    async def test(w: World) -> None:
+        waits = asyncio.ensure_future(w.ask("WAIT " + "x" * 40000))
+        await until(lambda: any(fake.asked for fake in w.fakes.values()))
+        assert w.front._bodies.large > 39000
+        for fake in w.fakes.values():
+            fake.gate.set()
+        assert (await waits)[0] == 200
+        for word in ("DIE", "BUSY"):
+            status, found, _ = await w.ask(f"{word} " + "y" * 40000)
+            assert status == 503 and "error" in found
+            assert sum(len(fake.asked) for fake in w.fakes.values()) == {"DIE": 3, "BUSY": 5}[word]
+            await w.fleet.look()
+        assert w.front._bodies.large == 0
+
+    run(test, "a", "b")
+
+
 def test_headers_of_one_connection_stay_there() -> None:
     head = [("Connection", "keep-alive, X-Mine"), ("x-mine", "1"), ("x-other", "2")]
     assert passed(head, {"connection"}) == [("x-other", "2")]

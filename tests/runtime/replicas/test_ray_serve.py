@@ -212,7 +212,7 @@ def test_who_only_reads_makes_no_directory(cluster: Cluster, placing: Any) -> No
     with pytest.raises(OptionError, match="nothing is placed"):
         placing.placed()
     cluster.applications["spark"] = None
-    with pytest.raises(OptionError, match="for the first time"):
+    with pytest.raises(OptionError, match="for the first time.*remove"):
         placing.placed()
     assert cluster.directory is None
     placing.place(PLAN)
@@ -238,3 +238,21 @@ def test_nothing_stays(cluster: Cluster, placing: Any, monkeypatch: pytest.Monke
     cluster.stays = 10**9  # it never ends by itself
     placing.remove()
     assert cluster.done == ["noted none", "deleted", "shut down", "killed"]
+
+
+def test_where_ray_is_not_the_user_is_told_what_to_do(
+    cluster: Cluster, placing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(**_: Any) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(placing.ray, "init", away, raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    for address, words, token in (
+        (None, "does not start on this machine .*nobody there.*busy", False),
+        ("auto", "not answer at auto .*is it started", False),
+        ("a:6379", "not answer at a:6379 .*nobody there.*is it started", True),
+    ):
+        with pytest.raises(OptionError, match=words) as caught, placing.cluster(address):
+            raise AssertionError("there is none")
+        assert ("RAY_AUTH_MODE=token" in str(caught.value)) == token

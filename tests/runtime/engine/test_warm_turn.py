@@ -1,0 +1,83 @@
+"""What the next turn of a long conversation costs the host beside a short prompt: counted calls.
+
+A first token waits for all of it, so nothing may be done token by token, and by page only what a
+page needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+
+import pytest
+
+from spark_engine.interface import PREFILL, Limits
+from spark_engine.runtime.engine.engine import Engine, EngineOptions
+from spark_engine.runtime.engine.request import Request, SamplingParams
+from tests.runtime.fake import VOCAB, build_fake
+
+CONTEXT, NEW, PAGE = 3584, 200, 16
+PAGES = CONTEXT // PAGE
+LIMITS = Limits(
+    4, 4096, 700, VOCAB, page_size=PAGE, bias_slots=8, top_logprobs=3, snapshots=40
+)  # fmt: skip
+
+
+@pytest.fixture
+def engine() -> Engine:
+    costs = {(PREFILL, rows): 100.0 + 10 * rows for rows in (1, 4, 16)}
+    loaded = build_fake(LIMITS, (1, 4), (1, 4, 16))
+    return Engine(replace(loaded, costs=costs), EngineOptions(depth=1))
+
+
+def ids(count: int, seed: int) -> tuple[int, ...]:
+    return tuple((i * seed + i // 7) % VOCAB for i in range(count))
+
+
+def run(engine: Engine, prompt: tuple[int, ...], answer: int = 1) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+    engine.submit(Request(prompt, params))
+    said = []
+    while not engine.idle:
+        said += [event.token for event in engine.step() if event.token is not None]
+    return said
+
+
+def calls(work: Callable[[], object]) -> int:
+    """Calls of Python and of the library that `work` makes outside the fake device."""
+    count = 0
+
+    def told(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        inside = "tests" in frame.f_code.co_filename
+        count += event in ("call", "c_call") and not inside
+
+    sys.setprofile(told)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_warm_turn_costs_few_calls_a_page(engine: Engine) -> None:
+    run(engine, ids(NEW, 3))
+    begun = ids(CONTEXT, 11)
+    said = run(engine, begun, 8)
+    few = calls(lambda: run(engine, ids(NEW, 5)))
+    many = calls(lambda: run(engine, (*begun, *said, *ids(NEW, 5))))
+    assert engine.stats()["prefix_hits"] == CONTEXT + 7, "all but the last token of the answer"
+    assert many - few < 8 * CONTEXT / PAGE
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_it_is_one_launch_of_the_bucket_of_a_short_prompt(engine: Engine, known: bool) -> None:
+    """Its first token, which the last turn sampled and did not compute, makes no launch more."""
+    begun = ids(CONTEXT, 11)
+    prompt = (*begun, *run(engine, begun, 8), *ids(NEW, 5)) if known else ids(NEW, 5)
+    before = Counter(engine.stats()["buckets"])  # type: ignore[arg-type]
+    run(engine, prompt)
+    assert Counter(engine.stats()["buckets"]) - before == {"prefill_4": 1}  # type: ignore[arg-type]

@@ -1,0 +1,277 @@
+"""A cluster's replicas through what may happen to those who look after them, under load.
+
+    python -m tests.soak.replicas_life [--engine FOLDER] [--out FILE]    exit code 1 where something
+                                                                         is wrong
+
+A Ray cluster of its own; two replicas by `spark-replicas run --ray`. Then, while conversations
+go on: one more and one less; an update whose command is killed on its way, which Ray ends; an
+update that is noted and never begun, and another back to the engine before; Ray's controller is
+killed; the front is killed, a second `run` is refused, and `spark-replicas front --ray` finds the
+same replicas; `remove` ends them. Last a `run` without a cluster is killed: nothing of it may stay.
+A request may only fail while there is no front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from spark_engine.runtime.cli import cache_folder
+from spark_engine.runtime.embedded import embedded_engine
+from tests.soak.replicas import CLIENTS, COMMAND, ENDS_S, START_S, Soak, children, listener
+
+REPLICAS = 2
+GONE_S = 60.0  # in which what a killed `run` had started has ended
+NOTE = """
+import sys
+from dataclasses import replace
+from spark_engine.runtime.replicas import ray_serve as placing
+with placing.cluster(sys.argv[1]):
+    placing._note(replace(placing.placed(), folder=sys.argv[2]))
+"""
+
+
+def free() -> int:
+    """A port."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, str]]:
+    """A Ray cluster of one machine; its address, and that for those outside."""
+    port, outside = free(), free()
+    ray = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
+    words = (*ray, "start", "--head", "--block", "--port", str(port), "--num-cpus", "8")
+    words += ("--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1")
+    words += ("--ray-client-server-port", str(outside))
+    for name in ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent"):
+        words += (f"--{name}-port", str(free()))  # Ray waits 15 s for those that it chooses itself
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # an explicit address takes no token by itself
+    with (folder / "ray").open("wb") as log:
+        head = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield f"127.0.0.1:{port}", f"ray://127.0.0.1:{outside}"
+    finally:
+        head.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.wait(ENDS_S)
+        head.kill()
+
+
+class Life(Soak):
+    """One run."""
+
+    def __init__(self, folder: Path, address: str, outside: str) -> None:
+        super().__init__(folder, REPLICAS)
+        self.address, self.outside = address, outside
+
+    def start(self, *words: str) -> None:
+        """`spark-replicas` with these words, on this port, in this cluster."""
+        options = ("--port", str(self.port), "--drain-timeout", "20", "--ray", self.address)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen((*COMMAND, *words, *options), stdout=log, stderr=log)
+
+    async def said(self, *words: str) -> str:
+        """What spark-replicas said; a fault where it failed."""
+        code, text = await self.command(*words, "--ray", self.address)
+        if code:
+            self.wrong.append(f"{words} ended with {code}: {text[-300:]}")
+        return text
+
+    async def known(self) -> str:
+        """The engine that is placed."""
+        text = await self.said("status")
+        return str(json.loads(text[text.index("{") :])["engine"]) if "{" in text else text
+
+    def names(self) -> set[str]:
+        return {row["name"] for row in self.rows()}
+
+    def step(self, word: str) -> None:
+        print(f"{time.monotonic() - self.begun:4.0f} s {word}:", dict(self.told), flush=True)
+
+    async def numbers(self) -> None:
+        before = self.names()
+        for count in (REPLICAS + 1, REPLICAS):
+            await self.said("scale", str(count))
+            await self.until(count, START_S, set())
+        if not before & self.names():
+            self.wrong.append("scale replaced all replicas")
+        code, text = await self.command("status", "--ray", self.outside)
+        if code or len(json.loads(text[text.index("{") :])["replicas"]) != REPLICAS:
+            self.wrong.append(f"status from outside ended with {code}: {text[-300:]}")
+        self.step("one more, one less")
+
+    async def interrupted(self, engine: Path) -> None:
+        """Updates whose command is lost: on its way, and before it asked Ray for anything."""
+        before = self.names()
+        copy = str(shutil.copytree(engine, self.folder / "first"))
+        words = (*COMMAND, "update", copy, "--ray", self.address)
+        process = await asyncio.create_subprocess_exec(*words)
+        while self.names() <= before and process.returncode is None:
+            await asyncio.sleep(0.05)
+        if process.returncode is not None:
+            self.wrong.append("the update had ended before it was killed")
+        else:
+            process.kill()
+        await process.wait()
+        await self.until(REPLICAS, START_S, before)
+        if (found := await self.known()) != copy:
+            self.wrong.append(f"an update that was killed left {found}")
+        self.step("update killed on its way")
+        before = self.names()
+        second = str(shutil.copytree(engine, self.folder / "second"))
+        noting = (sys.executable, "-c", NOTE, self.address, second)
+        await (await asyncio.create_subprocess_exec(*noting)).wait()
+        if (found := await self.known()) != second:
+            self.wrong.append(f"what was noted is {found}")
+        await self.said("update", copy)
+        await self.until(REPLICAS, START_S, set())
+        if self.names() != before or await self.known() != copy:
+            self.wrong.append("the way back of an update that never began replaced replicas")
+        self.step("update noted alone, and back")
+        await self.said("update", str(engine))
+        await self.until(REPLICAS, START_S, before)
+        self.step("updated")
+
+    async def controller(self) -> None:
+        before = self.names()
+        for process in children(b"ray::ServeController"):
+            os.kill(process, signal.SIGKILL)
+        await asyncio.sleep(10)
+        await self.said("scale", str(REPLICAS + 1))
+        await self.until(REPLICAS + 1, START_S, set())
+        if not before <= self.names():
+            self.wrong.append("the controller's death cost replicas")
+        await self.said("scale", str(REPLICAS))
+        await self.until(REPLICAS, START_S, set())
+        self.step("controller killed")
+
+    async def front(self, engine: Path) -> None:
+        before = self.names()
+        self.excused_until, self.front_away = float("inf"), True
+        self.process.kill()
+        self.process.wait()
+        code, text = await self.command("run", str(engine), "--ray", self.address, "--port", "0")
+        if code != 2 or "already" not in text:
+            self.wrong.append(f"a second run ended with {code}: {text[-300:]}")
+        self.start("front")
+        await self.until(REPLICAS, START_S, set())
+        self.excused_until, self.front_away = time.monotonic(), False
+        if self.names() != before:
+            self.wrong.append("the front's death cost replicas")
+        await asyncio.sleep(5)
+        self.step("front killed, another")
+
+    async def load(self, engine: Path) -> None:
+        async with httpx.AsyncClient(timeout=ENDS_S) as http:
+            clients = [asyncio.create_task(self.client(n, http)) for n in range(CLIENTS)]
+            try:
+                await self.numbers()
+                await self.interrupted(engine)
+                await self.controller()
+                await self.front(engine)
+            finally:
+                self.stop = True
+                await asyncio.gather(*clients)
+
+    async def removed(self) -> None:
+        urls = [row["url"] for row in self.rows()]
+        self.process.send_signal(signal.SIGTERM)
+        if code := self.process.wait(ENDS_S):
+            self.wrong.append(f"the front ended with {code}")
+        if any(not listener(url) for url in urls):
+            self.wrong.append("the front took replicas with it")
+        await self.said("remove")
+        self.wrong += [f"{url} still listens" for url in urls if listener(url)]
+        code, text = await self.command("status", "--ray", self.address)
+        if code != 2 or "nothing is placed" not in text:
+            self.wrong.append(f"status of nothing ended with {code}: {text[-300:]}")
+        await self.said("remove")
+        self.step("removed")
+
+    async def killed(self, engine: Path) -> None:
+        """A run without a cluster: all ends with it."""
+        options = ("--replicas", "1", "--cpus", "0.2", "--port", str(self.port))
+        with (self.folder / "log").open("ab") as log:
+            words = (*COMMAND, "run", str(engine), *options)
+            process = self.process = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            await self.until(1, START_S, set())
+            (url,) = [row["url"] for row in self.rows()]
+            below = children(b"", process.pid)
+        finally:
+            process.kill()
+            process.wait()
+        end = time.monotonic() + GONE_S
+        while time.monotonic() < end and (listener(url) or _alive(below)):
+            await asyncio.sleep(0.5)
+        if left := _alive(below):
+            self.wrong.append(f"of a run that was killed there are {left}")
+        self.step("a run without a cluster killed")
+
+    def live(self, engine: Path) -> None:
+        self.begun = time.monotonic()
+        options = ("--replicas", str(REPLICAS), "--cpus", "0.2", "--served-model-name", "tiny")
+        self.start("run", str(engine), *options)
+        try:
+            asyncio.run(self.until(REPLICAS, START_S, set()))
+            self.step("placed")
+            asyncio.run(self.load(engine))
+            asyncio.run(self.removed())
+            asyncio.run(self.killed(engine))
+        except SystemExit as problem:
+            self.wrong.append(str(problem))
+        finally:
+            if self.process.poll() is None:
+                self.process.terminate()
+                self.process.wait(ENDS_S)
+            shutil.copy(self.folder / "log", Path(tempfile.gettempdir()) / "replicas_life.log")
+
+
+def _alive(processes: dict[int, str]) -> list[str]:
+    """Those that have not ended, and are no zombies."""
+    found = []
+    for process, words in processes.items():
+        with contextlib.suppress(OSError):
+            data = Path(f"/proc/{process}/stat").read_text()
+            if data.rpartition(")")[2].split()[0] != "Z":
+                found.append(f"{process} {words}")
+    return found
+
+
+def main() -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--engine", type=Path)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    engine = (args.engine or embedded_engine(cache_folder(), print)).resolve()
+    with tempfile.TemporaryDirectory() as made, cluster(Path(made)) as addresses:
+        life = Life(Path(made), *addresses)
+        life.live(engine)
+        took = round(time.monotonic() - life.begun, 1)
+    print(dict(life.told), *life.wrong, sep="\n", flush=True)
+    row = {"requests": dict(life.told), "wrong": life.wrong, "all_s": took}
+    if args.out:
+        args.out.write_text(json.dumps(row, indent=1) + "\n")
+    return 1 if life.wrong or not life.told["whole"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
