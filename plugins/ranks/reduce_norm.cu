@@ -20,6 +20,20 @@ DEVICE void load_weight(const float* weight, int column, float (&w)[8]) {
 
 #define COLUMN(v) ((v * THREADS + threadIdx.x) * 8)
 
+// The sum and the residual, each rounded to bf16, and what its squares add; returns its bits.
+DEVICE uint4 add_residual(float (&y)[8], uint4 residual, float& squares) {
+  unpack8(pack8(y), y);
+  float before[8];
+  unpack8(residual, before);
+#pragma unroll
+  for (int e = 0; e < 8; e++) y[e] += before[e];
+  const uint4 bits = pack8(y);
+  unpack8(bits, y);
+#pragma unroll
+  for (int e = 0; e < 8; e++) squares += y[e] * y[e];
+  return bits;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_norm(const uint4* x, const float* weight, const uint4* residual, const float* scales,
                 uint4* __restrict__ sum, QUANT_OUTPUTS, int rows, const u64* peers, int rank) {
@@ -79,16 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
       add_shown<RANKS>(regions, i, launch, y[v]);
 #endif
-      unpack8(pack8(y[v]), y[v]);
-      float before[8];
-      unpack8(other, before);
-#pragma unroll
-      for (int e = 0; e < 8; e++) y[v][e] += before[e];
-      const uint4 bits = pack8(y[v]);
-      unpack8(bits, y[v]);
-      sum[i] = bits;
-#pragma unroll
-      for (int e = 0; e < 8; e++) squares += y[v][e] * y[v][e];
+      sum[i] = add_residual(y[v], other, squares);
     }
     const float root = rsqrtf(block_sum<THREADS>(squares, room) / K + (float)(EPS));
 #pragma unroll

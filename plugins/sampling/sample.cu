@@ -105,6 +105,27 @@ DEVICE void find_most(const RowMemory& w, u32& raw_most, u32& most) {
     raw_most = max(raw_most, tops[0][i]), most = max(most, tops[1][i]);
 }
 
+// The keys of this rank's cells into shared memory, zeros for others; whether a cell held a NaN.
+DEVICE bool read_cells(const Operands& o, u64 cells, Ids own, RowMemory& w, const float* sums) {
+  bool bad = false;
+  for (int c = threadIdx.x; c < CELLS; c += THREADS) {
+    const bool mine = !Others::MANY || (c >= own.first_cell() && c < own.cells_end());
+    w.raw[c] = mine ? o.raw_keys[cells + c] : 0u, w.keys[c] = mine ? o.keys[cells + c] : 0u;
+    bad |= mine && sums[c] < 0.0f;
+  }
+  return bad;
+}
+
+// The row's greatest logits as log-probabilities; `n` are there.
+DEVICE void write_tops(const RowMemory& w, int n, float peak, float log_sum, int* ids,
+                       float* logprobs) {
+  if (threadIdx.x >= TOP) return;
+  const bool there = (int)threadIdx.x < n;
+  const u64 pair = there ? w.sorted[threadIdx.x] : 0;
+  ids[threadIdx.x] = there ? id_of(pair) : 0;
+  logprobs[threadIdx.x] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
+}
+
 DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others& others) {
   const Place place = place_of(row, o.slots, o.starts, o.counts);
   int slot = place.slot;
@@ -118,12 +139,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
   }
   Row r = row_of(o.logits, o.token_counts, o.sampling_f, o.sampling_i, o.allow, row, slot, own);
   float *sums = o.sums + cells, *weights = o.weights + cells;
-  bool bad = false;
-  for (int c = threadIdx.x; c < CELLS; c += THREADS) {
-    const bool mine = !Others::MANY || (c >= own.first_cell() && c < own.cells_end());
-    w.raw[c] = mine ? o.raw_keys[cells + c] : 0u, w.keys[c] = mine ? o.keys[cells + c] : 0u;
-    bad |= mine && sums[c] < 0.0f;
-  }
+  bool bad = read_cells(o, cells, own, w, sums);
   const float* f = o.sampling_f + (u64)slot * 8;
   const int* i4 = o.sampling_i + (u64)slot * 4;
   u32 position = (u32)place.position, seed0 = i4[1], seed1 = i4[2];
@@ -159,12 +175,7 @@ DEVICE void sample_row(const Operands& o, int row, Ids own, RowMemory& w, Others
 #ifndef RANKS
   const int n_top = greatest<true>(w, r, k_list, raw_most);
 #endif
-  if (threadIdx.x < TOP) {
-    const bool there = (int)threadIdx.x < n_top;
-    const u64 pair = there ? w.sorted[threadIdx.x] : 0;
-    top_ids[threadIdx.x] = there ? id_of(pair) : 0;
-    top_logprobs[threadIdx.x] = there ? key_value(key_of(pair)) - peak - log_sum : 0.0f;
-  }
+  write_tops(w, n_top, peak, log_sum, top_ids, top_logprobs);
   u64 candidate = (int)threadIdx.x < n_top ? w.sorted[threadIdx.x] : 0;
 #ifdef RANKS
   if (threadIdx.x == 0) told.peak = peak, told.log_sum = log_sum;
