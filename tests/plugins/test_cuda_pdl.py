@@ -5,7 +5,8 @@ that: then what two launches before wrote may be loaded early, and L1 holds noth
 previous launch. Operands are read coherently: a `const … __restrict__` parameter becomes a
 non-coherent load, which may be moved before the wait and promises nothing about what changes while
 the kernel is already there. A kernel that begins the next ahead of its own wait does so with EARLY
-or LATE alone, which builder/native/early.py gives where the next reads nothing young before its own.
+or LATE alone, which builder/native/early.py gives where the next reads nothing young before its
+wait.
 """
 
 from __future__ import annotations
