@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-
-import onnx_graphsurgeon as gs
+from typing import TYPE_CHECKING
 
 from spark_engine.builder.graph.nodes import producer
 from spark_engine.builder.native.program import Decided
 from spark_engine.kernel import MOST_OPEN, Launch
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 MOST_SMALL = 256  # rows of weights of a projection that runs beside another
 

@@ -86,7 +86,7 @@ def works():
         deep(20)
 for _ in range(4):
     threading.Thread(target=works, daemon=True).start()
-for _ in range(300):
+for _ in range(100):
     box.write()
 """
 
@@ -95,7 +95,7 @@ def test_a_process_is_asked_while_it_works(tmp_path: Path) -> None:
     """Its stacks are read while none of them changes: a signal's would end it within a second."""
     done = subprocess.run([sys.executable, "-P", "-c", BUSY, str(tmp_path)])
     found = read(tmp_path)
-    assert done.returncode == 0 and found[STACKS].count("in works") == 4 * 300 and STATE in found
+    assert done.returncode == 0 and found[STACKS].count("in works") == 4 * 100 and STATE in found
 
 
 def test_the_state_of_an_engine_in_mid_step(tmp_path: Path) -> None:
