@@ -119,6 +119,7 @@ def run(
         least, most = counts(replicas)
         names = options.names or (manifest.name,)  # an update changes no request's model
         own = replace(options, host=LOCAL if ray is None else "", names=names)
+        own = replace(own, api_keys=_absolute(own.api_keys), dumps=_absolute(own.dumps))
         plan = Plan(
             str(folder),
             own,
@@ -233,6 +234,11 @@ def status(ray: str) -> None:
             row |= {"states": placing.states(), "replicas": dict(placing.named()[0])}
             click.echo(json.dumps(row, indent=1))
         sys.exit(OK)
+
+
+def _absolute(path: str | None) -> str | None:
+    """A replica's process is in no folder of the user's."""
+    return path and str(Path(path).absolute())
 
 
 def _change(address: str, edit: Callable[[Any], Any]) -> None:

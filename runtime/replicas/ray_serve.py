@@ -111,7 +111,8 @@ def cluster(address: str | None) -> Iterator[None]:
     if address is None:
         given = {"address": "local", "include_dashboard": False, "object_store_memory": STORE}
     try:
-        ray.init(**given, namespace=NAMESPACE, logging_level="warning")
+        with contextlib.chdir("/"):  # Ray's processes import what lies there before anything else
+            ray.init(**given, namespace=NAMESPACE, logging_level="warning")
     except Exception as error:
         raise OptionError(_no_ray(address, f"{type(error).__name__}: {error}")) from None
     try:

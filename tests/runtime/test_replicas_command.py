@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,11 @@ def test_an_update_does_not_rename_the_model(placing: Placing) -> None:
     assert moved(plan, "/f", _manifest()).server == plan.server
     _run("--served-model-name", "a", "--served-model-name", "b")
     assert placing.done[5].server.names == ("a", "b")
+
+
+def test_a_replica_finds_the_keys_from_anywhere(placing: Placing) -> None:
+    _run("--api-keys", "keys.toml", "--ray", "auto")
+    assert placing.done[1].server.api_keys == str(Path("keys.toml").absolute())
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_placed(placing: Placing) -> None:

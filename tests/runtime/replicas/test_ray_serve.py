@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -256,3 +258,14 @@ def test_where_ray_is_not_the_user_is_told_what_to_do(
         with pytest.raises(OptionError, match=words) as caught, placing.cluster(address):
             raise AssertionError("there is none")
         assert ("RAY_AUTH_MODE=token" in str(caught.value)) == token
+
+
+def test_rays_processes_import_nothing_of_the_current_folder(
+    cluster: Cluster, placing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    where: list[str] = []
+    monkeypatch.chdir(tmp_path)  # where a folder may have the name of a library
+    monkeypatch.setattr(placing.ray, "init", lambda **_: where.append(os.getcwd()), raising=False)
+    monkeypatch.setattr(placing.ray, "shutdown", lambda: None, raising=False)
+    with placing.cluster(None):
+        assert where == ["/"] and os.getcwd() == str(tmp_path)
