@@ -22,7 +22,7 @@ from benchmarks.floors import H200_BANDWIDTH
 from benchmarks.hollow_plan import Bucket, label_of, plan_of
 from benchmarks.kernel_split import Timed, time_launches
 from benchmarks.launch_times import numbers, wanted_options
-from benchmarks.split_rank import MODULE, SPLIT
+from benchmarks.rank_split_follower import MODULE, SPLIT
 from spark_engine.builder.native.launches import Launched, launches
 from spark_engine.builder.plan.options import Options
 from spark_engine.interface import DECODE

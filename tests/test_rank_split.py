@@ -19,7 +19,7 @@ from tests.runtime.ranks.test_follower import KEY, LIMITS, STATES, Noting, table
 
 sys.path.append(str(ROOT))  # the benchmarks are scripts and not installed
 
-from benchmarks import rank_split, split_rank  # noqa: E402
+from benchmarks import rank_split, rank_split_follower  # noqa: E402
 from benchmarks.kernel_split import Timed  # noqa: E402
 
 
@@ -46,12 +46,14 @@ def test_a_rank_times_what_rank_0_names(monkeypatch: pytest.MonkeyPatch) -> None
     files = [SimpleNamespace(family="decode", rows=rows, file=f"{rows}.engine") for rows in (1, 2)]
     monkeypatch.setattr(sys, "argv", ["", msgspec.json.encode(Seat("e", 1, 2)).decode()])
     monkeypatch.setattr(
-        split_rank, "read_manifest", lambda path: SimpleNamespace(buckets=files, path=path)
+        rank_split_follower, "read_manifest", lambda path: SimpleNamespace(buckets=files, path=path)
     )
-    monkeypatch.setattr(split_rank, "read_engine", lambda path: SimpleNamespace(payload=path))
-    monkeypatch.setattr(split_rank, "time_launches", lambda *given: timed.append(given))
+    monkeypatch.setattr(
+        rank_split_follower, "read_engine", lambda path: SimpleNamespace(payload=path)
+    )
+    monkeypatch.setattr(rank_split_follower, "time_launches", lambda *given: timed.append(given))
     one = Noting()
-    follower = split_rank.SplitFollower({KEY: one}, STATES, tables(LIMITS), None, one)
+    follower = rank_split_follower.SplitFollower({KEY: one}, STATES, tables(LIMITS), None, one)
     row = np.full(4, 7, np.int32).tobytes()
     follower.follow(
         [Tables([Table("page_table", [1], row), Table("split.bucket", [2], b"decode")])]

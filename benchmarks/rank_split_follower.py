@@ -1,6 +1,6 @@
 """A rank's process that times its launches when rank 0 does: `rank_split`.
 
-    python -m benchmarks.split_rank SEAT        in the place of spark_engine.runtime.rank_process
+    python -m benchmarks.rank_split_follower SEAT    in the place of runtime.rank_process
 
 Rank 0 tells family and rows of the bucket among the tables.
 """
@@ -23,7 +23,7 @@ from spark_engine.runtime.ranks.follower import Follower
 from spark_engine.runtime.ranks.messages import Tables
 from spark_engine.runtime.ranks.seats import Seat
 
-MODULE = "benchmarks.split_rank"
+MODULE = "benchmarks.rank_split_follower"
 SPLIT = "split.bucket"  # what a rank is told, among its tables
 
 
