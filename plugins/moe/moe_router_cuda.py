@@ -12,6 +12,7 @@ from functools import partial
 from spark_engine.kernel import (
     Attrs,
     Cuda,
+    Early,
     Launch,
     Plan,
     Pointer,
@@ -94,6 +95,7 @@ def plan_cluster(attrs: Attrs, specs: Specs, target: Target) -> Plan:
         cluster=(CLUSTER, 1, 1),
         defines=tuple((name, str(value)) for name, value in sizes.items()),
         pdl=True,
+        early=Early(begins=True),
     )
     return Plan((launch,))
 
@@ -216,6 +218,7 @@ def _wide_order(attrs: Attrs, specs: Specs, target: Target) -> str | None:
 CUDA = Cuda(
     tactics=(
         Tactic("cluster", "moe/moe_router_cluster.cu", refuse_cluster, plan_cluster, cost_cluster),
+        _wide_tactic(96),
         _wide_tactic(64),
         _wide_tactic(32),
         Tactic("last", "moe/moe_router.cu", refuse, plan, cost),

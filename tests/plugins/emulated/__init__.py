@@ -37,8 +37,9 @@ U8 = NDArray[np.uint8]
 def _texts() -> dict[str, str]:
     """The sources by path, as the host's compiler takes them."""
     found = {p.relative_to(SOURCES).as_posix(): p.read_text() for p in SOURCES.rglob("*.cu*")}
-    for name in ("ptx.cuh", "matrices.cuh"):
+    for name in ("ptx.cuh", "matrices.cuh", "barriers.cuh", "wgmma.cuh"):
         found[f"common/{name}"] = (HERE / name).read_text()
+    found["common/wgmma16.cuh"] = '#include "common/wgmma.cuh"\n'
     found["ranks/peer_ptx.cuh"] = (HERE / "peer_ptx.cuh").read_text()
     found["common/fp4_mma.cuh"] = '#include "common/ptx.cuh"\n'
     for path in ("common/numeric.cuh", "attention/paged_kv.cuh"):

@@ -5,7 +5,7 @@
 // lets them (`late`): a wait that is missing shows in the second, a place written too early in the
 // first. Warps run in an order drawn anew each time that all have run. Matrix instructions are the
 // PTX manual's sums, in double precision. Left out is what the kernels that are tested here do not
-// use; no clusters, no mbarriers.
+// use; no clusters.
 #pragma once
 #include <ucontext.h>
 
@@ -336,6 +336,13 @@ void wait_copies() {
 inline void cluster_meet() { check(false, "there are no clusters"); }
 inline int load_of_block(const int*, u32) { return check(false, "there are no clusters"), 0; }
 
+inline uint4 load_if16(bool there, const void* p) { return there ? *(const uint4*)p : uint4{}; }
+inline void store_shared16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  const uint4 v = {a, b, c, d};
+  memcpy(shared(to, sizeof v), &v, sizeof v);
+}
+
+#include "common/barriers.cuh"
 #include "common/matrices.cuh"
 
 // ---- launches ----------------------------------------------------------------------------------
