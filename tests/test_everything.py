@@ -1,4 +1,4 @@
-"""The command of all figures, over commands that only sleep and speak: order, limits, what is kept."""
+"""The command of all figures, over commands that only sleep: order, limits, what is kept."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ WORK = """
 import sys, time
 log, name, seconds = sys.argv[1:4]
 open(log, "a").write(f"+{name}\\n")
-for folder in sys.argv[4:]:
-    __import__("os").makedirs(folder)
+if sys.argv[4:5] == ["--make"]:
+    __import__("os").makedirs(sys.argv[5])
 time.sleep(float(seconds))
 open(log, "a").write(f"-{name}\\n")
 print(name, "took", seconds)
@@ -52,16 +52,10 @@ class Trial:
         self.said: list[str] = []
 
     def add(self, kind: str, name: str, seconds: float, command: str = "", **more: Any) -> None:
-        given = (
-            " {engine}"
-            if kind == "engine"
-            else "".join(f" # {{engine.{e}}}" for e in more.pop("uses", ()))
-        )
         script = shlex.join(["python", str(self.folder / "work.py"), str(self.log), name])
-        command = (
-            command
-            or f"{script} {more.pop('sleeps', seconds)}{given.replace(' # ', ' ').replace('{engine.', '{built.')}"
-        )
+        rest = ["--make", "{engine}"] if kind == "engine" else []
+        rest += [f"{{engine.{used}}}" for used in more.pop("uses", ())]
+        command = command or " ".join([script, str(more.pop("sleeps", seconds)), *rest])
         row = {"name": name, "command": command, "seconds": seconds, "known": "made up"}
         row |= ({"timed": True} if kind == "stage" else {}) | {"gpus": 1} | more
         lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in row.items())
@@ -104,11 +98,11 @@ def stage(name: str, **more: Any) -> Stage:
 
 
 def test_what_has_no_result_comes_first_then_the_oldest(tmp_path: Path) -> None:
-    rows = [{"model": m, "date": d, "commit": c} for m, d, c in
-            (("a", "2026-01-02", "x"), ("b", "2026-01-02", "y"), ("b", "2026-01-03", "z"))]  # fmt: skip
+    told = (("a", "2026-01-02", "x"), ("b", "2026-01-02", "y"), ("b", "2026-01-03", "z"))
+    rows = [{"model": m, "date": d, "commit": c} for m, d, c in told]
     (tmp_path / "both.json").write_text(json.dumps({"rows": rows}))
     (tmp_path / "head.json").write_text(json.dumps({"date": "2026-01-01", "rows": [{"n": 1}]}))
-    (tmp_path / "bare.json").write_text("[]")
+    (tmp_path / "bare.json").write_text('[{"n": 1}]')
     stages = [
         stage("b", writes=("both.json",), of={"model": "b"}),
         stage("a", writes=("both.json",), of={"model": "a"}),
@@ -123,21 +117,21 @@ def test_what_has_no_result_comes_first_then_the_oldest(tmp_path: Path) -> None:
 
 
 def test_engines_are_shared_and_nothing_is_beside_what_is_timed(trial: Trial) -> None:
-    for name in ("one", "two"):
-        trial.add("engine", name, 0.6)
+    for name, seconds in (("one", 0.3), ("two", 0.9), ("three", 0.3)):
+        trial.add("engine", name, seconds)
     trial.add("stage", "first", 0.2, uses=["one"])
     trial.add("stage", "second", 0.2, uses=["one", "two"])
     trial.add("stage", "test", 0.3, timed=False)
-    trial.add("stage", "third", 0.2, uses=["two"])
+    trial.add("stage", "third", 0.2, uses=["two", "three"])
     codes = trial.run()
-    assert set(codes.values()) == {"0"} and len(codes) == 6, codes
+    assert set(codes.values()) == {"0"} and len(codes) == 7, codes
     events, open_ = trial.happened(), set[str]()
     for event in events:
         open_ ^= {event[1:]}
         if open_ & {"first", "second", "third"}:
             assert len(open_) == 1, events
     assert sorted(e for e in events[:3]) == ["+one", "+test", "+two"], "side by side"
-    assert events.count("+one") == events.count("+two") == 1
+    assert [events.count(f"+{name}") for name in ("one", "two", "three")] == [1, 1, 1]
     assert [e for e in events if e in ("+first", "+second", "+third")] == [
         "+first",
         "+second",
@@ -177,7 +171,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; echo $$ > {0}/a; sleep 60\" & (trap '' TERM; sleep 60) & echo $! > {0}/b; sleep 60"
+STUBBORN = r"""
+trap '' TERM
+setsid sh -c "trap '' TERM; echo \$\$ > {0}/a; sleep 60" &
+(trap '' TERM; sleep 60) & echo $! > {0}/b
+sleep 60
+"""
 
 
 def test_a_stage_is_ended_with_all_that_it_started(
@@ -331,7 +330,6 @@ def test_a_build_that_fails_beside_others_is_tried_alone(trial: Trial) -> None:
 
 
 def test_an_end_without_a_figure_is_none(trial: Trial) -> None:
-    trial.add("stage", "all skipped", 0.1, "echo 3 skipped in 1 s") if False else None
     trial.add("stage", "skipped", 0.1, "echo 3 skipped in 1 s", figure=r"(\d+ passed)")
     trial.add("stage", "passed", 0.1, "echo 3 passed in 1 s", figure=r"(\d+ passed)")
     assert trial.run() == {"skipped": "failed", "passed": "0"}
