@@ -1,13 +1,14 @@
 """Tactics that wait for a GPU, judged: right or not, then beside those that the op had before.
 
 `python -m benchmarks.tactic_trial` judges every tactic of this card that no result file names
-(`tactics_h200.json`, `rehearsal_ops.json`); `OP --new NAME,… [--old NAME,…]` judges those of one op
+(KNOWN); `OP --new NAME,… [--old NAME,…]` judges those of one op
 beside all others, or those named. First each runs over all cases of its op that it takes, between
 guards and over poisoned memory, and is held to the reference. Then it is timed beside the others as
 a build times tactics (cold weights, replayed graphs), in `--rounds` that take turns, at the shapes
 that the op has in the published models: `--models`, `--at decode:1,prefill:2048,verify_k3:8`.
 A line a tactic: "keep" where it is right and, at some shape, its slowest round is faster by MARGIN
 than the fastest of every other; "drop" where it is not. `--out FILE` keeps all times.
+Rivals are the tactics that are not judged themselves.
 
 A kernel that was changed in place has no rival in its own tree: run the tree before with `--new`
 and `--out FILE`, then this one with `--against FILE`: tactics of the same names are its rivals.
@@ -41,7 +42,8 @@ from spark_engine.plugins.registry import REGISTRY
 from tests.plugins import cuda_node
 
 AT = "decode:1,decode:8,decode:32,decode:128,verify_k3:8,verify_k3:128,prefill:1024,prefill:8192"
-KNOWN = ("tactics_h200.json", "rehearsal_ops.json")
+# Files whose rows name tactics; those of `tactics_run.json` ran, and no times of them were kept.
+KNOWN = ("tactics_h200.json", "rehearsal_ops.json", "tactics_run.json", "tactics.json")
 MARGIN = 0.02  # of a time, which a faster tactic must save
 BEFORE = "before"  # behind the name of a tactic of another tree
 Row = dict[str, Any]
@@ -50,13 +52,15 @@ Times = Mapping[str, Sequence[float]]  # microseconds of each round, by tactic
 
 @dataclass
 class Judged:
-    """One new tactic: how many cases it was right in, what went wrong, its times by shape."""
+    """One new tactic: how many cases it was right in, what went wrong, its times by shape; `new`:
+    the others of its op that are judged with it, which are no rivals."""
 
     op: str
     tactic: str
     cases: int = 0
     wrong: str = ""
     at: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    new: frozenset[str] = frozenset()
 
     @property
     def gains(self) -> dict[str, float]:
@@ -65,7 +69,8 @@ class Judged:
         found = {}
         for shape, times in self.at.items():
             mine = times.get(self.tactic, ())
-            others = [min(us) for name, us in times.items() if name != self.tactic and us]
+            own = {self.tactic, *self.new}
+            others = [min(us) for name, us in times.items() if name not in own and us]
             if mine and others:
                 found[shape] = 1 - max(mine) / min(others)
         return found
@@ -95,7 +100,9 @@ def named(files: Sequence[str] = KNOWN, results: Path = RESULTS) -> set[tuple[st
     found: set[tuple[str, str]] = set()
     for path in (results / name for name in files):
         for row in json.loads(path.read_text())["rows"] if path.is_file() else ():
-            if "microseconds" in row:
+            if "tactic" in row:
+                found.add((row["op"], row["tactic"]))
+            elif "microseconds" in row:
                 found |= {(row["op"], tactic) for tactic in row["microseconds"]}
             elif row.get("label", "").count("/") >= 2:
                 op, tactic, _ = row["label"].split("/", 2)
@@ -227,7 +234,7 @@ def main(words: Sequence[str] | None = None) -> int:
     pairs = waiting(target, named())
     if args.op is not None:
         pairs = [(args.op, name) for name in args.new.split(",")]
-    found = [Judged(*pair) for pair in pairs]
+    found = [Judged(*pair, new=frozenset(t for op, t in pairs if op == pair[0])) for pair in pairs]
     if not found:
         print("keep nothing: result files name every tactic of this card")
     before = against(args.against)

@@ -26,6 +26,9 @@ def test_a_tactic_is_kept_where_it_is_surely_faster() -> None:
     assert noisy.line().startswith("drop op/new_one: right in 3 cases; best at a")
     wrong = Judged("op", "new one", 2, "case: far", at=good.at)
     assert wrong.line() == "drop op/new_one: wrong: case: far" and not wrong.keeps
+    pair = {"a": {"x": [9.0], "y": [8.0], "old": [10.0]}}
+    assert Judged("op", "x", 1, at=pair, new=frozenset("xy")).keeps, "y is as new as x"
+    assert not Judged("op", "x", 1, at=pair).keeps
     assert "beside no other" in Judged("op", "x", 2, at={"a": {"x": [1.0]}}).line()
     assert "takes no case" in Judged("op", "x").line()
 
@@ -37,10 +40,15 @@ def test_a_kernel_changed_in_place_has_its_own_past_for_a_rival() -> None:
 
 
 def test_what_no_result_names_waits(tmp_path: Path) -> None:
-    rows = [{"op": "linear", "microseconds": {"skinny": 1.0}}, {"label": "embed/rows/a case"}]
+    rows = [
+        {"op": "linear", "microseconds": {"skinny": 1.0}},
+        {"label": "embed/rows/a case"},
+        {"op": "sample", "tactic": "one"},
+    ]
     (tmp_path / "r.json").write_text(json.dumps({"rows": rows}))
     known = tactic_trial.named(["r.json", "none.json"], tmp_path)
-    assert known == {("linear", "skinny"), ("embed", "rows")}
+    assert known == {("linear", "skinny"), ("embed", "rows"), ("sample", "one")}
+    assert ("paged_attention", "pairs") in tactic_trial.named(), "it ran before"
 
 
 def test_the_shapes_of_a_served_model() -> None:

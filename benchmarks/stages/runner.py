@@ -66,7 +66,10 @@ class Runner:
         """What is to be run of these; what cannot be is written down with its reason."""
         pending = []
         for stage in stages:
-            rows = (stage, *(self._table.engines[name] for name in stage.engines))
+            rows: tuple[Stage | Engine, ...] = (
+                stage,
+                *(self._table.engines[name] for name in stage.engines),
+            )
             reason = next(filter(None, (lacking(row, self._machine) for row in rows)), "")
             if self.book.done(stage.name):
                 continue
