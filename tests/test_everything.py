@@ -117,7 +117,7 @@ def test_what_has_no_result_comes_first_then_the_oldest(tmp_path: Path) -> None:
 
 
 def test_engines_are_shared_and_nothing_is_beside_what_is_timed(trial: Trial) -> None:
-    for name, seconds in (("one", 0.3), ("two", 0.9), ("three", 0.3)):
+    for name, seconds in (("one", 0.6), ("two", 1.5), ("three", 0.3)):
         trial.add("engine", name, seconds)
     trial.add("stage", "first", 0.2, uses=["one"])
     trial.add("stage", "second", 0.2, uses=["one", "two"])
@@ -130,7 +130,6 @@ def test_engines_are_shared_and_nothing_is_beside_what_is_timed(trial: Trial) ->
         open_ ^= {event[1:]}
         if open_ & {"first", "second", "third"}:
             assert len(open_) == 1, events
-    assert sorted(e for e in events[:3]) == ["+one", "+test", "+two"], "side by side"
     assert [events.count(f"+{name}") for name in ("one", "two", "three")] == [1, 1, 1]
     assert [e for e in events if e in ("+first", "+second", "+third")] == [
         "+first",
@@ -138,7 +137,7 @@ def test_engines_are_shared_and_nothing_is_beside_what_is_timed(trial: Trial) ->
         "+third",
     ]
     kept = json.loads((trial.out / "build_one" / books.RESULT).read_text())
-    assert kept["beside"] == ["test", "two"]
+    assert kept["beside"] == ["test", "two"], "as the runner saw it, on a busy machine too"
 
 
 def test_with_one_job_nothing_is_beside_anything(trial: Trial) -> None:
@@ -190,7 +189,7 @@ def test_a_stage_is_ended_with_all_that_it_started(
     trial.add("stage", "next", 0.1)
     began = time.monotonic()
     assert trial.run() == {"stubborn": "limit", "next": "0"}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30, "and not the 60 that it sleeps"
     pids = [int((trial.folder / name).read_text()) for name in "ab"]
     assert not any(map(alive, pids)), "one ignored SIGTERM, one in a session of its own"
 
@@ -203,13 +202,14 @@ def test_what_a_stage_leaves_behind_is_ended_too(trial: Trial) -> None:
     assert trial.run() == {"leaves": "0"} and not alive(int(path.read_text()))
 
 
-def test_all_of_it_ends_within_its_limit(trial: Trial) -> None:
+def test_all_of_it_ends_within_its_limit(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SHARE", 0.5)  # of 12 s: for ending, on a busy machine
     trial.add("stage", "short", 0.1)
     trial.add("stage", "long", 100.0)
     trial.add("stage", "slower", 0.1, sleeps=60, limit=50)
     began = time.monotonic()
-    assert trial.run(limit=3.0) == {"short": "0", "long": "no time", "slower": "cut"}
-    assert time.monotonic() - began < 3.0
+    assert trial.run(limit=12.0) == {"short": "0", "long": "no time", "slower": "cut"}
+    assert 6.0 < time.monotonic() - began < 12.0
     assert "+long" not in trial.happened()
 
 
