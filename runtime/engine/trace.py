@@ -7,11 +7,11 @@ and does nothing: it is what runs when nobody asked for a trace.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def merge(file: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             found[name] = _together(rows)
     whole = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": found}
     Path(file).write_bytes(msgspec.json.encode(whole))
-    for part in chain(*parts.values()):  # now that what they held is kept
+    for part in itertools.chain(*parts.values()):  # now that what they held is kept
         part.unlink(missing_ok=True)
     return found
 
@@ -201,8 +201,8 @@ def _part(file: str, name: str, life: int) -> Path:
 
 def _parts(file: str, name: str) -> list[Path]:
     """Those that are there, life after life."""
-    all_lives = (_part(file, name, life) for life in count())
-    return list(takewhile(Path.exists, all_lives))
+    all_lives = (_part(file, name, life) for life in itertools.count())
+    return list(itertools.takewhile(Path.exists, all_lives))
 
 
 def _events(pid: int, name: str, spans: list[Any]) -> list[dict[str, Any]]:
