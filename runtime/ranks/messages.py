@@ -14,7 +14,8 @@ import msgspec
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Open your part of the engine: the first packet that a rank gets, alone.
 
-    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too (`Stamp`).
+    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too
+    (`Stamp`).
     `limit_s`: what a call between ranks may take once all are open. The others as of `load`.
     """
 
