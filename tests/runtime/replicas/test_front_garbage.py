@@ -169,7 +169,7 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
                 await asyncio.sleep(0.3)
 
             asked.send = send
-            await own(self, asked, *answer, more=more)
+            await own(self, asked, status, headers, part, more)
 
         own = carry.Carrier._send
         carry.Carrier._send = slow  # type: ignore[method-assign]
