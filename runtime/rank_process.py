@@ -33,8 +33,10 @@ from spark_engine.runtime.ranks.messages import (
     Begin,
     Fallen,
     Opened,
+    Stamp,
     decode_begin,
     decode_orders,
+    decode_stamp,
     encode,
 )
 from spark_engine.runtime.ranks.seats import Seat, Seated, manifest_digest, take
@@ -63,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packet = receiver.receive()
         if packet is None:
             return 0
-        begin = decode_begin(packet)
-        _check(seat, begin)
-        loaded = _opened(seat, seated, begin)
+        _check(seat, decode_stamp(packet))
+        loaded = _opened(seat, seated, decode_begin(packet))
         parts = loaded.states, loaded.tables, loaded.store, loaded.sink
         follower = Follower(loaded.executors, *parts)
         receiver.answer(encode(Opened(os.getpid())))
@@ -114,7 +115,7 @@ def _fallen(receiver: Receiver, error: Exception) -> int:
     return 2 if user and not passing else 1  # after 1 its host stands by again
 
 
-def _check(seat: Seat, begin: Begin) -> None:
+def _check(seat: Seat, begin: Stamp) -> None:
     """Raises EngineError where rank 0 has another engine or another version."""
     mine = manifest_digest(Path(seat.engine)), version("spark-engine")
     if mine == (begin.digest, begin.version):

@@ -14,7 +14,8 @@ import msgspec
 class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Open your part of the engine: the first packet that a rank gets, alone.
 
-    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too.
+    `digest` and `version`: of rank 0's manifest and package, which must be the rank's too
+    (`Stamp`).
     `limit_s`: what a call between ranks may take once all are open. The others as of `load`.
     """
 
@@ -26,6 +27,14 @@ class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     masks: bool
     least: bool
     limit_s: float
+
+
+class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
+    """The beginning of a `Begin` of any version: whatever follows in another one, these are there,
+    so that a rank can say what is to be installed."""
+
+    digest: str
+    version: str
 
 
 class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -127,6 +136,7 @@ class Fallen(msgspec.Struct, tag=True, array_like=True, frozen=True):
 Answer: TypeAlias = Opened | Fallen
 
 _ENCODER = msgspec.msgpack.Encoder()
+_STAMP = msgspec.msgpack.Decoder(Stamp)
 _BEGIN = msgspec.msgpack.Decoder(Begin)
 _ORDERS = msgspec.msgpack.Decoder(list[Order])
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
@@ -135,6 +145,12 @@ _ANSWERS = msgspec.msgpack.Decoder(Answer)
 def encode(message: Begin | list[Order] | Answer) -> bytes:
     """Bytes of a packet or an answer."""
     return _ENCODER.encode(message)
+
+
+def decode_stamp(data: bytes | bytearray | memoryview) -> Stamp:
+    """Whose packet a rank's first one is, before the rest is read. Raises msgspec.DecodeError."""
+    stamp: Stamp = _STAMP.decode(data)
+    return stamp
 
 
 def decode_begin(data: bytes | bytearray | memoryview) -> Begin:

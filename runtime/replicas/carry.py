@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Fleet, Replica
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.prefix import Place, places
@@ -38,6 +39,7 @@ _NOT_UP = _HOP | {"host", "content-length", "content-encoding", "expect", "x-req
 _NOT_DOWN = _HOP | {"content-length", "date", "server", "x-request-id"}
 _PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"([^"]+)"')
 _MADE = re.compile(rb'"id"\s*:\s*"(resp_[^"]+)"')
+_BYTES = "surrogateescape"  # as aiohttp reads a header that is no UTF-8
 _ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 
 Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
@@ -60,6 +62,7 @@ class Asked:
     name: str
     send: Send
     begun: bool = False  # the client has seen something
+    ended: bool = False  # and all there is
     tried: set[str] = field(default_factory=set)
 
     @property
@@ -166,25 +169,23 @@ class Carrier:
             self._note_kept(asked, replica, body)
             await self._send(asked, answer.status, headers, body, more=False)
             return None
-        status, left = answer.status, b""
+        status, events = answer.status, Events()
         async for part in answer.parts():
-            left += part
-            whole, mark, left = left.rpartition(b"\n\n")  # events are passed on whole
-            if not mark:
+            if not (whole := events.take(part)):
                 continue
             if not asked.begun:
                 self._fleet.router.started(ticket)
                 self._note_kept(asked, replica, whole)
-                await self._send(asked, status, headers, whole + mark, more=True)
+                await self._send(asked, status, headers, whole, more=True)
             else:
-                await self._send(asked, 0, (), whole + mark, more=True)
-        await self._send(asked, 0 if asked.begun else status, headers, left, more=False)
+                await self._send(asked, 0, (), whole, more=True)
+        await self._send(asked, 0 if asked.begun else status, headers, events.left, more=False)
         return None
 
     async def _send(
         self, asked: Asked, status: int, headers: Headers, part: bytes, more: bool
     ) -> None:
-        asked.begun = True
+        asked.begun, asked.ended = True, not more
         asked.body.drop()
         await asked.send(status, headers, part, more)
 
@@ -194,6 +195,8 @@ class Carrier:
             self._fleet.suspect(replica, str(problem))
         if not asked.begun:
             return False
+        if asked.ended:  # it was being taken by a slow client
+            return True
         self._metrics.broken()
         words = f"replica {replica.name} broke its answer off: {problem}; ask again"
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
@@ -344,5 +347,18 @@ def passed(headers: Headers, without: set[str]) -> list[tuple[str, str]]:
 
 
 def decoded(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Headers as ASGI has them, as text."""
-    return [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers]
+    """Headers as ASGI has them, as text: in UTF-8, in which they are sent on, or else in the
+    encoding that takes any byte."""
+    return [(k.decode("latin-1"), _text(v)) for k, v in headers]
+
+
+def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """A replica's headers for ASGI, with the bytes that they came with."""
+    return [(k.encode("utf-8", _BYTES), v.encode("utf-8", _BYTES)) for k, v in headers]
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

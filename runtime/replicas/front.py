@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spark_engine.runtime.replicas.carry import Asked, Carrier, decoded, problem_of
+from spark_engine.runtime.replicas.carry import Asked, Carrier, decoded, encoded, problem_of
 from spark_engine.runtime.replicas.fleet import Fleet
 from spark_engine.runtime.replicas.front_metrics import FrontMetrics
 from spark_engine.runtime.replicas.merged_metrics import merge
@@ -48,14 +48,17 @@ class Front:
         async def answer(status: int, headers: Headers, part: bytes, more: bool) -> None:
             nonlocal begun
             if not begun:
-                rows = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
+                rows = encoded(headers)
                 if not more:
                     rows.append((b"content-length", str(len(part)).encode()))
                 await send({"type": "http.response.start", "status": status, "headers": rows})
                 begun = True
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
-        path, target = scope["path"], (scope.get("raw_path") or scope["path"].encode()).decode()
+        path, target = (
+            scope["path"],
+            (scope.get("raw_path") or scope["path"].encode()).decode("latin-1"),
+        )
         if query := scope.get("query_string", b""):
             target += "?" + query.decode("latin-1")
         if (own := self._own(scope["method"], path)) is not None:
@@ -137,9 +140,11 @@ class Front:
             if isinstance(row, BaseException):
                 raise row
             status, body, _ = row
-            if status != 200:
+            if status in (401, 403):
                 await asked.send(status, JSON, body, False)
                 return
+            if status != 200:  # as of one that is on its way down
+                continue
             texts[name] = body.decode("utf-8", "replace")
         opened = self._fleet.router.open
         states = {r.name: (r.up, opened.get(r.name, 0)) for r in self._fleet.replicas.values()}

@@ -53,8 +53,10 @@ def test_what_may_have_spoilt_it_is_said() -> None:
     row["runs"][0] |= {"failed": 2, "errors": {"503: [full]": 2}}
     row["runs"][1]["client"]["warning"] = "a client process was 90% busy"
     row["runs"][1]["card"] = {"sm_mhz": [1500, 1700, 1980], "watts": [300, 400.4, 500]}
+    row["runs"][0]["cards"] = {n: {"sm_mhz": [1, int(n), 9]} for n in ("3", "4")}
     text = " ".join(shown(row).split())
-    for words in ("2 requests failed, e.g. 503: [full]", "90% busy", "4711, /usr/bin/other",
+    for words in ("card 3: 3 MHz (1 to 9)", "card 4: 4 MHz (1 to 9)",
+                  "2 requests failed, e.g. 503: [full]", "90% busy", "4711, /usr/bin/other",
                   "1700 MHz (1500 to 1980), 400 W"):  # fmt: skip
         assert words in text
 

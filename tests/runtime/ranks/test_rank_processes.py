@@ -175,6 +175,30 @@ def until_it_falls(engine: Engine) -> str:
     return str(error.value)
 
 
+def until_noticed(engine: Engine, within_s: float = 30.0) -> None:
+    """Until rank 0 knows that a rank has fallen; no step runs meanwhile."""
+    until = time.monotonic() + within_s
+    with pytest.raises(ExecutorError, match="rank 1 is gone"):
+        while time.monotonic() < until:
+            engine.check()
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_rank_that_dies_between_two_known_steps_ends_the_next(
+    depth: int, engines: dict[int, Path]
+) -> None:
+    with closing(Engine.open(engines[2], EngineOptions(depth=depth))) as engine:
+        for one in requests():
+            engine.submit(one)
+        for _ in range(3):
+            engine.step()
+        os.kill(pid(engine), signal.SIGKILL)
+        until_noticed(engine)
+        with pytest.raises(ExecutorError, match="rank 1 is gone: .* ended with code -9"):
+            engine.step()
+
+
 def test_a_rank_that_dies_ends_the_step_at_once_and_is_named(engine: Engine) -> None:
     for one in requests():
         engine.submit(one)
