@@ -40,10 +40,10 @@ from spark_engine.runtime.executors.trt import TrtExecutor
 from spark_engine.runtime.executors.watched import Clock
 from spark_engine.runtime.ranks.communicator import Communicator
 from spark_engine.runtime.ranks.group import Group
-from spark_engine.runtime.ranks.heard import Heard
 from spark_engine.runtime.ranks.leader import LeadExecutor, LeadStates, LeadTables, Orders
-from spark_engine.runtime.ranks.seats import begin_of, gather_ranks
+from spark_engine.runtime.ranks.open_progress import OpenProgress
 from spark_engine.runtime.ranks.segments import SegmentsExecutor
+from spark_engine.runtime.ranks.spawn import begin_message, gather_ranks
 from spark_engine.tensors import TensorSpec
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -161,9 +161,9 @@ def load(
         group = gather_ranks(path, manifest, hosts, shown.say)
         undo.callback(group.close)
         orders = Orders(group)
-        begin = begin_of(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
+        begin = begin_message(path, threads, cache_bytes, graphs, masks, least, group.limit_s)
         group.begin(begin, manifest.executor == NATIVE)
-        heard = Heard(shown, mark, group.check)
+        heard = OpenProgress(shown, mark, group.check)
         with orders.explained():
             loaded = _load(path, manifest, wishes, heard.mark, heard, group.comm)
         undo.callback(loaded.close)
