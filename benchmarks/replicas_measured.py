@@ -32,7 +32,7 @@ import aiohttp
 
 from spark_engine.runtime.cli import cache_folder
 from spark_engine.runtime.embedded import embedded_engine
-from spark_engine.runtime.replicas.child import Child
+from spark_engine.runtime.replicas.server_process import Child
 from spark_engine.runtime.server.server import ServerOptions
 
 HOST, MODEL = "127.0.0.1", "tiny"
