@@ -3,7 +3,7 @@
 `python -m benchmarks.predict_gb10` plans both published models for sm_121a without their weights
 (`weightless_plan`) and reckons every launch: its latency, and the longest of its bytes at 243 GB/s,
 its operations at the rates that libraries reach on a GB10, and its multiprocessors' own work in
-cycles (`card_model`). The latter, and the latency, are learnt from times of an H200 (`calibration`):
+cycles (`card_model`). These, and the latency, are fitted to times of an H200 (`calibration`):
 from `benchmarks/results/rehearsal_launches.json`, where the rehearsal has left its own (the sources
 of sm_121a on 48 multiprocessors), else from `decode_h200.json` there, whose kernels with wgmma a
 GB10 does not have, or `--from FILE` of `benchmarks.launch_times`. `--out FILE` keeps the rows that
