@@ -14,7 +14,7 @@ from spark_engine.bench.clients import Clients
 from spark_engine.bench.figures import figures, spread
 from spark_engine.bench.load import Json, Load, Plan
 from spark_engine.bench.target import Target
-from spark_engine.bench.took import Server
+from spark_engine.bench.timings import Server
 from spark_engine.errors import OptionError
 from spark_engine.progress import Progress
 

@@ -34,9 +34,9 @@ from typing import Any
 from benchmarks.bench_decode import Bench
 from benchmarks.drawn_step import drawn
 from benchmarks.graphs import each_seconds
-from benchmarks.hollow_plan import label_of
 from benchmarks.kernel_split import time_queue
 from benchmarks.launch_times import Timer, machine, numbers
+from benchmarks.weightless_plan import label_of
 from spark_engine.builder.native.launches import launches
 from spark_engine.interface import DECODE
 from spark_engine.kernel import Shape

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.graphs import each_seconds, target_here
-from benchmarks.hollow_plan import decided_of, label_of, work_of
 from benchmarks.launch_times import machine
 from benchmarks.node_work import amounts
 from benchmarks.predict_gb10 import CONFIGS, RESULTS, options
+from benchmarks.weightless_plan import decided_of, label_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer
 from spark_engine.builder.native.program import Decided

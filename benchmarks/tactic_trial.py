@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.graphs import target_here
-from benchmarks.hollow_plan import decided_of, work_of
 from benchmarks.predict_gb10 import CONFIGS, MODELS, RESULTS, options
 from benchmarks.rehearsals.ops import compared, truth, works
+from benchmarks.weightless_plan import decided_of, work_of
 from spark_engine.builder.native import nvrtc
 from spark_engine.builder.native.gpu_timer import GpuTimer, this_machine
 from spark_engine.builder.native.tactics import Work

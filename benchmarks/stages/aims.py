@@ -1,13 +1,13 @@
 """What a stage's figure is to be, in words: of docs/performance.md's data where that has it.
 
-Knows the aims of decode steps (`performance`) and the checklist's rows (`seed_rows`); measures
+Knows the aims of decode steps (`performance`) and the checklist's rows (`checklist_rows`); measures
 nothing.
 """
 
 from __future__ import annotations
 
+from benchmarks.checklist_rows import ROWS
 from benchmarks.performance import AIMS, BATCHES
-from benchmarks.seed_rows import ROWS
 from benchmarks.stages.table import Stage, StageError
 
 

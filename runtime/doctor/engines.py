@@ -18,7 +18,7 @@ from spark_engine.manifest import NATIVE, Manifest
 from spark_engine.runtime.engine.detect import runnable_targets
 from spark_engine.runtime.engine.load import HOST_TARGETS, check_capacity
 from spark_engine.runtime.executors.cache_size import Room
-from spark_engine.runtime.ranks.seats import check_gpus, check_nccl
+from spark_engine.runtime.ranks.spawn import check_gpus, check_nccl
 
 ENGINES = Path("engines")
 

@@ -29,7 +29,7 @@ from spark_engine.runtime.engine.trace import NoTrace
 from spark_engine.runtime.executors.executor import Executor
 from spark_engine.runtime.executors.memory import BucketKey, EngineMemory
 from spark_engine.runtime.executors.watched import Watched
-from spark_engine.runtime.ranks.meeting import split_hosts
+from spark_engine.runtime.ranks.rendezvous import split_hosts
 
 CHECK_S = 0.25  # how often an idle engine of several ranks looks whether they are there
 

@@ -1,4 +1,4 @@
-"""Packets from rank 0 to every other rank, and answers back.
+"""Broadcast of packets from rank 0 to every other rank, and their answers back.
 
 Knows sockets and memory that the processes of a host share; knows no message. On a host a large
 packet is written once, into a ring that all ranks read; its place, and every small packet, goes

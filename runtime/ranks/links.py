@@ -1,4 +1,4 @@
-"""Sockets between the ranks of an engine: who is at the other end, and until when it has to answer.
+"""Sockets between the ranks of an engine, with timeouts that name the rank that did not answer.
 
 Knows sockets and time limits; knows neither arrays nor plans. A peer that ends closes its socket,
 so that nobody waits for the dead; one that stands still is named when the limit has passed.

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks, and they it, as bytes.
+"""The protocol between rank 0 and the other ranks: message types, encoded as MessagePack.
 
-MessagePack. Knows no transport and no executor. A packet is what rank 0 did since the last one, in
-order: calls on executors, states and tables, whose arrays travel as their bytes.
+A packet from rank 0 holds its calls on executors, states and tables since the last one, in order;
+arrays travel as raw bytes. A rank answers `Opened`, or `RankFailed`. Knows no transport.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stamp(msgspec.Struct, tag="Begin", array_like=True, frozen=True):
 class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Launch this bucket over the step inputs in `inputs`, one after the other as specified.
 
-    `part`: the whole of it, or what comes before sampling, whose rest a `Rest` starts.
+    `part`: the whole of it, or what comes before sampling, whose rest a `LaunchRest` starts.
     """
 
     family: str
@@ -49,7 +49,7 @@ class Launch(msgspec.Struct, tag=True, array_like=True, frozen=True):
     part: bool = False
 
 
-class Rest(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class LaunchRest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Launch the rest of the part that was launched last."""
 
 
@@ -114,7 +114,7 @@ class Leave(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Order: TypeAlias = (
-    Launch | Rest | Tables | CopyRows | CopyPages | SetCounts | Save | Restore | Drop | Leave
+    Launch | LaunchRest | Tables | CopyRows | CopyPages | SetCounts | Save | Restore | Drop | Leave
 )
 
 
@@ -124,7 +124,7 @@ class Opened(msgspec.Struct, tag=True, array_like=True, frozen=True):
     pid: int
 
 
-class Fallen(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class RankFailed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The rank is about to end. `user`: something outside the program is wrong; `passing`: it may
     be right later."""
 
@@ -133,7 +133,7 @@ class Fallen(msgspec.Struct, tag=True, array_like=True, frozen=True):
     passing: bool = False
 
 
-Answer: TypeAlias = Opened | Fallen
+Answer: TypeAlias = Opened | RankFailed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _STAMP = msgspec.msgpack.Decoder(Stamp)

@@ -19,7 +19,7 @@ from spark_engine.bench import cli  # noqa: E402
 from spark_engine.bench.clients import Clients, split  # noqa: E402
 from spark_engine.bench.load import Load, Script, Turn  # noqa: E402
 from spark_engine.bench.lock import alone  # noqa: E402
-from spark_engine.bench.took import Server, Share  # noqa: E402
+from spark_engine.bench.timings import ClientShare, Server  # noqa: E402
 from spark_engine.errors import InternalError  # noqa: E402
 from tests.bench.scripted_server import Answer, Scripted, event, running, token  # noqa: E402
 from tests.runtime import small_engine  # noqa: E402
@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_the_runs_before_that(
 ) -> None:
     inner, calls = Clients.run, []
 
-    def run(self: Clients, load: Load) -> tuple[float, list[Share]]:
+    def run(self: Clients, load: Load) -> tuple[float, list[ClientShare]]:
         calls.append(load)
         if len(calls) == 2:
             raise KeyboardInterrupt

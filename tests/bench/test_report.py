@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from spark_engine.bench import figures, plot, report
-from spark_engine.bench.took import Share
+from spark_engine.bench.timings import ClientShare
 from spark_engine.errors import OptionError
 from tests.bench.test_figures import took
 
@@ -24,7 +24,7 @@ def result(count: int = 2, **more: Any) -> dict[str, Any]:
             took(i / 10, [i / 10 + 0.05 * (run + 1), i / 10 + 1], prompt_tokens=9) for i in range(5)
         ]
         each.append(took(1.0, [1.2], turn=1, prompt_tokens=30, cached_tokens=20))
-        row = figures.figures(0.0, [Share(each, 0.1, [0.001])], {"ttft": 70})
+        row = figures.figures(0.0, [ClientShare(each, 0.1, [0.001])], {"ttft": 70})
         runs.append({**row, "card": None})
     whole = {"model": "m", "load": "5 at a time", "targets": {"ttft": 70}, "others": []}
     whole |= {"repeats": count}

@@ -94,7 +94,9 @@ def test_rank_0_asks_for_the_memory_of_all_ranks_of_its_host(
     comm, ignored = SimpleNamespace(rank=rank, here=here), Progress(None)
     words = "far enough" if share else "for each of 2 ranks"
     with pytest.raises((EngineError, CapacityError), match=words):
-        module._load(engine, manifest, module.Wishes(), lambda s: None, ignored, cast(Any, comm))
+        module._load(
+            engine, manifest, module.LoadOptions(), lambda s: None, ignored, cast(Any, comm)
+        )
     assert opened == ([free // share] if share else [])
 
 

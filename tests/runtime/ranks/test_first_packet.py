@@ -13,8 +13,8 @@ import pytest
 
 from spark_engine.runtime import rank_process
 from spark_engine.runtime.ranks.channel import HEAD, INLINE, read_answer
-from spark_engine.runtime.ranks.messages import Fallen, decode_answer
-from spark_engine.runtime.ranks.seats import Seat, Seated
+from spark_engine.runtime.ranks.messages import RankFailed, decode_answer
+from spark_engine.runtime.ranks.spawn import RankChannels, RankSpec
 
 
 class NoCalls:
@@ -30,17 +30,19 @@ def test_another_version_is_refused_with_what_to_install_however_its_packet_goes
 ) -> None:
     """With fewer fields or others than ours: it would else stand by again and again."""
     mine, theirs = socket.socketpair()
-    monkeypatch.setattr(rank_process, "take", lambda seat: Seated(theirs, cast(Any, NoCalls())))
+    monkeypatch.setattr(
+        rank_process, "connect_rank", lambda seat: RankChannels(theirs, cast(Any, NoCalls()))
+    )
     monkeypatch.setattr(rank_process, "_end_with", lambda parent: None)
     monkeypatch.setattr(rank_process, "_leave_with_rank_0", lambda receiver: None)
     monkeypatch.setattr(rank_process, "manifest_digest", lambda path: "same")
     packet = msgspec.msgpack.encode(["Begin", "same", "0.0.1", *more])
-    seat = msgspec.json.encode(Seat(str(tmp_path), 1, 2, hosts=("a", "b"))).decode()
+    seat = msgspec.json.encode(RankSpec(str(tmp_path), 1, 2, hosts=("a", "b"))).decode()
     with mine, theirs:
         mine.sendall(HEAD.pack(len(packet), INLINE) + packet)
         assert rank_process.main([seat]) == 2  # which is not tried again
         answer = decode_answer(read_answer(mine) or b"")
-    assert isinstance(answer, Fallen) and answer.user and not answer.passing
+    assert isinstance(answer, RankFailed) and answer.user and not answer.passing
     own = version("spark-engine")
     assert f"runs spark-engine {own}, rank 0 0.0.1: install one version" in answer.message
 

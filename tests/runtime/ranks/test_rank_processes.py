@@ -24,7 +24,7 @@ from spark_engine.errors import EngineError, ExecutorError, OptionError
 from spark_engine.runtime.engine.engine import Engine, EngineOptions
 from spark_engine.runtime.engine.load import Loaded, load
 from spark_engine.runtime.engine.request import Request, SamplingParams
-from spark_engine.runtime.ranks.seats import Seat, start
+from spark_engine.runtime.ranks.spawn import RankSpec, start_rank
 from tests.checkpoints import write_checkpoint
 from tests.solo import Solo
 
@@ -255,7 +255,7 @@ def free_port() -> int:
 def over_sockets(path: Path, other: Path, use: Callable[[Loaded], None]) -> int:
     """An engine whose rank 1 comes over TCP; the exit code of its process."""
     hosts = (f"127.0.0.1:{free_port()}", "127.0.0.1")
-    process = start(Seat(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
+    process = start_rank(RankSpec(str(other), 1, 2, hosts=hosts, parent=os.getpid()))
     try:
         with closing(load(path, threads=1, hosts=hosts)) as loaded:
             use(loaded)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_engine.runtime.replicas import carry, events
+from spark_engine.runtime.replicas import events, forward
 from spark_engine.runtime.replicas.events import Events
 from spark_engine.runtime.replicas.fleet import Address, Fleet
 from spark_engine.runtime.replicas.routing import Router
@@ -171,8 +171,8 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
             asked.send = send
             await own(self, asked, status, headers, part, more)
 
-        own = carry.Carrier._send
-        carry.Carrier._send = slow  # type: ignore[method-assign]
+        own = forward.Forwarder._send
+        forward.Forwarder._send = slow  # type: ignore[method-assign]
         try:
             asking = asyncio.create_task(w.ask("hi"))
             await taking.wait()
@@ -181,7 +181,7 @@ def test_a_whole_answer_that_a_slow_client_takes_ends_once() -> None:
                 w.fleet.miss(replica, "silent")
             status, found, _ = await asking
         finally:
-            carry.Carrier._send = own  # type: ignore[method-assign]
+            forward.Forwarder._send = own  # type: ignore[method-assign]
         assert status == 200 and found["from"] == "a"
         await asyncio.sleep(0.4)
         assert len(sent) == 1

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from spark_engine.runtime.replicas.child import Child, free_port
+from spark_engine.runtime.replicas.server_process import ServerProcess, free_port
 from spark_engine.runtime.server.server import ServerOptions
 from tests.house import ROOT
 from tests.soak.replicas import CLIENTS, COMMAND, Soak, listener
@@ -39,10 +39,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def servers(engine: Path) -> Iterator[list[str]]:
     """The addresses of four."""
-    children: list[Child] = []
+    children: list[ServerProcess] = []
     try:
         for _ in range(REPLICAS):
-            children.append(Child(str(engine), ServerOptions(host=HOST, names=("tiny",))))
+            children.append(ServerProcess(str(engine), ServerOptions(host=HOST, names=("tiny",))))
         for child in children:
             child.wait(START_S)
         yield [child.url for child in children]

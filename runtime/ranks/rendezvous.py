@@ -1,4 +1,5 @@
-"""How ranks of several hosts find each other: all come to rank 0, which says where each is.
+"""TCP rendezvous of ranks on several hosts: all connect to rank 0, which sends them each other's
+addresses.
 
 Knows addresses and sockets. Whoever reaches these addresses may take a rank's place, so they belong
 on a network of the hosts' own.
@@ -72,7 +73,7 @@ def split_hosts(text: str | None) -> tuple[str, ...]:
     return hosts
 
 
-def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
+def accept_ranks(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S) -> Group:
     """Rank 0's group, when a rank has come from each of the other hosts.
 
     Raises OptionError where rank 0 cannot listen or be reached, or another host takes itself for
@@ -82,17 +83,17 @@ def meet(hosts: Sequence[str], limit_s: float = LIMIT_S, come_s: float = COME_S)
     others = range(1, len(hosts))
     with ExitStack() as undo, _listen(*address_of(hosts[0])) as server:
         _check_first(hosts)
-        came = _come(server, others, hosts, come_s, undo, first=True)
+        came = _accept(server, others, hosts, come_s, undo, first=True)
         ports = Ports([0, *(came[rank][1].port for rank in others)])
         for control, _ in came.values():
-            _say(control, ports)
-        links = _come(server, others, hosts, LINK_S, undo)
+            _send(control, ports)
+        links = _accept(server, others, hosts, LINK_S, undo)
         undo.pop_all()
     comm = TcpCommunicator(Links(0, {rank: link for rank, (link, _) in links.items()}, limit_s))
     return Group(comm, {rank: one for rank, (one, _) in came.items()}, {}, None, limit_s)
 
 
-def join(
+def join_ranks(
     hosts: Sequence[str], rank: int, come_s: float = COME_S
 ) -> tuple[socket.socket, TcpCommunicator]:
     """Another rank's socket to rank 0, and its communicator, when all have come together.
@@ -103,21 +104,21 @@ def join(
     check_reached(hosts, rank)
     ranks, first = len(hosts), address_of(hosts[0])
     with ExitStack() as undo, _listen(*address_of(hosts[rank], 0)) as server:
-        control = undo.enter_context(_reach(first, come_s))
-        _say(control, Hello(rank, ranks, server.getsockname()[1], tuple(hosts)))
+        control = undo.enter_context(_connect(first, come_s))
+        _send(control, Hello(rank, ranks, server.getsockname()[1], tuple(hosts)))
         control.settimeout(come_s)
-        found = _hear(control, Ports)
+        found = _receive(control, Ports)
         if found is None:
             raise ExecutorError(f"rank 0 has gone before all {ranks} ranks had come")
         if found.refused:
             raise OptionError(found.refused)
-        links = {0: undo.enter_context(_reach(first, HELLO_S))}
+        links = {0: undo.enter_context(_connect(first, HELLO_S))}
         for other in range(1, rank):
             address = address_of(hosts[other])[0], found.ports[other]
-            links[other] = undo.enter_context(_reach(address, HELLO_S))
+            links[other] = undo.enter_context(_connect(address, HELLO_S))
         for link in links.values():
-            _say(link, Hello(rank, ranks))
-        came = _come(server, range(rank + 1, ranks), hosts, LINK_S, undo)
+            _send(link, Hello(rank, ranks))
+        came = _accept(server, range(rank + 1, ranks), hosts, LINK_S, undo)
         undo.pop_all()
     links |= {other: link for other, (link, _) in came.items()}
     return control, TcpCommunicator(Links(rank, links))
@@ -158,7 +159,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _reach(address: tuple[str, int], come_s: float) -> socket.socket:
+def _connect(address: tuple[str, int], come_s: float) -> socket.socket:
     """A connection, as soon as somebody listens there."""
     until = time.monotonic() + come_s
     while True:
@@ -171,7 +172,7 @@ def _reach(address: tuple[str, int], come_s: float) -> socket.socket:
         time.sleep(RETRY_S)
 
 
-def _come(
+def _accept(
     server: socket.socket,
     wanted: Sequence[int],
     hosts: Sequence[str],
@@ -191,11 +192,11 @@ def _come(
             raise ExecutorError(f"ranks {missing} have not come for {come_s:g} s") from None
         undo.callback(peer.close)
         peer.settimeout(HELLO_S)
-        hello = _hear(peer, Hello)
+        hello = _receive(peer, Hello)
         if hello is not None and (words := _disorder(hello.hosts, hosts)):
             log.warning("%s: %s", address[0], words)
             with suppress(ExecutorError):
-                _say(peer, Ports([], words))
+                _send(peer, Ports([], words))
             peer.close()
             continue
         if hello is None or hello.ranks != len(hosts) or hello.rank not in wanted:
@@ -214,8 +215,8 @@ def _check_first(hosts: Sequence[str]) -> None:
     for host in hosts[1:]:
         with suppress(OSError, ExecutorError):
             with socket.create_connection(address_of(host), timeout=ASK_S) as peer:
-                _say(peer, Hello(0, len(hosts), hosts=tuple(hosts)))
-                found = _hear(peer, Ports)
+                _send(peer, Hello(0, len(hosts), hosts=tuple(hosts)))
+                found = _receive(peer, Ports)
             if found is not None and found.refused:
                 raise OptionError(found.refused)
 
@@ -228,7 +229,7 @@ def _disorder(theirs: Sequence[str], ours: Sequence[str]) -> str:
     return f"{words}: give all of them the same order, in which the first is rank 0"
 
 
-def _say(peer: socket.socket, message: msgspec.Struct) -> None:
+def _send(peer: socket.socket, message: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(message)
     try:
         peer.sendall(len(data).to_bytes(LENGTH, "little") + data)
@@ -236,7 +237,7 @@ def _say(peer: socket.socket, message: msgspec.Struct) -> None:
         raise ExecutorError(f"a rank has gone before all had come ({error})") from None
 
 
-def _hear(peer: socket.socket, kind: type[T]) -> T | None:
+def _receive(peer: socket.socket, kind: type[T]) -> T | None:
     """What the other end says; None where it closes, is silent, or says anything else."""
     head = read(peer, LENGTH)
     size = int.from_bytes(head or b"", "little")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spark_engine.errors import ExecutorError, OptionError
-from spark_engine.runtime.ranks import meeting
-from spark_engine.runtime.ranks.meeting import Hello, Ports, join, meet
+from spark_engine.runtime.ranks import rendezvous
+from spark_engine.runtime.ranks.rendezvous import Hello, Ports, accept_ranks, join_ranks
 
 SOON_S = 5.0
 
@@ -32,7 +32,7 @@ def at_once(*works: Callable[[], Any]) -> list[Future[Any]]:
 
 
 def reach(host: str) -> socket.socket:
-    name, port = meeting.address_of(host)
+    name, port = rendezvous.address_of(host)
     until = time.monotonic() + SOON_S
     while True:
         try:
@@ -47,10 +47,10 @@ def test_hosts_that_each_name_themselves_first_are_told() -> None:
     a, b = addresses(2)
     start = time.monotonic()
     first = ThreadPoolExecutor(1)
-    waits = first.submit(meet, (a, b), come_s=2.0)
+    waits = first.submit(accept_ranks, (a, b), come_s=2.0)
     reach(a).close()
     with pytest.raises(OptionError, match=f"--hosts {a},{b}.*same order.*the first is rank 0"):
-        meet((b, a), come_s=30.0)
+        accept_ranks((b, a), come_s=30.0)
     assert time.monotonic() - start < SOON_S
     assert isinstance(waits.exception(), ExecutorError)  # nobody came to it
     first.shutdown()
@@ -60,10 +60,10 @@ def test_a_rank_with_another_order_is_refused_and_rank_0_waits_on() -> None:
     a, b, c = addresses(3)
     wrong, right = (a, c, b), (a, b, c)
     done = at_once(
-        lambda: meet(right, come_s=SOON_S),
-        lambda: join(wrong, 2, come_s=SOON_S),
-        lambda: (time.sleep(0.3), join(right, 1, come_s=SOON_S))[1],
-        lambda: (time.sleep(0.3), join(right, 2, come_s=SOON_S))[1],
+        lambda: accept_ranks(right, come_s=SOON_S),
+        lambda: join_ranks(wrong, 2, come_s=SOON_S),
+        lambda: (time.sleep(0.3), join_ranks(right, 1, come_s=SOON_S))[1],
+        lambda: (time.sleep(0.3), join_ranks(right, 2, come_s=SOON_S))[1],
     )
     assert isinstance(done[1].exception(), OptionError)
     assert f"--hosts {a},{c},{b}" in str(done[1].exception())
@@ -82,13 +82,13 @@ def test_a_rank_that_comes_anew_while_all_are_connected_ends_the_meeting() -> No
     def come_twice() -> None:
         hello = Hello(1, 2, 4711, (a, b))
         with reach(a) as once:
-            meeting._say(once, hello)
-            assert meeting._hear(once, Ports) is not None
+            rendezvous._send(once, hello)
+            assert rendezvous._receive(once, Ports) is not None
         with reach(a) as again:
-            meeting._say(again, hello)
+            rendezvous._send(again, hello)
             assert again.recv(1) == b""
 
-    met, came = at_once(lambda: meet((a, b), come_s=SOON_S), come_twice)
+    met, came = at_once(lambda: accept_ranks((a, b), come_s=SOON_S), come_twice)
     assert "rank 1 has come anew" in str(met.exception())
     came.result()
 
@@ -97,15 +97,15 @@ def test_a_rank_that_goes_halfway_is_not_waited_for_as_long_as_for_people(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, b = addresses(2)
-    assert meeting.LINK_S < meeting.COME_S
-    monkeypatch.setattr(meeting, "LINK_S", 0.2)
+    assert rendezvous.LINK_S < rendezvous.COME_S
+    monkeypatch.setattr(rendezvous, "LINK_S", 0.2)
 
     def come() -> None:
         with reach(a) as once:
-            meeting._say(once, Hello(1, 2, 4711, (a, b)))
-            assert meeting._hear(once, Ports) is not None
+            rendezvous._send(once, Hello(1, 2, 4711, (a, b)))
+            assert rendezvous._receive(once, Ports) is not None
 
     start = time.monotonic()
-    met, _ = at_once(lambda: meet((a, b)), come)
+    met, _ = at_once(lambda: accept_ranks((a, b)), come)
     assert "ranks [1] have not come for 0.2 s" in str(met.exception())
     assert time.monotonic() - start < SOON_S

@@ -1,4 +1,4 @@
-"""One request on its way: chosen a replica, carried there, tried again where nothing was lost.
+"""The proxy's path of one request: pick a replica, forward, stream back, retry where that is safe.
 
 Knows which failures may be tried again: those of which the client has seen nothing. Knows HTTP's
 heads; knows no socket.
@@ -46,7 +46,7 @@ Send = Callable[[int, Headers, bytes, bool], Awaitable[None]]
 
 
 @dataclass
-class Asked:
+class ClientRequest:
     """A request as it came. `target`: its path and query; `name`: its x-request-id; its body is
     unpacked, and dropped as soon as no other replica can need it.
 
@@ -89,7 +89,7 @@ class Failed(Lost):
     """A replica whose engine failed, while its server did not."""
 
 
-class Carrier:
+class Forwarder:
     """Carries requests to the replicas of one fleet."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream, metrics: FrontMetrics) -> None:
@@ -97,7 +97,7 @@ class Carrier:
         self._kept: OrderedDict[str, str] = OrderedDict()  # id of an answer -> its replica
         self._asking = asyncio.Semaphore(ASKING)
 
-    async def carry(self, asked: Asked) -> None:
+    async def forward(self, asked: ClientRequest) -> None:
         """Answers the request, by whichever replica."""
         prompt = places(asked.body.data) if asked.method == "POST" else ()
         try:
@@ -139,7 +139,12 @@ class Carrier:
         await self._fail(asked, refused, lost[-1] if lost else None)
 
     async def _through(
-        self, replica: Replica, asked: Asked, prompt: Sequence[Place], choice: Choice, last: bool
+        self,
+        replica: Replica,
+        asked: ClientRequest,
+        prompt: Sequence[Place],
+        choice: Choice,
+        last: bool,
     ) -> Refusal | None:
         router = self._fleet.router
         ticket = router.begin(choice, prompt)
@@ -156,7 +161,7 @@ class Carrier:
             router.end(ticket)
 
     async def _pass_on(
-        self, replica: Replica, asked: Asked, answer: Answer, ticket: Ticket
+        self, replica: Replica, asked: ClientRequest, answer: Answer, ticket: Ticket
     ) -> Refusal | None:
         headers = passed(answer.headers, _NOT_DOWN)
         headers.append(("x-spark-replica", replica.name))
@@ -183,13 +188,13 @@ class Carrier:
         return None
 
     async def _send(
-        self, asked: Asked, status: int, headers: Headers, part: bytes, more: bool
+        self, asked: ClientRequest, status: int, headers: Headers, part: bytes, more: bool
     ) -> None:
         asked.begun, asked.ended = True, not more
         asked.body.drop()
         await asked.send(status, headers, part, more)
 
-    async def _broke(self, replica: Replica, asked: Asked, problem: Lost) -> bool:
+    async def _broke(self, replica: Replica, asked: ClientRequest, problem: Lost) -> bool:
         """A replica broke; whether the request has ended with that."""
         if not isinstance(problem, Failed):
             self._fleet.suspect(replica, str(problem))
@@ -202,7 +207,7 @@ class Carrier:
         await asked.send(0, (), last_words(asked.path, words, asked.name), False)
         return True
 
-    async def _fail(self, asked: Asked, refused: Refusal | None, lost: Lost | None) -> None:
+    async def _fail(self, asked: ClientRequest, refused: Refusal | None, lost: Lost | None) -> None:
         if refused is not None:
             await self._send(asked, refused.status, refused.headers, refused.body, more=False)
             return
@@ -212,12 +217,12 @@ class Carrier:
             words = "no replica takes requests now; retry"
         await self._refuse(asked, words)
 
-    async def _refuse(self, asked: Asked, words: str) -> None:
+    async def _refuse(self, asked: ClientRequest, words: str) -> None:
         self._metrics.failed()
         status, body, headers = problem_of(asked.path, REFUSED, words, asked.name)
         await self._send(asked, status, headers, body, more=False)
 
-    def _note_kept(self, asked: Asked, replica: Replica, body: bytes) -> None:
+    def _note_kept(self, asked: ClientRequest, replica: Replica, body: bytes) -> None:
         """Whose answer this is, if it is one that may be asked for again."""
         if asked.path == RESPONSES and (found := _MADE.search(body)):
             self._keep(found[1].decode("utf-8", "replace"), replica)
@@ -228,7 +233,7 @@ class Carrier:
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
 
-    async def _owner(self, asked: Asked) -> str | None:
+    async def _owner(self, asked: ClientRequest) -> str | None:
         """The replica that keeps the answer which the request is about; None: any will do. Raises
         Unsure."""
         ident = ""
