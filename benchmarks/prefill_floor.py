@@ -228,7 +228,10 @@ def main(words: Sequence[str] | None = None) -> None:
         jobs = nvrtc.jobs_of([*plans(decided, target)])
         nvrtc.compile_all(jobs, target, cubins, os.cpu_count() or 1)
         with GpuTimer(target, cubins, times) as timer:
-            rows = [*kinds(decided, known, timer, [w for w in args.only.split(",") if w])]
+            rows = []
+            for kind in kinds(decided, known, timer, [w for w in args.only.split(",") if w]):
+                rows.append(kind)  # said at once: what is cut off has told what it found
+                print(f"{kind.count:3} x {kind.us} us, {kind.node} ({kind.op})", flush=True)
     print("\n".join(lines(rows, layers_of(decided))), flush=True)
     if args.out:
         measured, floor = summed(rows)
